@@ -1,0 +1,5 @@
+"""`python -m fedspan`."""
+
+from fedspan.cli import main
+
+main()

@@ -1,0 +1,123 @@
+"""The command line: parse, call, print. No logic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import fedspan
+from fedspan.core.errors import FedspanError
+
+if TYPE_CHECKING:
+    from fedspan.experiment import Result
+    from fedspan.runtimes.loop import Row
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=fedspan.__doc__)
+console = Console()
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
+Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds, run as one batched computation.")]
+Threads = Annotated[int, typer.Option("--threads", help="Threads a process; small problems are fastest with one.")]
+
+
+@app.command()
+def run(
+    spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")],
+    out: Out,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    seeds: Seeds = 1,
+    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file that registers a method of yours.")] = None,
+    threads: Threads = 1,
+) -> None:
+    """Run one spec; rows go to OUT/history.jsonl as they come."""
+    import torch
+
+    from fedspan import experiment
+    from fedspan.core import registry
+
+    torch.set_num_threads(threads)
+    for path in plugin or []:
+        registry.load_file(path)
+    loaded = experiment.Spec.load(spec, tuple(changes or ()))
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(registry.name_of(loaded.method), total=loaded.rounds)
+
+        def show(row: Row) -> None:
+            values = "  ".join(f"{name} {value.mean():.3e}" for name, value in row.metrics.items())
+            progress.update(bar, completed=row.round, description=values)
+
+        result = experiment.run(loaded, out, seeds=seeds, resume=resume, on_row=show)
+    _print_result(result, out)
+    if not result.finished:
+        raise typer.Exit(130)
+
+
+@app.command("list")
+def list_() -> None:
+    """Methods, projectors and tasks that a spec can name."""
+    from fedspan.core import registry
+
+    for kind in registry.KINDS:
+        table = Table("name", "what it is", title=f"{kind}s", title_justify="left", box=None, header_style="dim")
+        for name, cls in registry.choices(kind).items():
+            table.add_row(f"[bold]{name}", registry.summary(cls))
+        console.print(table, "")
+
+
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="Which study: toy.")],
+    out: Out,
+    quick: Annotated[bool, typer.Option("--quick", help="A short form: fewer rounds, one seed.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds; 3 unless --quick.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes at once.")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
+) -> None:
+    """Regenerate a study of the paper: tables, figures and one page. What is done already is not run again."""
+    from fedspan.core.errors import one_of
+    from fedspan.paper import reproduction
+
+    one_of("study", study, ("toy",))
+    reproduction.reproduce(out, quick=quick, seeds=seeds, jobs=jobs, again=again, console=console)
+
+
+@app.command()
+def version() -> None:
+    """The versions that a run's numbers depend on."""
+    from fedspan.experiment import versions
+
+    console.print("  ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
+
+
+def _print_result(result: Result, out: Path) -> None:
+    table = Table(box=None, header_style="dim")
+    metrics = [k for k in result.rows[0][-1] if k not in ("round", "up_bytes", "down_bytes", "seconds", "diverged")]
+    for name in ("seed", "status", "round", *metrics, "up", "down", "seconds"):
+        table.add_column(name, justify="left" if name == "status" else "right")
+    for number, seed in enumerate(result.seeds):
+        last = result.rows[number][-1]
+        values = ["-" if last[name] is None else f"{last[name]:.4e}" for name in metrics]
+        sizes = [f"{last[name] / 1e6:.2f} MB" for name in ("up_bytes", "down_bytes")]
+        table.add_row(str(seed), result.status(number), str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}")
+    console.print(table)
+    console.print(f"results in {out}", highlight=False)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line, never a traceback."""
+    try:
+        app()
+    except FedspanError as error:
+        Console(stderr=True).print("[bold red]error[/]:", escape(str(error)), highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""The vocabulary every other part speaks: rounds, vectors, messages, seeds, bytes."""

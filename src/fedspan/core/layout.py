@@ -1,0 +1,81 @@
+"""Where each named tensor of a model stands in the flat vector, and along which axis it is projected.
+
+A Vector is a tensor of shape (runs, clients, size): `runs` independent repetitions (seeds) that move together, `clients`
+the cohort, or 1 for what the server holds. One run on one client is (1, 1, size). Everything broadcasts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.errors import SpecError
+
+Vector = torch.Tensor
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One tensor of the model. `axis` is its input side, the one a projector shortens; None: sent whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int | None = None
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def input_axis(self) -> int:
+        """The projected axis of a block that has one."""
+        assert self.axis is not None
+        return self.axis
+
+    @functools.cached_property
+    def inputs(self) -> int:
+        """Length of the projected axis."""
+        return self.shape[self.input_axis]
+
+    @functools.cached_property
+    def inputs_last(self) -> bool:
+        """Whether the projected axis is the last one, so that no transposition is needed."""
+        return self.input_axis == len(self.shape) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The blocks of a model in order, and the type of number they are kept in."""
+
+    blocks: tuple[Block, ...]
+    dtype: torch.dtype = torch.float32
+
+    @functools.cached_property
+    def size(self) -> int:
+        """d: numbers in the flat vector."""
+        return sum(block.size for block in self.blocks)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A short hash; two ends with different layouts must not talk."""
+        text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def split(self, v: Vector) -> dict[str, torch.Tensor]:
+        """Views of a (runs, clients, size) vector, each (runs, clients, *shape)."""
+        if v.shape[-1] != self.size:
+            raise SpecError(f"a vector of this layout has {self.size} numbers, got {v.shape[-1]}")
+        parts = v.split([block.size for block in self.blocks], -1)
+        return {b.name: p.unflatten(-1, b.shape) for b, p in zip(self.blocks, parts, strict=True)}
+
+    def join(self, tensors: dict[str, torch.Tensor]) -> Vector:
+        """The flat vector of tensors shaped (runs, clients, *shape)."""
+        flat = [tensors[b.name].flatten(2) for b in self.blocks]
+        return torch.cat(flat, -1).to(self.dtype)

@@ -1,0 +1,123 @@
+"""P as something that can be applied, never as a d × d array, and never as one r × d array for a whole model.
+
+A `Factor` is the projector of one block: a weight W (out × in) becomes W Pᵀ (out × r). A `LinearMap` puts the factors of
+all blocks together: `P @ v` goes from d numbers to r, `P.T @ z` back.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fedspan.core.errors import ProtocolError
+from fedspan.core.layout import Block, Layout, Vector
+
+PROBE_TOLERANCE = 1e-9  # far above rounding between machines (1e-12), far below any real difference
+
+
+class Factor(Protocol):
+    """The projector of one block: r orthonormal rows over its d inputs, applied to the last axis."""
+
+    @property
+    def rank(self) -> int:
+        """r."""
+
+    def down(self, v: torch.Tensor) -> torch.Tensor:
+        """v Pᵀ: (runs, n, d) → (runs, n, r)."""
+
+    def up(self, z: torch.Tensor) -> torch.Tensor:
+        """z P: (runs, n, r) → (runs, n, d)."""
+
+    def columns(self) -> torch.Tensor:
+        """Pᵀ itself, (runs, d, r), for tasks that multiply their data by it."""
+
+    def probe(self) -> torch.Tensor:
+        """One float64 number a run that tells this P from another; shape (runs, 1, 1)."""
+
+    def cut(self, runs: slice) -> Factor:
+        """The same of some of the runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """P_t over a whole layout: one factor a projected block, None where a block goes whole."""
+
+    layout: Layout
+    factors: tuple[Factor | None, ...]
+    probe: torch.Tensor  # one number a run, (runs, 1, 1) in float64; travels with each download
+
+    def __matmul__(self, v: Vector) -> Vector:
+        """P v."""
+        if len(self.factors) == 1:
+            return _down(self.factors[0], self.layout.blocks[0], v)
+        sizes = [block.size for block in self.layout.blocks]
+        parts = zip(self.factors, self.layout.blocks, v.split(sizes, -1), strict=True)
+        return torch.cat([_down(f, b, part) for f, b, part in parts], -1)
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802 (the letter of the algebra)
+        """Pᵀ."""
+        return Transposed(self)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers each block has inside the subspace."""
+        pairs = zip(self.factors, self.layout.blocks, strict=True)
+        return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
+
+    @property
+    def rank(self) -> int:
+        """Numbers that travel instead of d."""
+        return sum(self.sizes)
+
+    def cut(self, runs: slice) -> LinearMap:
+        """The same of some of the runs."""
+        return LinearMap(self.layout, tuple(f and f.cut(runs) for f in self.factors), self.probe[runs])
+
+    def agree(self, probe: torch.Tensor) -> None:
+        """Raise unless the other end drew the same P."""
+        if probe is self.probe:
+            return
+        if not torch.allclose(probe, self.probe, rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE):
+            raise ProtocolError(
+                f"this end drew another projector (probe {self.probe.flatten().tolist()}) than the server "
+                f"(probe {probe.flatten().tolist()}); give both ends the same seed, projector and fedspan version"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed:
+    """Pᵀ of a LinearMap."""
+
+    of: LinearMap
+
+    def __matmul__(self, z: Vector) -> Vector:
+        """Pᵀ z."""
+        P = self.of
+        if len(P.factors) == 1:
+            return _up(P.factors[0], P.layout.blocks[0], z)
+        parts = zip(P.factors, P.layout.blocks, z.split(list(P.sizes), -1), strict=True)
+        return torch.cat([_up(f, b, part) for f, b, part in parts], -1)
+
+
+def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
+    if factor is None:
+        return v
+    runs, clients, _ = v.shape
+    if not block.inputs_last:
+        v = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
+    return factor.down(v.reshape(runs, -1, block.inputs)).view(runs, clients, -1)
+
+
+def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
+    if factor is None:
+        return z
+    runs, clients, _ = z.shape
+    v = factor.up(z.reshape(runs, -1, factor.rank))
+    if not block.inputs_last:
+        rest = [n for axis, n in enumerate(block.shape) if axis != block.axis]
+        v = v.reshape(runs, clients, *rest, block.inputs).movedim(-1, block.input_axis + 2)
+    return v.reshape(runs, clients, block.size)

@@ -1,0 +1,113 @@
+"""A method is a value: a frozen dataclass of hyper-parameters with pure functions over named, immutable state."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.objective import Objective
+
+ServerState = TypeVar("ServerState")
+ClientState = TypeVar("ClientState")
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What both ends know of a round without talking, for the clients that take part in it."""
+
+    t: int
+    seeds: tuple[int, ...]  # one a run
+    clients: int  # N
+    layout: Layout
+    ids: npt.NDArray[np.int64]  # (runs, S): who takes part
+    since: npt.NDArray[np.int64]  # (runs, S): the round each one's copy of x dates from, -1 for none
+    weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
+    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `since` of all clients; the server's knowledge
+    local_steps: int = 1  # K, so that a task may draw a round's mini-batches at once
+
+    @functools.cached_property
+    def share(self) -> torch.Tensor | float:
+        """Σ_S w_i: the part of all clients that is here; S/N with equal weights."""
+        if self.weights is None:
+            return float(self.ids.shape[1] / self.clients)
+        return self.weights.sum(1, keepdim=True)
+
+    @property
+    def oldest(self) -> int:
+        """The earliest round that any of the N clients may still have to hear of."""
+        return 0 if self.everyone is None else max(0, int(self.everyone.min()))
+
+    @functools.cached_property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Where the cohort stands among all runs and clients, as flat numbers run · N + client, in order."""
+        runs = np.arange(0, self.ids.shape[0] * self.clients, self.clients)
+        return (self.ids + runs[:, None]).ravel()
+
+    def mean(self, v: Vector) -> Vector:
+        """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n)."""
+        if self.weights is None:
+            return v.mean(1, keepdim=True)
+        return (self.weights * v).sum(1, keepdim=True) / self.share
+
+    def among(self, arrived: npt.NDArray[np.int64]) -> Round:
+        """The round as it stands when only these places of the cohort replied (the same in every run)."""
+        weights = None if self.weights is None else self.weights[:, arrived]
+        return replace(self, ids=self.ids[:, arrived], since=self.since[:, arrived], weights=weights)
+
+
+class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
+    """The five functions of a federated method. The four types are frozen dataclasses of vectors."""
+
+    lr: float  # η_l
+    local_steps: int  # K
+
+    def check(self, layout: Layout) -> None:  # noqa: B027 (most methods have nothing to check)
+        """Raise SpecError if the method cannot work on this model; called before anything is written."""
+
+    @abstractmethod
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        """What the server holds before round 0."""
+
+    @abstractmethod
+    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
+        """What one client holds before it first takes part, besides its copy of x."""
+
+    @abstractmethod
+    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+        """What the server sends to the cohort."""
+
+    @abstractmethod
+    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+        """The local work of the cohort, and what it sends back."""
+
+    @abstractmethod
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        """Take in the replies of the clients in `rnd`."""
+
+    def model(self, server: ServerState) -> Vector:
+        """x."""
+        return typing.cast(Vector, server.x)  # type: ignore[attr-defined]
+
+    def expand(self, entry: Vector, rnd: Round) -> Vector:
+        """The change of x that a log entry of round `rnd` stands for; only for methods that keep a log."""
+        raise NotImplementedError(f"{type(self).__name__} sends the whole model and keeps no log")
+
+    @classmethod
+    def types(cls) -> tuple[type, type, type, type]:
+        """The classes of (ServerState, ClientState, Down, Up), from the declaration of the method."""
+        for base in cls.__mro__:
+            for generic in getattr(base, "__orig_bases__", ()):
+                arguments = typing.get_args(generic)
+                if len(arguments) == 4 and all(isinstance(a, type) for a in arguments):
+                    return typing.cast(tuple[type, type, type, type], arguments)
+        raise TypeError(f"{cls.__name__} must derive from Method[ServerState, ClientState, Down, Up]")

@@ -1,0 +1,56 @@
+"""What a method may ask of the clients' losses, and what a task must offer.
+
+All of it is for a whole cohort at once: vectors are (runs, clients, size), see `core.layout`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.linear import LinearMap
+
+if TYPE_CHECKING:
+    from fedspan.core.method import Round
+
+
+class Objective(ABC):
+    """f_i of the clients in a cohort. Every call of a gradient draws a fresh mini-batch."""
+
+    @abstractmethod
+    def grad(self, y: Vector) -> Vector:
+        """∇f_i(y; ξ) on the next mini-batch."""
+
+    @abstractmethod
+    def full_grad(self, x: Vector) -> Vector:
+        """∇f_i(x) on all of the client's data."""
+
+    def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
+        """The map z ↦ P ∇f_i(x + Pᵀz; ξ). This default forms the full gradient; tasks that can do better override it."""
+        return lambda z: P @ self.grad(x + P.T @ z)
+
+
+class Problem(ABC):
+    """A task with its data in place, for one or several runs."""
+
+    layout: Layout
+    x0: Vector  # (runs, 1, d)
+    clients: int  # N
+    weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
+
+    @abstractmethod
+    def cohort(self, rnd: Round) -> Objective:
+        """The objectives of the clients that take part in a round."""
+
+    @abstractmethod
+    def evaluate(self, x: Vector) -> Mapping[str, npt.NDArray[np.float64]]:
+        """Metrics of a server model: name → one number a run."""
+
+    @abstractmethod
+    def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
+        """Which runs are past hope."""

@@ -1,0 +1,79 @@
+"""Projectors as values: a kind of random subspace and its rank. Both ends draw the same one from the common seed.
+
+Any P with P Pᵀ = I and E[PᵀP] = (r/d) I serves the theory. Draws are made block by block in a fixed order from the
+bit stream of `core.seeds`, in float64 on the CPU, and cast to the layout's type last.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.errors import SpecError
+from fedspan.core.layout import Block, Layout
+from fedspan.core.linear import Factor, LinearMap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projector(ABC):
+    """A distribution of subspaces. `rank` is a number of directions (20) or a share of them (0.2)."""
+
+    rank: int | float
+
+    def __post_init__(self) -> None:
+        ok = self.rank >= 1 if isinstance(self.rank, int) else 0 < self.rank <= 1
+        if isinstance(self.rank, bool) or not ok:
+            raise SpecError(f"`rank` must be a whole number of at least 1 or a ratio in (0, 1], got {self.rank!r}")
+
+    def rank_of(self, block: Block) -> int:
+        """r for one block."""
+        if isinstance(self.rank, float):
+            return max(1, round(self.rank * block.inputs))
+        if self.rank > block.inputs:
+            raise SpecError(
+                f"`rank` {self.rank} is larger than the {block.inputs} inputs of block {block.name!r}; "
+                f"use at most {block.inputs}, or a ratio in (0, 1]"
+            )
+        return self.rank
+
+    @abstractmethod
+    def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Factor | None:
+        """Draw P for one block, one for each key; None means the block goes whole."""
+
+    def sample(self, layout: Layout, keys: seeds.Keys) -> LinearMap:
+        """Draw P for every projected block of a layout; `keys` has one key a run."""
+        factors: list[Factor | None] = []
+        for number, block in enumerate(layout.blocks):
+            if block.axis is None:
+                factors.append(None)
+                continue
+            own = seeds.children(keys, np.full(keys.shape, number))
+            factors.append(self.factor(block.inputs, self.rank_of(block), own, layout.dtype))
+        probe = torch.zeros(len(keys), 1, 1, dtype=torch.float64)
+        return LinearMap(layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe))
+
+
+SMALL = 1 << 18  # numbers of P below which several epochs are drawn at once
+AHEAD = 16
+
+
+@functools.lru_cache(maxsize=64)
+def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
+    """The projector of one refresh epoch; cached, because both ends and several steps of a round ask for it."""
+    numbers = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
+    ahead = AHEAD if numbers <= SMALL // AHEAD else 1
+    return _epochs(projector, layout, of_runs, epoch // ahead, ahead)[epoch % ahead]
+
+
+@functools.lru_cache(maxsize=16)
+def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
+    """`ahead` consecutive epochs in one draw; each depends on its own key alone, so this changes no bit."""
+    epochs = range(part * ahead, (part + 1) * ahead)
+    keys = np.concatenate([seeds.keys(of_runs, "projector", epoch) for epoch in epochs])
+    together, runs = projector.sample(layout, keys), len(of_runs)
+    return [together.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

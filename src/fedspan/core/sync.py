@@ -1,0 +1,122 @@
+"""How a client gets x when only r numbers a round travel.
+
+A client keeps its copy of x and the round it dates from. The server keeps a `Log` of the last rounds' changes of x, each in
+its own round's subspace, and sends what the client missed, or the whole x when that is fewer bytes or the client is new.
+`Catchup` is that download for a whole cohort. In one process `x` is simply there; across a wire `pick` cuts out
+what one client is sent and `open` rebuilds x at the other end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core.errors import ProtocolError
+from fedspan.core.layout import Vector
+
+Keep = Literal["none", "first", "all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """Changes of x in rounds `end - len(entries)` … `end - 1`, each in that round's subspace."""
+
+    entries: tuple[Vector, ...] = ()
+    end: int = 0
+
+    def push(self, entry: Vector, keep: int) -> Log:
+        """The log with one more round, holding at most the last `keep`."""
+        return Log((*self.entries, entry)[-keep:], self.end + 1)
+
+    def at(self, t: int) -> Vector:
+        """The change made in round t."""
+        index = t - self.end + len(self.entries)
+        if not 0 <= index < len(self.entries):
+            raise ProtocolError(f"the change of round {t} is not in the log, which ends before round {self.end}")
+        return self.entries[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Catchup:
+    """What each client of a cohort lacks of x.
+
+    `keep` says which log entries a client is sent even when x comes whole: none, the one of the round it last took
+    part in ("first"), or all it missed.
+    """
+
+    x: Vector | None  # as the server has it; after a wire only where it came whole
+    log: Log
+    since: npt.NDArray[np.int64]  # (runs, clients): round each copy dates from, -1 for none
+    keep: Keep = "none"
+
+    @functools.cached_property
+    def whole(self) -> npt.NDArray[np.bool_]:
+        """Who gets x itself: whoever is new, and whoever it costs fewer bytes than what was missed."""
+        new = self.since < 0
+        if not self.log.entries or self.keep == "all":
+            return new
+        worth = _bytes(self.model) // _bytes(self.log.entries[-1]) + (1 if self.keep == "first" else 0)
+        return new | (self.since < self.log.end - min(worth, len(self.log.entries)))
+
+    @property
+    def model(self) -> Vector:
+        """x as the cohort has it once it has caught up."""
+        if self.x is None:
+            raise ProtocolError("this download holds changes only; `open` it with the client's copy of the model first")
+        return self.x
+
+    @functools.cached_property
+    def entries_sent(self) -> npt.NDArray[np.int64]:
+        """How many log entries travel to each client."""
+        gap = self.log.end - np.maximum(self.since, 0)
+        if self.keep == "all":
+            return gap
+        beside = np.where(self.since < 0, 0, 1) if self.keep == "first" else 0
+        return np.where(self.whole, beside, gap)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes sent to each client, (runs, clients)."""
+        entry = _bytes(self.log.entries[-1]) if self.log.entries else 0
+        return self.whole * _bytes(self.model) + self.entries_sent * entry
+
+    def pick(self, client: int) -> Catchup:
+        """The download of one client of a single run, holding only what is sent to it."""
+        start, sent = max(int(self.since[0, client]), 0), int(self.entries_sent[0, client])
+        entries = tuple(self.log.at(t) for t in range(start, start + sent))
+        x = self.x if self.whole[0, client] else None
+        return Catchup(x, Log(entries, start + sent), self.since[:, client : client + 1], self.keep)
+
+    def arrays(self) -> dict[str, Vector]:
+        """What travels to one client: x, or the missed entries in order, or both."""
+        missed = {"missed": torch.cat(self.log.entries, 1)} if self.log.entries else {}
+        return missed if self.x is None else {"x": self.x, **missed}
+
+    @staticmethod
+    def from_arrays(arrays: dict[str, Vector]) -> Catchup:
+        """The other end of `arrays`. The client alone knows what its copy dates from: `open` fills that in."""
+        missed = arrays.get("missed")
+        entries = () if missed is None else missed.split(1, 1)
+        return Catchup(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
+
+    def open(self, copy: Vector | None, since: int, expand: Callable[[Vector, int], Vector]) -> Catchup:
+        """At a client with a copy of x from round `since`: rebuild x; `expand(entry, t)` lifts the change of round t."""
+        start = max(since, 0)
+        log = Log(self.log.entries, start + len(self.log.entries))
+        x = self.x
+        if x is None:
+            if copy is None:
+                raise ProtocolError("the server sent changes of the model, but this client has no copy to apply them to")
+            x = copy
+            for t in range(start, log.end):
+                x = x + expand(log.at(t), t)
+        return replace(self, x=x, log=log, since=np.array([[since]]))
+
+
+def _bytes(v: Vector) -> int:
+    return v.shape[-1] * v.element_size()

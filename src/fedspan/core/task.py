@@ -1,0 +1,20 @@
+"""A task as a value: what to train on, before any data is in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+
+from fedspan.core.objective import Problem
+
+Weights = Literal["uniform", "examples"]
+
+
+class Task(ABC):
+    """A frozen dataclass of settings that builds a `Problem`."""
+
+    @abstractmethod
+    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:
+        """Load or make the data, for one run a seed."""

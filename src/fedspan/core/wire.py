@@ -1,0 +1,125 @@
+"""The one codec: a frozen dataclass of tensors ⇄ named flat arrays. No pickle, no code, only names and numbers.
+
+Messages, client states, server states and checkpoints all pass through here. `sizes` is what the ledger counts: the bytes of the
+arrays that `pack` would send to each client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core.errors import ProtocolError
+from fedspan.core.sync import Catchup
+
+Arrays = dict[str, torch.Tensor]
+T = TypeVar("T")
+
+
+def pack(value: Any, prefix: str = "") -> Arrays:
+    """Named arrays of a dataclass; nested fields are joined by dots, None is left out."""
+    out: Arrays = {}
+    for field in dataclasses.fields(value):
+        _pack_one(getattr(value, field.name), f"{prefix}{field.name}", out)
+    return out
+
+
+def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
+    """The dataclass that `pack` took apart; raises ProtocolError on missing arrays."""
+    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(kind).items()}
+    return kind(**made)
+
+
+def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
+    """Payload bytes of a cohort's message for each client, (runs, clients)."""
+    total = np.zeros(shape, np.int64)
+    for name in _names(type(message)):
+        value = getattr(message, name)
+        if isinstance(value, Catchup):
+            total += value.sizes()
+        elif value is not None:
+            total += value.shape[-1] * value.element_size()
+    return total
+
+
+def pick(message: T, client: int) -> T:
+    """What one client of a single-run cohort is sent (or sent back): the cohort's message cut to one place."""
+    cut: dict[str, Any] = {}
+    for name in _names(type(message)):
+        value = getattr(message, name)
+        if isinstance(value, Catchup):
+            value = value.pick(client)
+        elif value is not None and value.shape[1] > 1:
+            value = value[:, client : client + 1]
+        cut[name] = value
+    return type(message)(**cut)
+
+
+def gather(messages: list[T]) -> T:
+    """Replies of single clients put together as a cohort's message."""
+    joined: dict[str, Any] = {}
+    for name in _names(type(messages[0])):
+        values = [getattr(m, name) for m in messages]
+        joined[name] = None if values[0] is None else torch.cat(values, 1)
+    return type(messages[0])(**joined)
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in _names(kind)}
+
+
+def _pack_one(value: Any, name: str, out: Arrays) -> None:
+    if value is None:
+        return
+    if isinstance(value, torch.Tensor):
+        out[name] = value
+    elif isinstance(value, int):
+        out[name] = torch.tensor([value])
+    elif isinstance(value, tuple):
+        out[f"{name}.count"] = torch.tensor([len(value)])
+        for number, item in enumerate(value):
+            _pack_one(item, f"{name}.{number}", out)
+    elif isinstance(value, Catchup):
+        out.update({f"{name}.{part}": array for part, array in value.arrays().items()})
+    elif dataclasses.is_dataclass(value):
+        out.update(pack(value, f"{name}."))
+    else:
+        raise ProtocolError(f"field {name!r} of type {type(value).__name__} cannot be sent")
+
+
+def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        there = any(key == name or key.startswith(f"{name}.") for key in arrays)
+        return _unpack_one(arguments[0], arrays, name) if there else None
+    if origin is tuple:
+        count = int(_array(arrays, f"{name}.count"))
+        return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
+    if hint is Catchup:
+        return Catchup.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
+    if dataclasses.is_dataclass(hint):
+        return unpack(typing.cast(type, hint), arrays, f"{name}.")
+    array = _array(arrays, name)
+    if hint is int:
+        return int(array)
+    return array
+
+
+def _array(arrays: Arrays, name: str) -> torch.Tensor:
+    if name not in arrays:
+        raise ProtocolError(f"array {name!r} is missing; both ends must run the same method and fedspan version")
+    return arrays[name]

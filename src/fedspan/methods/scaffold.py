@@ -1,0 +1,97 @@
+"""SCAFFOLD: stochastic controlled averaging (Karimireddy et al. 2020, arXiv:1910.06378), Algorithm 1.
+
+     5  send (x, c) to the clients in S
+    10  y ← y − η_l (g_i(y) − c_i + c)              K times, from y = x
+    12  c_i⁺ ← ∇f_i(x)                              option I
+        c_i⁺ ← c_i − c + (x − y) / (K η_l)          option II
+    17  x ← x + η_g mean_S Δy;  c ← c + (|S|/N) mean_S Δc
+
+Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server knows
+Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedspan.core.errors import SpecError, one_of
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective
+from fedspan.core.registry import register
+from fedspan.methods._local import LocalSteps, descend
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The model and the mean of all controls."""
+
+    x: Vector
+    c: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """The client's control."""
+
+    c: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Down:
+    """2d numbers."""
+
+    x: Vector
+    c: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Up:
+    """d numbers, or 2d with the classic uplink."""
+
+    dy: Vector
+    dc: Vector | None
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
+    """Drift correction by full-size control variates."""
+
+    option: Literal["I", "II"] = "II"
+    uplink: Literal["one", "classic"] = "one"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("option", self.option, ("I", "II"))
+        one_of("uplink", self.uplink, ("one", "classic"))
+        if self.option == "I" and self.uplink == "one":
+            raise SpecError("`uplink` 'one' needs option 'II'; with option 'I' set `uplink` to 'classic'")
+
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, torch.zeros_like(x0))
+
+    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
+        return ClientState(torch.zeros_like(x0))
+
+    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+        return Down(server.x, server.c)  # 5
+
+    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+        x, c, c_i = down.x, down.c, client.c
+        u = c - c_i
+        y = descend(x, lambda y: f.grad(y) + u, self.lr, self.local_steps)  # 10
+        dy = y - x
+        dc = self._control_change(dy, c) if self.option == "II" else f.full_grad(x) - c_i  # 12
+        return ClientState(c_i + dc), Up(dy, dc if self.uplink == "classic" else None)
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        x, c = server.x, server.c
+        dc = self._control_change(up.dy, c) if up.dc is None else up.dc
+        return ServerState(x + self.server_lr * rnd.mean(up.dy), c + rnd.share * rnd.mean(dc))  # 17
+
+    def _control_change(self, dy: Vector, c: Vector) -> Vector:
+        return dy / (-self.local_steps * self.lr) - c

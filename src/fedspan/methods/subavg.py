@@ -1,0 +1,76 @@
+"""SubAvg: federated averaging inside the shared random subspace; SSF without its controls, as an ablation.
+
+     1  P ← projector(seed, t)                 both ends
+     2  send what i lacks of x
+     3  z ← z − η_l P ∇f_i(x + Pᵀz; ξ)         K times, from z = 0;  send z_i
+     4  x ← x + η_g Pᵀ mean_S z_i
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective
+from fedspan.core.registry import register
+from fedspan.core.sync import Catchup, Log
+from fedspan.methods._local import InSubspace, descend
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The model and its last changes."""
+
+    x: Vector
+    log: Log
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """Clients remember nothing but their copy of x."""
+
+
+@dataclass(frozen=True, eq=False)
+class Down:
+    """What is missing of x, and one number to check P."""
+
+    sync: Catchup
+    probe: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Up:
+    """r numbers."""
+
+    z: Vector
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
+    """r numbers on the wire, and no drift correction."""
+
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, Log())
+
+    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
+        return ClientState()
+
+    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+        P = self.subspace(rnd)  # 1
+        return Down(Catchup(server.x, server.log, rnd.since), P.probe)  # 2
+
+    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+        P, x = self.subspace(rnd), down.sync.model  # 1
+        P.agree(down.probe)
+        grad = f.restrict(x, P)
+        start = x.new_zeros(*rnd.ids.shape, P.rank)
+        return client, Up(descend(start, grad, self.lr, self.local_steps))  # 3
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        delta = self.server_lr * rnd.mean(up.z)
+        x = server.x + self.subspace(rnd).T @ delta  # 4
+        return ServerState(x, server.log.push(delta, self.log_length(rnd.layout, delta)))

@@ -1,0 +1,52 @@
+"""A projector held as a small r × d matrix for one block."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedspan.core import seeds
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """P as an array (runs, r, d), in the layout's type and in the float64 it was drawn in."""
+
+    p: torch.Tensor
+    drawn: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.p.shape[1]
+
+    def down(self, v: torch.Tensor) -> torch.Tensor:
+        """v Pᵀ."""
+        return torch.bmm(v, self.p.mT)
+
+    def up(self, z: torch.Tensor) -> torch.Tensor:
+        """z P."""
+        return torch.bmm(z, self.p)
+
+    def columns(self) -> torch.Tensor:
+        """Pᵀ."""
+        return self.p.mT
+
+    def probe(self) -> torch.Tensor:
+        """Σ h_jk P_jk with fixed h in (-1, 1)."""
+        h = fixed_numbers(self.drawn[0].numel())
+        return (self.drawn.flatten(1) @ h).view(-1, 1, 1)
+
+    def cut(self, runs: slice) -> Dense:
+        """Some of the runs."""
+        return Dense(self.p[runs], self.drawn[runs])
+
+
+@functools.lru_cache(maxsize=32)
+def fixed_numbers(n: int) -> torch.Tensor:
+    """n fixed numbers in (-1, 1), the same everywhere: the test vector of a probe."""
+    keys = np.array([seeds.key(0, "probe")], np.uint64)
+    return torch.from_numpy(2 * seeds.uniform(keys, n)[0] - 1)

@@ -1,0 +1,59 @@
+"""Random coordinates: r of the d inputs, drawn without replacement. No product at all, and exact on any machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.projector import Projector
+from fedspan.core.registry import register
+from fedspan.projectors._dense import fixed_numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """P as the list of the inputs it keeps, (runs, 1, r)."""
+
+    index: torch.Tensor
+    inputs: int
+    dtype: torch.dtype
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.index.shape[2]
+
+    def down(self, v: torch.Tensor) -> torch.Tensor:
+        """v Pᵀ."""
+        return v.gather(2, self.index.expand(-1, v.shape[1], -1))
+
+    def up(self, z: torch.Tensor) -> torch.Tensor:
+        """z P."""
+        full = z.new_zeros(*z.shape[:2], self.inputs)
+        return full.scatter_(2, self.index.expand(-1, z.shape[1], -1), z)
+
+    def columns(self) -> torch.Tensor:
+        """Pᵀ."""
+        zero = torch.zeros(self.index.shape[0], self.inputs, self.rank, dtype=self.dtype)
+        return zero.scatter_(1, self.index, 1.0)
+
+    def probe(self) -> torch.Tensor:
+        """Σ_k h_k · index_k / d with fixed h."""
+        return (self.index.flatten(1).double() @ fixed_numbers(self.rank)).view(-1, 1, 1) / self.inputs
+
+    def cut(self, runs: slice) -> Picked:
+        """Some of the runs."""
+        return Picked(self.index[runs], self.inputs, self.dtype)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Coordinate(Projector):
+    """A uniformly random set of r inputs."""
+
+    def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Picked:
+        """Draw r of the inputs."""
+        index = torch.from_numpy(seeds.choose(keys, inputs, rank))
+        return Picked(index.unsqueeze(1), inputs, dtype)

@@ -1,0 +1,166 @@
+"""The only loop: rounds of a method on a problem through a transport, as a generator of rows.
+
+    ServerState → broadcast → Down → (transport) → client_step → Up → (transport) → server_step → ServerState
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core import seeds as streams
+from fedspan.core import wire
+from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.ledger import Ledger
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Problem
+
+
+class Transport(Protocol):
+    """The only thing in which runtimes differ."""
+
+    def exchange(self, rnd: Round, down: Any) -> tuple[npt.NDArray[np.int64], Any]:
+        """Deliver a round's download; the places of the cohort that replied, in order, and their replies."""
+
+    def save(self) -> wire.Arrays:
+        """What this end must keep of the clients for a later `load`."""
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Put back what `save` gave."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs after `round` rounds; each array has one number a run."""
+
+    round: int
+    up_bytes: npt.NDArray[np.int64]
+    down_bytes: npt.NDArray[np.int64]
+    seconds: float
+    metrics: dict[str, npt.NDArray[np.float64]]
+    diverged: npt.NDArray[np.bool_]
+
+
+AHEAD = 64  # rounds whose cohorts are drawn in one go
+
+
+@functools.lru_cache(maxsize=4)
+def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> npt.NDArray[np.int64]:
+    """Who takes part in AHEAD consecutive rounds, (rounds, runs, S); each round depends on its own key alone."""
+    rounds = range(part * AHEAD, (part + 1) * AHEAD)
+    return streams.choose(np.stack([streams.keys(seeds, "cohort", t) for t in rounds]), clients, size)
+
+
+@dataclass
+class Loop:
+    """A run in progress. `rows()` may be left at any row and taken up again, here or from `save()` elsewhere."""
+
+    method: Method[Any, Any, Any, Any]
+    problem: Problem
+    transport: Transport
+    seeds: tuple[int, ...]
+    per_round: int
+    t: int = 0
+    seconds: float = 0.0
+    stop: bool = False  # set from outside: leave after the round in hand
+    server: Any = field(init=False)
+    since: npt.NDArray[np.int64] = field(init=False)  # (runs, N)
+    ledger: Ledger = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = self.problem.clients
+        if not 1 <= self.per_round <= n:
+            raise SpecError(f"`participation.per_round` must be from 1 to the {n} clients, got {self.per_round}")
+        self.method.check(self.problem.layout)
+        self.server = self.method.init_server(self.problem.x0, self.problem.layout)
+        self.since = np.full((len(self.seeds), n), -1, np.int64)
+        self.ledger = Ledger.empty(len(self.seeds), n)
+
+    def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
+        """Go on to round `rounds`; a row at the start, every `eval_every` rounds and at the end, or until all diverged."""
+        if self.t == 0:
+            yield self._evaluate()
+        while self.t < rounds:
+            began = time.perf_counter()
+            until = min(rounds, self.t + eval_every - self.t % eval_every)
+            with torch.inference_mode():
+                while self.t < until and not self.stop:
+                    self.step()
+            self.seconds += time.perf_counter() - began
+            if self.stop and self.t < until:
+                return
+            row = self._evaluate()
+            yield row
+            if row.diverged.all() or self.stop:
+                return
+
+    def step(self) -> None:
+        """One round."""
+        rnd = self._round()
+        down = self.method.broadcast(self.server, rnd)
+        self.ledger.sent(rnd, wire.sizes(down, rnd.ids.shape))
+        arrived, up = self.transport.exchange(rnd, down)
+        if len(arrived) < rnd.ids.shape[1]:
+            rnd = rnd.among(arrived)
+        if len(arrived):
+            self.server = self.method.server_step(self.server, up, rnd)
+            self.ledger.received(rnd, wire.sizes(up, rnd.ids.shape))
+            self.since.reshape(-1)[rnd.rows] = self.t
+        self.t += 1
+
+    def _round(self) -> Round:
+        n, runs = self.problem.clients, np.arange(len(self.seeds))[:, None]
+        ids = _cohorts(self.seeds, n, self.per_round, self.t // AHEAD)[self.t % AHEAD]
+        weights = None
+        if self.problem.weights is not None:
+            shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
+            weights = shares.to(self.problem.layout.dtype)
+        return Round(
+            t=self.t,
+            seeds=self.seeds,
+            clients=n,
+            layout=self.problem.layout,
+            ids=ids,
+            since=self.since[runs, ids],
+            weights=weights,
+            everyone=self.since,
+            local_steps=self.method.local_steps,
+        )
+
+    def _evaluate(self) -> Row:
+        metrics = dict(self.problem.evaluate(self.method.model(self.server)))
+        up, down = self.ledger.totals()
+        return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics))
+
+    def save(self) -> wire.Arrays:
+        """Everything a later `load` needs to go on to the same bits."""
+        arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
+        arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
+        counts = {"since": self.since, "up": self.ledger.up, "down": self.ledger.down}
+        arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
+        clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
+        return arrays | {"loop.clock": clock}
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Take up a run where `save` left it."""
+        parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}}
+        for name, array in arrays.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = array
+        if parts["loop"]["since"].shape != self.since.shape:
+            raise CheckpointError(
+                f"the checkpoint is of {tuple(parts['loop']['since'].shape)} (runs, clients), this run of {self.since.shape}"
+            )
+        self.server = wire.unpack(type(self.server), parts["server"])
+        self.transport.load(parts["clients"])
+        self.since = parts["loop"]["since"].numpy()
+        self.ledger = Ledger(*(parts["loop"][name].numpy() for name in ("up", "down")))
+        clock = parts["loop"]["clock"].tolist()
+        self.t, self.seconds = int(clock[0]), clock[1]

@@ -1,0 +1,58 @@
+"""All clients in one process; the sampled cohort moves as one batched computation.
+
+Client states are rows of one tensor a field, (runs · N, size). A round reads and writes the rows of its cohort only, so its
+cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from, and
+`down.sync` shows the server's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core import wire
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Problem
+from fedspan.runtimes.worker import work
+
+
+class Simulator:
+    """A Transport whose other end is this process."""
+
+    def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem) -> None:
+        self.method, self.problem = method, problem
+        one = method.init_client(problem.x0[:1], problem.layout)
+        self._kind = type(one)
+        rows = problem.x0.shape[0] * problem.clients
+        self._population: dict[str, torch.Tensor] = {
+            field.name: getattr(one, field.name)[0].expand(rows, -1).clone() for field in dataclasses.fields(one)
+        }
+
+    def exchange(self, rnd: Round, down: Any) -> tuple[npt.NDArray[np.int64], Any]:
+        """Hand the download to the cohort; (places of the cohort that replied, their replies)."""
+        runs, cohort = rnd.ids.shape
+        index = torch.from_numpy(rnd.rows)
+        rows = {name: all_.index_select(0, index) for name, all_ in self._population.items()}
+        state = self._kind(**{name: part.view(runs, cohort, -1) for name, part in rows.items()})
+        new, up = work(self.method, self.problem, state, down, rnd)
+        for name, all_ in self._population.items():
+            all_.index_copy_(0, index, getattr(new, name).reshape(runs * cohort, -1))
+        return np.arange(cohort), up
+
+    def clients(self) -> Any:
+        """The states of all clients, (runs, N, size)."""
+        runs = self.problem.x0.shape[0]
+        return self._kind(**{name: all_.view(runs, -1, all_.shape[-1]) for name, all_ in self._population.items()})
+
+    def save(self) -> wire.Arrays:
+        """The states of all clients as named arrays."""
+        return dict(self._population)
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Put back what `save` gave."""
+        for name, all_ in self._population.items():
+            all_.copy_(arrays[name])

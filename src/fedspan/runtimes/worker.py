@@ -1,0 +1,45 @@
+"""The client end of every runtime: state and download in, new state and reply out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedspan.core import wire
+from fedspan.core.layout import Vector
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Problem
+from fedspan.core.sync import Catchup
+
+
+def work(method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, rnd: Round) -> tuple[Any, Any]:
+    """The cohort's local work, whatever its size."""
+    return method.client_step(state, down, problem.cohort(rnd), rnd)
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """All that one client keeps between rounds: the method's state and its dated copy of x."""
+
+    state: Any
+    x: Vector | None = None
+    since: int = -1
+
+
+def answer(
+    method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
+) -> tuple[Replica, wire.Arrays]:
+    """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
+    message = wire.unpack(method.types()[2], down)
+    x = getattr(message, "x", None)
+    sync = getattr(message, "sync", None)
+    if isinstance(sync, Catchup):
+        sync = sync.open(replica.x, replica.since, lambda entry, t: method.expand(entry, replace(rnd, t=t)))
+        message, x = replace(message, sync=sync), sync.model
+    rnd = replace(rnd, since=np.array([[replica.since]]))
+    with torch.inference_mode():
+        state, up = work(method, problem, replica.state, message, rnd)
+    return Replica(state, x, rnd.t), wire.pack(up)

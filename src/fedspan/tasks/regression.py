@@ -1,0 +1,257 @@
+"""Matrix regression with client-specific feature shifts: the paper's toy problem, or your own A and B.
+
+    f_i(X) = ‖A_i X − B_i‖² / (2 n_i) + (λ/2) ‖X‖²,    F = Σ w_i f_i,    rel_err = ‖X − X*‖ / ‖X*‖
+
+Made data: rows of A_i ~ N(μ_i, I) with μ_i ~ N(0, het² I); one shared X_true ~ N(0, 1); B_i = A_i X_true + noise; X⁰ = 0;
+mini-batches are drawn with replacement. The flat vector holds Xᵀ (outputs × inputs, as torch keeps weights). Inside a subspace A Pᵀ and A x − B are formed once a round, so that a local step
+costs O(r): P ∇f_i(x + Pᵀz) = (A Pᵀ)ᵀ (A Pᵀ z + A x − B) / n + λ (P x + z).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.errors import DataError, SpecError, at_least, positive
+from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.linear import LinearMap
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective, Problem
+from fedspan.core.registry import register
+from fedspan.core.task import Task, Weights
+
+DIVERGED = 1e6  # a relative error beyond this is past hope
+Floats = npt.NDArray[np.float64]
+Batch = tuple[torch.Tensor, torch.Tensor]  # rows of A, or of A Pᵀ, and of B, or of A x − B
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Regression(Task):
+    """Settings of the problem; with `data` the shapes come from the file."""
+
+    het: float = 0.5
+    target_het: float = 0.0  # spread of client-specific X_true around the shared one
+    clients: int = 20
+    dim: int = 100
+    outputs: int = 10
+    samples: int = 50
+    batch: int | Literal["full"] = 20
+    reg: float = 0.1
+    noise: float = 0.01
+    data_seed: int | None = None  # None: each run makes its data from its own seed
+    data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, for clients of unequal size, n (N,)
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "dim", "outputs", "samples"):
+            at_least(name, getattr(self, name), 1)
+        if self.batch != "full":
+            at_least("batch", self.batch, 1)
+        for name in ("het", "target_het", "noise", "reg"):
+            if getattr(self, name) != 0:
+                positive(name, getattr(self, name))
+
+    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> RegressionProblem:
+        """Load or make A and B, one set a run, and solve for X*."""
+        if self.data is not None:
+            one = _load(Path(self.data))
+            data = [one] * len(seeds)
+        else:
+            data = [self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds]
+        return RegressionProblem(data, seeds, self.batch, self.reg, dtype, weights)
+
+    def _make(self, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+        n_clients, n, d, m = self.clients, self.samples, self.dim, self.outputs
+
+        def normal(purpose: str, *shape: int) -> Floats:
+            key = np.array([seeds.key(seed, f"regression.{purpose}")], np.uint64)
+            return seeds.normal(key, int(np.prod(shape)))[0].reshape(shape)
+
+        a = normal("rows", n_clients, n, d) + self.het * normal("shift", n_clients, 1, d)
+        target = normal("target", d, m) + self.target_het * normal("own", n_clients, d, m)
+        b = a @ target + self.noise * normal("noise", n_clients, n, m)
+        return a, b, np.full(n_clients, n)
+
+
+class RegressionProblem(Problem):
+    """The data of all clients, (runs · N · n) rows deep, and the optimum."""
+
+    def __init__(
+        self,
+        data: list[tuple[Floats, Floats, npt.NDArray[np.int64]]],
+        of_runs: tuple[int, ...],
+        batch: int | Literal["full"],
+        reg: float,
+        dtype: torch.dtype,
+        weights: Weights,
+    ) -> None:
+        (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
+        self.seeds, self.batch, self.reg = of_runs, batch, reg
+        self.counts = data[0][2]  # n_i
+        self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
+        self.weights = None if weights == "uniform" else self.counts / self.counts.sum()
+        # Rows are kept times 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch with no further factor.
+        self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
+        joined = np.stack([np.concatenate([a, b], -1) for a, b, _ in data]) * self.scale[:, None, None]
+        self.data = torch.from_numpy(joined).to(dtype)  # [A B], (runs, N, n, d + m)
+        self.x0 = torch.zeros(len(of_runs), 1, d * m, dtype=dtype)
+        share = np.full(self.clients, 1 / self.clients) if self.weights is None else self.weights
+        row = share / self.counts  # weight of one row of client i in F
+        self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
+
+    def cohort(self, rnd: Round) -> RegressionObjective:
+        """The objectives of the clients in a round."""
+        return RegressionObjective(self, rnd)
+
+    def optimum(self) -> Vector:
+        """X*, (runs, 1, d·m) in float64."""
+        return torch.from_numpy(np.stack([best.T.reshape(1, -1) for _, _, _, best in self._terms]))
+
+    def evaluate(self, x: Vector) -> Mapping[str, Floats]:
+        """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
+        points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape).swapaxes(1, 2)
+        out: dict[str, list[float]] = {"rel_err": [], "loss": []}
+        with np.errstate(over="ignore", invalid="ignore"):
+            for point, (hessian, linear, constant, best) in zip(points, self._terms, strict=True):
+                out["rel_err"].append(float(np.linalg.norm(point - best) / np.linalg.norm(best)))
+                out["loss"].append(float(0.5 * np.vdot(point, hessian @ point) - np.vdot(point, linear) + constant))
+        return {name: np.array(values) for name, values in out.items()}
+
+    def diverged(self, metrics: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
+        """Not finite, or a million times off."""
+        return ~(metrics["rel_err"] < DIVERGED)
+
+
+class RegressionObjective(Objective):
+    """f_i of a cohort in one round; the mini-batches of all its local steps are picked and gathered at once."""
+
+    def __init__(self, problem: RegressionProblem, rnd: Round) -> None:
+        self.problem, self.rnd = problem, rnd
+        self.runs, self.cohort = rnd.ids.shape
+        self.m, self.d = problem.layout.blocks[0].shape
+        self._batches: Iterator[Batch] | None = None
+
+    def grad(self, y: Vector) -> Vector:
+        """(A y − B)ᵀ A / |batch| + λ y on the next mini-batch."""
+        if self._batches is None:
+            self._batches = self._draw(self.problem.data.flatten(0, 1), torch.from_numpy(self.rnd.rows), self.d)
+        return self._pull(y, *next(self._batches))
+
+    def full_grad(self, x: Vector) -> Vector:
+        """The same on all rows."""
+        rows, goal = self._own().split([self.d, self.m], -1)
+        return self._pull(x, rows * (again := self._all_rows()), goal * again)
+
+    def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
+        """z ↦ P ∇f(x + Pᵀz), with A Pᵀ and A x − B formed here, once, as one product [A B] [[Pᵀ, x], [0, −I]]."""
+        (factor,), d, m = P.factors, self.d, self.m
+        if factor is None:
+            return super().restrict(x, P)
+        r, reg, count = factor.rank, self.problem.reg, self.runs * self.cohort
+        top = torch.cat([factor.columns(), x.view(self.runs, m, d).mT], 2)
+        right = torch.cat([top, _below(self.runs, r, m, x.dtype)], 1)
+        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B]
+        batches = self._draw(inside.view(count, -1, r + m), _count(count), r)
+        ridge = (P @ x).mul_(reg).expand(-1, self.cohort, -1).reshape(count, m, r)
+
+        def grad(z: Vector) -> Vector:
+            rows, offset = next(batches)
+            z = z.view(count, m, r)
+            residual = torch.bmm(rows, z.mT).add_(offset)
+            g = torch.bmm(residual.mT, rows).add_(ridge).add_(z, alpha=reg)
+            return g.view(self.runs, self.cohort, -1)
+
+        return grad
+
+    def _pull(self, y: Vector, rows: torch.Tensor, goal: torch.Tensor) -> Vector:
+        point = y.expand(self.runs, self.cohort, -1).reshape(-1, self.m, self.d)
+        residual = torch.bmm(rows, point.mT).sub_(goal)
+        return torch.bmm(residual.mT, rows).add_(point, alpha=self.problem.reg).view(self.runs, self.cohort, -1)
+
+    def _all_rows(self) -> torch.Tensor:
+        """What turns rows scaled for a mini-batch into rows scaled for all n_i."""
+        factor = 1 / (np.sqrt(self.problem.counts) * self.problem.scale)
+        return torch.from_numpy(factor[self.rnd.ids.ravel()]).to(self.problem.data.dtype).view(-1, 1, 1)
+
+    def _own(self) -> torch.Tensor:
+        """[A B] of the cohort, (runs · S, n, d + m)."""
+        return self.problem.data.flatten(0, 1).index_select(0, torch.from_numpy(self.rnd.rows))
+
+    def _draw(self, data: torch.Tensor, clients: torch.Tensor, width: int) -> Iterator[Batch]:
+        """One mini-batch a step from data (·, n, width + m): (left columns, right columns), gathered K steps at a time."""
+        batch, n, steps = self.problem.batch, data.shape[1], max(1, self.rnd.local_steps)
+        if batch == "full":
+            left, right = data.index_select(0, clients).split([width, self.m], -1)
+            yield from itertools.repeat((left, right))
+        flat, first = data.reshape(-1, width + self.m), (clients * n).unsqueeze(-1)
+        for part in itertools.count():
+            index = (self._picks(part, steps) + first).flatten()
+            taken = flat.index_select(0, index).view(steps, clients.shape[0], batch, width + self.m)
+            lefts, rights = taken.split([width, self.m], -1)
+            yield from zip(lefts.unbind(0), rights.unbind(0), strict=True)
+
+    def _picks(self, part: int, steps: int) -> torch.Tensor:
+        """Row numbers of mini-batches, (steps, runs · S, batch): functions of (seed, round, client, step) alone."""
+        assert self.problem.batch != "full"
+        base = seeds.keys(self.rnd.seeds, "batch", self.rnd.t, part)[:, None]
+        high = self.problem.counts[self.rnd.ids][..., None]
+        picks = seeds.integers(seeds.children(base, self.rnd.ids), steps * self.problem.batch, high)
+        return torch.from_numpy(picks).view(-1, steps, self.problem.batch).transpose(0, 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _below(runs: int, r: int, m: int, dtype: torch.dtype) -> torch.Tensor:
+    """[0, −I], (runs, m, r + m)."""
+    return torch.cat([torch.zeros(m, r, dtype=dtype), -torch.eye(m, dtype=dtype)], 1).expand(runs, -1, -1)
+
+
+@functools.lru_cache(maxsize=16)
+def _count(n: int) -> torch.Tensor:
+    return torch.arange(n)
+
+
+def _normal_equations(a: Floats, b: Floats, row: Floats, reg: float) -> tuple[Floats, Floats, float, Floats]:
+    """(H, G, const, X*) of F(X) = ½⟨X, H X⟩ − ⟨X, G⟩ + const, in float64."""
+    weighted = a * row[:, None, None]
+    hessian = np.tensordot(weighted, a, ((0, 1), (0, 1))) + reg * np.eye(a.shape[2])
+    linear = np.tensordot(weighted, b, ((0, 1), (0, 1)))
+    constant = 0.5 * float((row[:, None, None] * b * b).sum())
+    try:
+        best = np.linalg.solve(hessian, linear)
+    except np.linalg.LinAlgError:
+        raise SpecError("the regression has no unique optimum; set `task.reg` above 0") from None
+    return hessian, linear, constant, best
+
+
+def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    """A, B and the rows of each client from an .npz; rows past a client's n are zeroed."""
+    if not path.is_file():
+        raise DataError(f"data file {str(path)!r} does not exist; give `task.data` the path of an .npz with A and B")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: np.asarray(file[name]) for name in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"data file {str(path)!r} is not a plain .npz ({str(error).splitlines()[0]})") from None
+    for name in ("A", "B"):
+        if name not in found:
+            raise DataError(f"data file {str(path)!r} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)")
+    a, b = found["A"], found["B"]
+    if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2]:
+        raise DataError(f"A {a.shape} and B {b.shape} in {str(path)!r} must be (N, n, d) and (N, n, m)")
+    counts = found.get("n", np.full(a.shape[0], a.shape[1]))
+    if counts.shape != (a.shape[0],) or counts.dtype.kind not in "iu" or counts.min() < 1 or counts.max() > a.shape[1]:
+        raise DataError(f"n in {str(path)!r} must be {a.shape[0]} whole numbers from 1 to {a.shape[1]}")
+    inside = np.arange(a.shape[1])[None, :, None] < counts[:, None, None]
+    a, b = (np.where(inside, v, 0).astype(np.float64) for v in (a, b))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise DataError(f"A or B in {str(path)!r} has values that are not finite; remove or fill them")
+    return a, b, counts.astype(np.int64)
