@@ -22,6 +22,14 @@ Up = TypeVar("Up")
 
 
 @dataclass(frozen=True, eq=False)
+class Schedule:
+    """The cohorts of consecutive rounds; lets a task in the same process prepare several rounds at once."""
+
+    first: int
+    ids: npt.NDArray[np.int64]  # (rounds, runs, S)
+
+
+@dataclass(frozen=True, eq=False)
 class Round:
     """What both ends know of a round without talking, for the clients that take part in it."""
 
@@ -34,6 +42,7 @@ class Round:
     weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
     everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `since` of all clients; the server's knowledge
     local_steps: int = 1  # K, so that a task may draw a round's mini-batches at once
+    schedule: Schedule | None = None  # whom the server has drawn for the next rounds, where it knows
 
     @functools.cached_property
     def share(self) -> torch.Tensor | float:

@@ -19,7 +19,7 @@ from fedspan.core import seeds as streams
 from fedspan.core import wire
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.ledger import Ledger
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Round, Schedule
 from fedspan.core.objective import Problem
 
 
@@ -48,14 +48,15 @@ class Row:
     diverged: npt.NDArray[np.bool_]
 
 
-AHEAD = 64  # rounds whose cohorts are drawn in one go
+AHEAD = 16  # rounds whose cohorts are drawn in one go
 
 
 @functools.lru_cache(maxsize=4)
-def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> npt.NDArray[np.int64]:
-    """Who takes part in AHEAD consecutive rounds, (rounds, runs, S); each round depends on its own key alone."""
+def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Schedule:
+    """Who takes part in AHEAD consecutive rounds; each round depends on its own key alone."""
     rounds = range(part * AHEAD, (part + 1) * AHEAD)
-    return streams.choose(np.stack([streams.keys(seeds, "cohort", t) for t in rounds]), clients, size)
+    keys = np.stack([streams.keys(seeds, "cohort", t) for t in rounds])
+    return Schedule(rounds.start, streams.choose(keys, clients, size))
 
 
 @dataclass
@@ -117,7 +118,8 @@ class Loop:
 
     def _round(self) -> Round:
         n, runs = self.problem.clients, np.arange(len(self.seeds))[:, None]
-        ids = _cohorts(self.seeds, n, self.per_round, self.t // AHEAD)[self.t % AHEAD]
+        schedule = _cohorts(self.seeds, n, self.per_round, self.t // AHEAD)
+        ids = schedule.ids[self.t % AHEAD]
         weights = None
         if self.problem.weights is not None:
             shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
@@ -132,6 +134,7 @@ class Loop:
             weights=weights,
             everyone=self.since,
             local_steps=self.method.local_steps,
+            schedule=schedule,
         )
 
     def _evaluate(self) -> Row:

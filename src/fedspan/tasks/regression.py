@@ -24,7 +24,7 @@ from fedspan.core import seeds
 from fedspan.core.errors import DataError, SpecError, at_least, positive
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear import LinearMap
-from fedspan.core.method import Round
+from fedspan.core.method import Round, Schedule
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.registry import register
 from fedspan.core.task import Task, Weights
@@ -96,6 +96,7 @@ class RegressionProblem(Problem):
     ) -> None:
         (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
         self.seeds, self.batch, self.reg = of_runs, batch, reg
+        self.held: tuple[Schedule, int, torch.Tensor] | None = None  # mini-batches drawn ahead
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = None if weights == "uniform" else self.counts / self.counts.sum()
@@ -107,6 +108,15 @@ class RegressionProblem(Problem):
         share = np.full(self.clients, 1 / self.clients) if self.weights is None else self.weights
         row = share / self.counts  # weight of one row of client i in F
         self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
+
+    def picks(
+        self, of_runs: tuple[int, ...], rounds: tuple[int, ...], part: int, ids: npt.NDArray[np.int64], steps: int
+    ) -> torch.Tensor:
+        """Rows drawn for mini-batches, (rounds, steps, runs · S, batch): functions of (seed, round, client, step) alone."""
+        assert self.batch != "full"
+        keys = np.stack([seeds.keys(of_runs, "batch", t, part) for t in rounds])[..., None]
+        drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None])
+        return torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch).transpose(1, 2).contiguous()
 
     def cohort(self, rnd: Round) -> RegressionObjective:
         """The objectives of the clients in a round."""
@@ -194,18 +204,21 @@ class RegressionObjective(Objective):
             yield from itertools.repeat((left, right))
         flat, first = data.reshape(-1, width + self.m), (clients * n).unsqueeze(-1)
         for part in itertools.count():
-            index = (self._picks(part, steps) + first).flatten()
+            index = (self._picks(part, steps) + first).view(-1)
             taken = flat.index_select(0, index).view(steps, clients.shape[0], batch, width + self.m)
-            lefts, rights = taken.split([width, self.m], -1)
-            yield from zip(lefts.unbind(0), rights.unbind(0), strict=True)
+            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m)
+            yield from zip(left.unbind(0), right.unbind(0), strict=True)
 
     def _picks(self, part: int, steps: int) -> torch.Tensor:
-        """Row numbers of mini-batches, (steps, runs · S, batch): functions of (seed, round, client, step) alone."""
-        assert self.problem.batch != "full"
-        base = seeds.keys(self.rnd.seeds, "batch", self.rnd.t, part)[:, None]
-        high = self.problem.counts[self.rnd.ids][..., None]
-        picks = seeds.integers(seeds.children(base, self.rnd.ids), steps * self.problem.batch, high)
-        return torch.from_numpy(picks).view(-1, steps, self.problem.batch).transpose(0, 1)
+        """Row numbers of the mini-batches of `steps` local steps, (steps, runs · S, batch)."""
+        rnd, problem = self.rnd, self.problem
+        if part > 0 or rnd.schedule is None:
+            return problem.picks(rnd.seeds, (rnd.t,), part, rnd.ids[None], steps)[0]
+        held, first = problem.held, rnd.schedule.first
+        if held is None or held[0] is not rnd.schedule or held[1] != steps:
+            rounds = tuple(range(first, first + len(rnd.schedule.ids)))
+            held = problem.held = (rnd.schedule, steps, problem.picks(rnd.seeds, rounds, 0, rnd.schedule.ids, steps))
+        return held[2][rnd.t - first]
 
 
 @functools.lru_cache(maxsize=16)
