@@ -1,0 +1,1 @@
+"""The paper's studies, regenerated from small text specs by the library itself."""

@@ -1,0 +1,68 @@
+"""One self-contained HTML page that shows a whole study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fedspan.experiment import versions
+from fedspan.paper import tables
+from fedspan.paper.results import CLOSE, Cell, Results, number
+from fedspan.paper.study import Part
+
+TEMPLATE = Path(__file__).with_name("page.html")
+MARKS = {True: "yes", False: "no", None: ""}
+
+
+def render(results: Results, figures: dict[str, Path], command: str, minutes: float) -> str:
+    """The page as text; figures are put in as SVG."""
+    study = results.study
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    good, total, missed = tables.score(results)
+    summary = f"{good} of {total} cells of the paper's tables reproduce." if total else "A short form: too few rounds to compare with the paper."
+    return environment.from_string(TEMPLATE.read_text()).render(
+        title=f"The toy study of {study.settings['paper']}, regenerated",
+        summary=summary,
+        missed=missed,
+        seeds=study.seeds,
+        close=round(CLOSE * 100),
+        parts=[_part(results, part, figures.get(part.name)) for part in study.parts],
+        command=command,
+        footer=f"{minutes:.1f} minutes of computing. " + ", ".join(f"{k} {v}" for k, v in versions().items()),
+    )
+
+
+def _part(results: Results, part: Part, figure: Path | None) -> dict[str, Any]:
+    header: list[str] = []
+    rows: list[list[dict[str, str]]] = []
+    if part.kind != "figure":
+        header, plain = tables.wide(results, part)
+        rows = [[{"main": text, "small": "", "mark": ""} for text in row] for row in plain]
+    if part.kind in ("table", "tuned"):
+        for row, cells in zip(rows, results.cells(part), strict=True):
+            places = {cell.variant: cell for cell in cells}
+            names = list(dict.fromkeys(c.variant for line in results.cells(part) for c in line))
+            for place, name in enumerate(names, start=2):
+                if name in places:
+                    row[place] = _cell(places[name], part.kind == "tuned")
+    svg = "" if figure is None else figure.read_text().partition("<svg")[2]
+    return {
+        "title": part.table["title"],
+        "about": part.table["about"],
+        "header": header,
+        "rows": rows,
+        "svg": f"<svg{svg}" if svg else "",
+    }
+
+
+def _cell(cell: Cell, tuned: bool) -> dict[str, str]:
+    if tuned:
+        return {"main": str(cell.ours), "small": f"η = {cell.lr:g}{cell.note}", "mark": ""}
+    if cell.paper is None:
+        return {"main": str(cell.ours), "small": "", "mark": ""}
+    paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
+    sign = tables.SIGNS[cell.verdict.holds]
+    small = " ".join(part for part in (sign, f"paper {paper}", cell.verdict.text) if part)
+    return {"main": str(cell.ours), "small": small, "mark": MARKS[cell.verdict.holds]}

@@ -1,0 +1,111 @@
+"""`fedspan reproduce`: run what a study needs, in several processes, then write its tables, figures and page."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shlex
+import shutil
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedspan import experiment
+from fedspan.core.checkpoint import write_atomic
+from fedspan.core.errors import FedspanError, at_least
+from fedspan.paper.results import Results
+from fedspan.paper.study import Case, Study
+
+
+def reproduce(out: Path, *, quick: bool, seeds: int | None, jobs: int, again: bool, console: Console) -> None:
+    """Regenerate the toy study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
+    at_least("jobs", jobs, 1)
+    try:
+        from fedspan.paper import figures, page, tables
+    except ImportError as error:
+        raise FedspanError(f"{error.name} is not installed; pip install 'fedspan[plot]'") from None
+    study = Study.load("toy", seeds, quick)
+    runs = out / ("runs-quick" if quick else "runs")
+    if again:
+        shutil.rmtree(runs, ignore_errors=True)
+    began = time.monotonic()
+    results = Results(study, runs)
+    _carry_out(study, study.searches(), runs, jobs, console, "learning-rate search")
+    _carry_out(study, study.cases(results.steps()), runs, jobs, console, "runs")
+    minutes = (time.monotonic() - began) / 60
+
+    drawn = {part.name: path for part in study.parts if (path := figures.draw(results, part, _made(out / "figures")))}
+    _made(out / "tables")
+    for part in study.parts:
+        if part.kind != "figure":
+            write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
+    text = "\n".join(tables.markdown(results, part) for part in study.parts)
+    write_atomic(out / "tables.md", text.encode())
+    command = f"fedspan reproduce toy{' --quick' if quick else ''} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
+    write_atomic(out / "index.html", page.render(results, drawn, command, minutes).encode())
+    _show(results, console)
+    console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _carry_out(study: Study, cases: list[Case], runs: Path, jobs: int, console: Console, what: str) -> None:
+    todo = [case for case in cases if not _complete(study, case, runs)]
+    total = sum(case.rounds for case in todo)
+    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %")]
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(what, total=total or 1, completed=0 if total else 1)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, context, _one_thread) as pool:
+            waiting = {pool.submit(_run, study.spec(case), runs / case.key, study.seeds): case for case in todo}
+            try:
+                for future in as_completed(waiting):
+                    if not future.result():
+                        raise KeyboardInterrupt
+                    progress.advance(bar, waiting[future].rounds)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                console.print("stopped; the same command goes on from here")
+                raise
+
+
+def _complete(study: Study, case: Case, runs: Path) -> bool:
+    folder = runs / case.key
+    folders = [folder] if study.seeds == 1 else [folder / f"seed-{seed}" for seed in range(study.seeds)]
+    return all((one / "model.safetensors").exists() for one in folders)
+
+
+def _one_thread() -> None:
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+def _run(spec: experiment.Spec, folder: Path, seeds: int) -> bool:
+    resume = (folder / experiment.CHECKPOINT).exists()
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    return experiment.run(spec, folder, seeds=seeds, resume=resume).finished
+
+
+def _show(results: Results, console: Console) -> None:
+    """The main table in the terminal."""
+    from fedspan.paper import tables
+
+    part = results.study.part("table")
+    header, rows = tables.wide(results, part)
+    table = Table(*header, title=f"{part.table['title']}: tail error (paper)", title_justify="left", header_style="bold")
+    for row in rows:
+        table.add_row(*(cell.replace(" (", "\n(") for cell in row))
+    console.print(table)
+    good, total, _ = tables.score(results)
+    if total:
+        console.print(f"{good} of {total} cells of the paper's tables reproduce within 15 %")

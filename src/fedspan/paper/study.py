@@ -1,0 +1,121 @@
+"""A study as text: shared settings, method variants and parts (tables, figures, searches), and the runs they need.
+
+Two parts that need the same run share it. Each run covers all seeds as one batched computation.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedspan.experiment import Spec
+
+SPECS = Path(__file__).parent / "specs"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a part: which variant, where, and with what step."""
+
+    variant: str
+    het: float
+    rank: int | None
+    lr: float
+    rounds: int
+
+    @property
+    def key(self) -> str:
+        """Its folder name."""
+        rank = "" if self.rank is None else f"_r{self.rank}"
+        return f"{self.variant}{rank}_het{self.het:g}_lr{self.lr:g}_T{self.rounds}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table, figure or search of a study, as its file says it."""
+
+    name: str
+    table: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """search, table, figure or tuned."""
+        return str(self.table["kind"])
+
+    def variants(self, row: dict[str, Any]) -> list[str]:
+        """The variants of a row, in order."""
+        found: list[str] = row.get("variants") or self.table.get("variants") or [self.table["variant"]]
+        return found
+
+
+@dataclass(frozen=True)
+class Study:
+    """All parts of a study, in long or short form."""
+
+    settings: dict[str, Any]
+    parts: list[Part]
+    seeds: int
+    quick: bool
+
+    @staticmethod
+    def load(name: str, seeds: int | None, quick: bool) -> Study:
+        """The study NAME: specs/NAME.toml and specs/NAME_*.toml."""
+        settings = tomllib.loads((SPECS / f"{name}.toml").read_text())
+        files = sorted(SPECS.glob(f"{name}_*.toml"))
+        parts = [Part(file.stem, tomllib.loads(file.read_text())) for file in files]
+        return Study(settings, parts, seeds or (settings["quick"]["seeds"] if quick else 3), quick)
+
+    def part(self, kind: str) -> Part:
+        """The first part of a kind."""
+        return next(part for part in self.parts if part.kind == kind)
+
+    def label(self, variant: str) -> str:
+        """A variant's name for people."""
+        return str(self.settings["variants"][variant]["label"])
+
+    def rounds(self, part: Part) -> int:
+        """How long a part's runs are; the search keeps its length in the short form."""
+        full = int(part.table.get("rounds", self.settings["base"]["rounds"]))
+        short = self.quick and part.kind != "search"
+        return max(1, full // int(self.settings["quick"]["rounds_divisor"])) if short else full
+
+    def case(self, variant: str, row: dict[str, Any], lr: float, rounds: int) -> Case:
+        """The run of a variant in a row; full-dimensional methods know no rank."""
+        subspace = "projector" in self.settings["variants"][variant]["method"]
+        return Case(variant, row["het"], row["rank"] if subspace else None, lr, rounds)
+
+    def spec(self, case: Case) -> Spec:
+        """The spec of one run."""
+        base = self.settings["base"]
+        method = dict(self.settings["variants"][case.variant]["method"])
+        if case.rank is not None:
+            method["projector"] = {**method["projector"], "rank": case.rank}
+        every = max(1, min(base["eval_every"], case.rounds // 50))
+        table = base | {
+            "rounds": case.rounds,
+            "eval_every": every,
+            "method": method | {"lr": case.lr, "local_steps": 5},
+            "task": base["task"] | {"het": case.het},
+        }
+        return Spec.from_table(table)
+
+    def searches(self) -> list[Case]:
+        """The runs that decide which step the others take."""
+        part = self.part("search")
+        rows, grid = part.table["rows"], part.table["grid"]
+        return [self.case(part.table["variant"], row, lr, self.rounds(part)) for row in rows for lr in grid]
+
+    def cases(self, steps: dict[float, float]) -> list[Case]:
+        """All other runs, without repetition, longest first."""
+        found: dict[str, Case] = {}
+        for part in self.parts:
+            if part.kind == "search":
+                continue
+            for row in part.table["rows"]:
+                for variant in part.variants(row):
+                    for lr in part.table["grid"] if part.kind == "tuned" else [steps[row["het"]]]:
+                        one = self.case(variant, row, lr, self.rounds(part))
+                        found[one.key] = one
+        return sorted(found.values(), key=lambda case: -case.rounds)

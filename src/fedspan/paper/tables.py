@@ -1,0 +1,97 @@
+"""Tables of a study as Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from fedspan.paper.results import Cell, Results, number
+from fedspan.paper.study import Part
+
+SIGNS = {True: "✓", False: "✗", None: ""}
+
+
+def markdown(results: Results, part: Part) -> str:
+    """One part as Markdown."""
+    head = f"## {part.table['title']}\n\n{part.table['about']}\n\n"
+    if part.kind == "figure":
+        return head
+    return head + "\n".join(_lines(*wide(results, part))) + "\n"
+
+
+def wide(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
+    """(header, rows) of a part, one column a variant."""
+    if part.kind == "search":
+        return _search(results, part)
+    table = results.cells(part)
+    names = list(dict.fromkeys(cell.variant for cells in table for cell in cells))
+    rows = []
+    for cells in table:
+        by_name = {cell.variant: text(cell, tuned=part.kind == "tuned") for cell in cells}
+        row = cells[0].row
+        rows.append([f"{row['het']:g}", str(row["rank"]), *(by_name.get(name, "") for name in names)])
+    return ["het", "r", *(results.study.label(name) for name in names)], rows
+
+
+def text(cell: Cell, tuned: bool) -> str:
+    """A cell in words: ours, the paper's, and whether they agree."""
+    if tuned:
+        return f"{cell.ours} at η = {cell.lr:g}{cell.note}"
+    if cell.paper is None:
+        return str(cell.ours)
+    paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
+    return f"{cell.ours} (paper {paper}{_spaced(SIGNS[cell.verdict.holds])})"
+
+
+def long(results: Results, part: Part) -> str:
+    """One part as CSV, a line a cell."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    if part.kind == "search":
+        table.writerow(["het", "lr", "final_error", "chosen", "paper"])
+        steps = results.steps()
+        for row in part.table["rows"]:
+            for lr, error in results.searched()[row["het"]].items():
+                table.writerow([row["het"], lr, f"{error:.6e}", steps[row["het"]] == lr, row["paper"]])
+        return out.getvalue()
+    table.writerow(["het", "rank", "variant", "lr", "tail_mean", "tail_sd", "seeds", "diverged", "paper", "reproduced", "note"])
+    for cells in results.cells(part):
+        for c in cells:
+            where: list[Any] = [c.row["het"], c.row["rank"], c.variant, c.lr]
+            ours = [f"{c.ours.mean:.6e}", f"{c.ours.spread:.2e}", c.ours.seeds, c.ours.diverged]
+            held = "" if c.verdict.holds is None else c.verdict.holds
+            table.writerow([*where, *ours, c.paper or "", held, c.verdict.text or c.note])
+    return out.getvalue()
+
+
+def score(results: Results) -> tuple[int, int, list[str]]:
+    """(cells that reproduce, cells compared, the others in words) over all tables; a cell in two tables counts twice."""
+    good, total, bad = 0, 0, []
+    for part in results.study.parts:
+        if part.kind == "table":
+            for cell in (c for cells in results.cells(part) for c in cells):
+                total += cell.verdict.holds is not None
+                good += cell.verdict.holds is True
+                if cell.verdict.holds is False:
+                    where = f"{results.study.label(cell.variant)}, het {cell.row['het']:g}, r = {cell.row['rank']}"
+                    bad.append(f"{where}: {cell.verdict.text}")
+    return good, total, list(dict.fromkeys(bad))
+
+
+def _search(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
+    grid, found, steps = part.table["grid"], results.searched(), results.steps()
+    rows = []
+    for row in part.table["rows"]:
+        het, chosen = row["het"], steps[row["het"]]
+        errors = [number(found[het][lr]).replace("NaN", "diverged") for lr in grid]
+        rows.append([f"{het:g}", *errors, f"{chosen:g}", f"{row['paper']:g}{_spaced(SIGNS[chosen == row['paper']])}"])
+    return ["het", *(f"η = {lr:g}" for lr in grid), "chosen", "paper"], rows
+
+
+def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def _spaced(sign: str) -> str:
+    return f" {sign}" if sign else ""
