@@ -50,7 +50,9 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
         table["projector"] = {"name": "gaussian", "rank": 20}
     built = registry.build("method", table)
     of_runs = tuple(range(seeds))
-    problem = registry.build("task", {"name": "regression", "het": 2.0, "clients": clients}).build(of_runs, torch.float32)
+    problem = registry.build("task", {"name": "regression", "het": 2.0, "clients": clients}).build(
+        of_runs, torch.float32
+    )
     loop = Loop(built, problem, Simulator(built, problem), of_runs, 10)
     next(loop.rows(1, 1))
     return loop

@@ -31,10 +31,14 @@ Threads = Annotated[int, typer.Option("--threads", help="Threads a process; smal
 def run(
     spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")],
     out: Out,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     seeds: Seeds = 1,
-    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file that registers a method of yours.")] = None,
+    plugin: Annotated[
+        list[Path] | None, typer.Option("--plugin", help="A Python file that registers a method of yours.")
+    ] = None,
     threads: Threads = 1,
 ) -> None:
     """Run one spec; rows go to OUT/history.jsonl as they come."""

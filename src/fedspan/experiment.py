@@ -1,6 +1,6 @@
 """A run as text: Spec ⇄ TOML, and `run`, which carries it out into a folder that can be resumed.
 
-    spec.toml  →  build  →  loop  →  history.jsonl, checkpoint.safetensors, model.safetensors, clients.csv
+spec.toml  →  build  →  loop  →  history.jsonl, checkpoint.safetensors, model.safetensors, clients.csv
 """
 
 from __future__ import annotations
@@ -212,7 +212,9 @@ def _same_run(meta: dict[str, Any], spec: Spec, seeds: tuple[int, ...]) -> None:
     different = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k) and k != "rounds"]
     if different:
         key = different[0]
-        raise CheckpointError(f"the checkpoint was made with {key} = {before.get(key)!r}, not {now.get(key)!r}; use the same spec")
+        raise CheckpointError(
+            f"the checkpoint was made with {key} = {before.get(key)!r}, not {now.get(key)!r}; use the same spec"
+        )
     if tuple(meta["seeds"]) != seeds:
         raise CheckpointError(f"the checkpoint is of seeds {meta['seeds']}, not {list(seeds)}; use the same --seeds")
 

@@ -56,13 +56,17 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if header.get("format") != FORMAT:
-            raise CheckpointError(f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})")
+            raise CheckpointError(
+                f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
+            )
         if header["checksum"] != _checksum(arrays):
             raise CheckpointError(f"checkpoint {str(path)!r} fails its checksum; delete it and start again")
         return arrays, json.loads(header["meta"])
     except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"checkpoint {str(path)!r} cannot be read ({reason}); delete it and start again") from None
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} cannot be read ({reason}); delete it and start again"
+        ) from None
 
 
 def _checksum(arrays: dict[str, torch.Tensor]) -> str:

@@ -1,7 +1,7 @@
 """Where each named tensor of a model stands in the flat vector, and along which axis it is projected.
 
-A Vector is a tensor of shape (runs, clients, size): `runs` independent repetitions (seeds) that move together, `clients`
-the cohort, or 1 for what the server holds. One run on one client is (1, 1, size). Everything broadcasts.
+A Vector is a tensor of shape (runs, clients, size): `runs` independent repetitions (seeds) that move together,
+`clients` the cohort, or 1 for what the server holds. One run on one client is (1, 1, size). Everything broadcasts.
 """
 
 from __future__ import annotations

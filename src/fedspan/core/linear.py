@@ -1,7 +1,7 @@
 """P as something that can be applied, never as a d × d array, and never as one r × d array for a whole model.
 
-A `Factor` is the projector of one block: a weight W (out × in) becomes W Pᵀ (out × r). A `LinearMap` puts the factors of
-all blocks together: `P @ v` goes from d numbers to r, `P.T @ z` back.
+A `Factor` is the projector of one block: a weight W (out × in) becomes W Pᵀ (out × r). A `LinearMap` puts the factors
+of all blocks together: `P @ v` goes from d numbers to r, `P.T @ z` back.
 """
 
 from __future__ import annotations

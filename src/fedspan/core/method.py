@@ -80,7 +80,7 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     lr: float  # η_l
     local_steps: int  # K
 
-    def check(self, layout: Layout) -> None:  # noqa: B027 (most methods have nothing to check)
+    def check(self, layout: Layout) -> None:
         """Raise SpecError if the method cannot work on this model; called before anything is written."""
 
     @abstractmethod

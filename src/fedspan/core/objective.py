@@ -31,7 +31,7 @@ class Objective(ABC):
         """∇f_i(x) on all of the client's data."""
 
     def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
-        """The map z ↦ P ∇f_i(x + Pᵀz; ξ). This default forms the full gradient; tasks that can do better override it."""
+        """The map z ↦ P ∇f_i(x + Pᵀz; ξ). This default forms the full gradient; tasks that can do better do so."""
         return lambda z: P @ self.grad(x + P.T @ z)
 
 

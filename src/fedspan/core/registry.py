@@ -1,7 +1,7 @@
 """Folder = axis, file = choice: what is registered under which name, and how it is built from a spec's table.
 
-`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors` and `tasks` is found
-by looking into the folder; a file elsewhere is found once it is imported (`load_file`).
+`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors` and `tasks` is
+found by looking into the folder; a file elsewhere is found once it is imported (`load_file`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The only randomness in fedspan: a counter-based bit stream that is the same on every machine.
 
-SplitMix64 (Steele, Lea and Flood 2014): output n of the stream with key k is mix(k + n·γ) in 64-bit integers. There is no
-state to carry: any party draws number n of any stream directly, a whole cohort draws in one vectorised call, and a
+SplitMix64 (Steele, Lea and Flood 2014): output n of the stream with key k is mix(k + n·γ) in 64-bit integers. There is
+no state to carry: any party draws number n of any stream directly, a whole cohort draws in one vectorised call, and a
 client's draws depend on (seed, purpose, round, client) alone, never on who else takes part.
 """
 
@@ -93,7 +93,7 @@ def uniform(of: Keys, n: int) -> npt.NDArray[np.float64]:
 
 
 def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
-    """n standard normal numbers in float64 from each stream, by the inverse of their distribution: √2 erfinv(2u − 1)."""
+    """n standard normal numbers in float64 from each stream, by inverting their distribution: √2 erfinv(2u − 1)."""
     u = torch.from_numpy(uniform(of, n))
     result: npt.NDArray[np.float64] = u.mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2)).numpy()
     return result

@@ -1,9 +1,9 @@
 """How a client gets x when only r numbers a round travel.
 
-A client keeps its copy of x and the round it dates from. The server keeps a `Log` of the last rounds' changes of x, each in
-its own round's subspace, and sends what the client missed, or the whole x when that is fewer bytes or the client is new.
-`Catchup` is that download for a whole cohort. In one process `x` is simply there; across a wire `pick` cuts out
-what one client is sent and `open` rebuilds x at the other end.
+A client keeps its copy of x and the round it dates from. The server keeps a `Log` of the last rounds' changes of x,
+each in its own round's subspace, and sends what the client missed, or the whole x when that is fewer bytes or the
+client is new. `Catchup` is that download for a whole cohort. In one process `x` is simply there; across a wire `pick`
+cuts out what one client is sent and `open` rebuilds x at the other end.
 """
 
 from __future__ import annotations
@@ -105,13 +105,15 @@ class Catchup:
         return Catchup(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
     def open(self, copy: Vector | None, since: int, expand: Callable[[Vector, int], Vector]) -> Catchup:
-        """At a client with a copy of x from round `since`: rebuild x; `expand(entry, t)` lifts the change of round t."""
+        """At a client with a copy of x from round `since`: rebuild x; `expand(entry, t)` lifts a round's change."""
         start = max(since, 0)
         log = Log(self.log.entries, start + len(self.log.entries))
         x = self.x
         if x is None:
             if copy is None:
-                raise ProtocolError("the server sent changes of the model, but this client has no copy to apply them to")
+                raise ProtocolError(
+                    "the server sent changes of the model, but this client has no copy to apply them to"
+                )
             x = copy
             for t in range(start, log.end):
                 x = x + expand(log.at(t), t)

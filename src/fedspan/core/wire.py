@@ -1,13 +1,12 @@
 """The one codec: a frozen dataclass of tensors ⇄ named flat arrays. No pickle, no code, only names and numbers.
 
-Messages, client states, server states and checkpoints all pass through here. `sizes` is what the ledger counts: the bytes of the
-arrays that `pack` would send to each client.
+Messages, client states, server states and checkpoints all pass through here. `sizes` is what the ledger counts: the
+bytes of the arrays that `pack` would send to each client.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from typing import Any, TypeVar
@@ -71,12 +70,15 @@ def gather(messages: list[T]) -> T:
     return type(messages[0])(**joined)
 
 
-@functools.cache
+_fields: dict[type, tuple[str, ...]] = {}
+
+
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    if kind not in _fields:
+        _fields[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _fields[kind]
 
 
-@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in _names(kind)}

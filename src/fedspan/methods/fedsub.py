@@ -8,11 +8,12 @@
     5'  Λ_i ← Λ_i + E_i − b̄,   E_i the last b_i                         for ALL i:  variant = "stale"
      6  when P is refreshed:  Λ_i ← (P_new P_oldᵀ) Λ_i   (and E_i)
 
-Differences from the paper: it defines no client sampling. Line 5 for the sampled clients keeps Σ Λ_i = 0 (the default, `variant
-= "zero_sum"`). Line 5' is the one reading found that shows the divergence at r = 50 which the SSF paper reports.
+Differences from the paper: it defines no client sampling. Line 5 for the sampled clients keeps Σ Λ_i = 0 (the default,
+`variant = "zero_sum"`). Line 5' is the one reading found that shows the divergence at r = 50 which the SSF paper
+reports. A server step η_g is added, 1 there.
 
-A client learns b̄ of a round only when it is next in touch, so lines 5 and 6 are done then, for all the rounds since; the
-result is the same. When x comes whole, the b̄ that line 5 needs (one vector; for 5' all of them) still comes beside it.
+A client learns b̄ of a round only when it is next in touch, so lines 5 and 6 are done then, for all the rounds since;
+the result is the same. When x comes whole, the b̄ that line 5 needs (one vector; for 5' all of them) comes beside it.
 """
 
 from __future__ import annotations

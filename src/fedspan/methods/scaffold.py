@@ -6,8 +6,8 @@
         c_i⁺ ← c_i − c + (x − y) / (K η_l)          option II
     17  x ← x + η_g mean_S Δy;  c ← c + (|S|/N) mean_S Δc
 
-Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server knows
-Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i.
+Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server
+knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i.
 """
 
 from __future__ import annotations

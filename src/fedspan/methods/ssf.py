@@ -11,8 +11,8 @@
     8'  c ← c + Pᵀ(mean_S P ḡ_i − P c)               control = "paper"
 
 Differences from the paper: its box knows no client sampling. Read literally under sampling it is line 8', which breaks
-c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made with it.
-With full participation 8 and 8' are the same. Clients may have weights w_i; then c = Σ w_i c_i.
+c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made
+with it. With full participation 8 and 8' are the same. Clients may have weights w_i; then c = Σ w_i c_i.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.lines import Line2D
 
 from fedspan.paper.results import Results
 from fedspan.paper.study import Part
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2"]
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,7 +46,9 @@ def draw(results: Results, part: Part, folder: Path) -> Path | None:
 
 
 def _panels(count: int) -> tuple[Any, list[Any]]:
-    figure, axes = plt.subplots(1, count, figsize=(1.2 + 3.5 * count, 3.2), sharey=False, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, count, figsize=(1.2 + 3.5 * count, 3.2), sharey=False, squeeze=False, layout="constrained"
+    )
     return figure, list(axes[0])
 
 
@@ -99,6 +102,6 @@ def _steps(results: Results, part: Part) -> Any:
         axis.set_title(f"het = {het:g}, {rounds:,} rounds")
         axis.set_xlabel("local step η (no point: diverged)")
     axes[0].set_ylabel("tail error")
-    handles = [plt.Line2D([], [], color=colour, marker="o", ms=4, label=name) for name, colour in names.items()]
+    handles = [Line2D([], [], color=colour, marker="o", ms=4, label=name) for name, colour in names.items()]
     axes[-1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure

@@ -21,7 +21,11 @@ def render(results: Results, figures: dict[str, Path], command: str, minutes: fl
     study = results.study
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     good, total, missed = tables.score(results)
-    summary = f"{good} of {total} cells of the paper's tables reproduce." if total else "A short form: too few rounds to compare with the paper."
+    summary = (
+        f"{good} of {total} cells of the paper's tables reproduce."
+        if total
+        else "A short form: too few rounds to compare with the paper."
+    )
     return environment.from_string(TEMPLATE.read_text()).render(
         title=f"The toy study of {study.settings['paper']}, regenerated",
         summary=summary,

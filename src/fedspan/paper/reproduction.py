@@ -45,7 +45,8 @@ def reproduce(out: Path, *, quick: bool, seeds: int | None, jobs: int, again: bo
             write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
     text = "\n".join(tables.markdown(results, part) for part in study.parts)
     write_atomic(out / "tables.md", text.encode())
-    command = f"fedspan reproduce toy{' --quick' if quick else ''} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
+    short = " --quick" if quick else ""
+    command = f"fedspan reproduce toy{short} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
     write_atomic(out / "index.html", page.render(results, drawn, command, minutes).encode())
     _show(results, console)
     console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)
@@ -102,7 +103,9 @@ def _show(results: Results, console: Console) -> None:
 
     part = results.study.part("table")
     header, rows = tables.wide(results, part)
-    table = Table(*header, title=f"{part.table['title']}: tail error (paper)", title_justify="left", header_style="bold")
+    table = Table(
+        *header, title=f"{part.table['title']}: tail error (paper)", title_justify="left", header_style="bold"
+    )
     for row in rows:
         table.add_row(*(cell.replace(" (", "\n(") for cell in row))
     console.print(table)

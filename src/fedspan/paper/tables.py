@@ -55,7 +55,9 @@ def long(results: Results, part: Part) -> str:
             for lr, error in results.searched()[row["het"]].items():
                 table.writerow([row["het"], lr, f"{error:.6e}", steps[row["het"]] == lr, row["paper"]])
         return out.getvalue()
-    table.writerow(["het", "rank", "variant", "lr", "tail_mean", "tail_sd", "seeds", "diverged", "paper", "reproduced", "note"])
+    table.writerow(
+        ["het", "rank", "variant", "lr", "tail_mean", "tail_sd", "seeds", "diverged", "paper", "reproduced", "note"]
+    )
     for cells in results.cells(part):
         for c in cells:
             where: list[Any] = [c.row["het"], c.row["rank"], c.variant, c.lr]
@@ -66,7 +68,7 @@ def long(results: Results, part: Part) -> str:
 
 
 def score(results: Results) -> tuple[int, int, list[str]]:
-    """(cells that reproduce, cells compared, the others in words) over all tables; a cell in two tables counts twice."""
+    """(cells that reproduce, cells compared, the others in words) over all tables."""
     good, total, bad = 0, 0, []
     for part in results.study.parts:
         if part.kind == "table":

@@ -103,14 +103,13 @@ class Hadamard(Projector):
 
 
 def written_out(shuffle: Ints, signs: Ints, rows: Ints) -> npt.NDArray[np.float64]:
-    """The same P as an array (runs, r, d): entry ± 1/√n where row and column lie in one piece of n, the sign by their common bits."""
-    runs, d = shuffle.shape
-    sizes = powers(d)
+    """The same P as an array (runs, r, d): ± 1/√n where row and column lie in one piece of n, sign by their bits."""
+    sizes = powers(shuffle.shape[1])
     piece = np.repeat(np.arange(len(sizes)), sizes)
     inside = np.concatenate([np.arange(n) for n in sizes])
     odd = np.bitwise_count(inside[rows][:, :, None] & inside) & 1  # (runs, r, d)
     scale = (piece[rows][:, :, None] == piece) / np.sqrt(np.repeat(sizes, sizes))
-    mixed = np.where(odd, -scale, scale) * signs[:, None, :]
+    mixed: npt.NDArray[np.float64] = np.where(odd, -scale, scale) * signs[:, None, :]
     out = np.empty_like(mixed)
     np.put_along_axis(out, np.broadcast_to(shuffle[:, None, :], mixed.shape), mixed, 2)
     return out

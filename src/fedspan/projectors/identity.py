@@ -20,4 +20,3 @@ class Identity(Projector):
 
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> None:
         """Every block goes whole."""
-        return None

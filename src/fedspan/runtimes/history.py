@@ -71,7 +71,9 @@ def read(path: Path) -> tuple[Line, list[Line]]:
             lines += [json.loads(text)] if text else []
         except json.JSONDecodeError:
             if number < len(raw) - 1:
-                raise CheckpointError(f"line {number + 1} of {str(path)!r} is not JSON; delete the folder and run again") from None
+                raise CheckpointError(
+                    f"line {number + 1} of {str(path)!r} is not JSON; delete the folder and run again"
+                ) from None
     if not lines or "spec" not in lines[0]:
         raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
     return lines[0], lines[1:]

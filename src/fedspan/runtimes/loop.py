@@ -1,6 +1,6 @@
 """The only loop: rounds of a method on a problem through a transport, as a generator of rows.
 
-    ServerState → broadcast → Down → (transport) → client_step → Up → (transport) → server_step → ServerState
+ServerState → broadcast → Down → (transport) → client_step → Up → (transport) → server_step → ServerState
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Loop:
         self.ledger = Ledger.empty(len(self.seeds), n)
 
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
-        """Go on to round `rounds`; a row at the start, every `eval_every` rounds and at the end, or until all diverged."""
+        """Go on to round `rounds`: a row at the start, every `eval_every` rounds and at the end, or till all diverged."""
         if self.t == 0:
             yield self._evaluate()
         while self.t < rounds:
@@ -158,9 +158,8 @@ class Loop:
             part, _, rest = name.partition(".")
             parts[part][rest] = array
         if parts["loop"]["since"].shape != self.since.shape:
-            raise CheckpointError(
-                f"the checkpoint is of {tuple(parts['loop']['since'].shape)} (runs, clients), this run of {self.since.shape}"
-            )
+            there = tuple(parts["loop"]["since"].shape)
+            raise CheckpointError(f"the checkpoint is of {there} (runs, clients), this run of {self.since.shape}")
         self.server = wire.unpack(type(self.server), parts["server"])
         self.transport.load(parts["clients"])
         self.since = parts["loop"]["since"].numpy()

@@ -33,7 +33,7 @@ def answer(
     method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
-    message = wire.unpack(method.types()[2], down)
+    message: Any = wire.unpack(method.types()[2], down)
     x = getattr(message, "x", None)
     sync = getattr(message, "sync", None)
     if isinstance(sync, Catchup):

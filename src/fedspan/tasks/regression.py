@@ -2,15 +2,17 @@
 
     f_i(X) = ‖A_i X − B_i‖² / (2 n_i) + (λ/2) ‖X‖²,    F = Σ w_i f_i,    rel_err = ‖X − X*‖ / ‖X*‖
 
-Made data: rows of A_i ~ N(μ_i, I) with μ_i ~ N(0, het² I); one shared X_true ~ N(0, 1); B_i = A_i X_true + noise; X⁰ = 0;
-mini-batches are drawn with replacement. The flat vector holds Xᵀ (outputs × inputs, as torch keeps weights). Inside a subspace A Pᵀ and A x − B are formed once a round, so that a local step
-costs O(r): P ∇f_i(x + Pᵀz) = (A Pᵀ)ᵀ (A Pᵀ z + A x − B) / n + λ (P x + z).
+Made data: rows of A_i ~ N(μ_i, I) with μ_i ~ N(0, het² I); one shared X_true ~ N(0, 1); B_i = A_i X_true + noise;
+X⁰ = 0; mini-batches are drawn with replacement. The flat vector holds Xᵀ (outputs × inputs, as torch keeps weights).
+Inside a subspace A Pᵀ and A x − B are formed once a round, so that a local step costs O(r):
+P ∇f_i(x + Pᵀz) = (A Pᵀ)ᵀ (A Pᵀ z + A x − B) / n + λ (P x + z).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +76,8 @@ class Regression(Task):
 
         def normal(purpose: str, *shape: int) -> Floats:
             key = np.array([seeds.key(seed, f"regression.{purpose}")], np.uint64)
-            return seeds.normal(key, int(np.prod(shape)))[0].reshape(shape)
+            drawn: Floats = seeds.normal(key, math.prod(shape))[0].reshape(shape)
+            return drawn
 
         a = normal("rows", n_clients, n, d) + self.het * normal("shift", n_clients, 1, d)
         target = normal("target", d, m) + self.target_het * normal("own", n_clients, d, m)
@@ -112,7 +115,7 @@ class RegressionProblem(Problem):
     def picks(
         self, of_runs: tuple[int, ...], rounds: tuple[int, ...], part: int, ids: npt.NDArray[np.int64], steps: int
     ) -> torch.Tensor:
-        """Rows drawn for mini-batches, (rounds, steps, runs · S, batch): functions of (seed, round, client, step) alone."""
+        """Rows drawn for mini-batches, (rounds, steps, runs · S, batch): decided by (seed, round, client, step)."""
         assert self.batch != "full"
         keys = np.stack([seeds.keys(of_runs, "batch", t, part) for t in rounds])[..., None]
         drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None])
@@ -197,11 +200,12 @@ class RegressionObjective(Objective):
         return self.problem.data.flatten(0, 1).index_select(0, torch.from_numpy(self.rnd.rows))
 
     def _draw(self, data: torch.Tensor, clients: torch.Tensor, width: int) -> Iterator[Batch]:
-        """One mini-batch a step from data (·, n, width + m): (left columns, right columns), gathered K steps at a time."""
+        """One mini-batch a step from data (·, n, width + m): (left, right columns), gathered K steps at a time."""
         batch, n, steps = self.problem.batch, data.shape[1], max(1, self.rnd.local_steps)
         if batch == "full":
             left, right = data.index_select(0, clients).split([width, self.m], -1)
             yield from itertools.repeat((left, right))
+            return
         flat, first = data.reshape(-1, width + self.m), (clients * n).unsqueeze(-1)
         for part in itertools.count():
             index = (self._picks(part, steps) + first).view(-1)
@@ -239,7 +243,7 @@ def _normal_equations(a: Floats, b: Floats, row: Floats, reg: float) -> tuple[Fl
     linear = np.tensordot(weighted, b, ((0, 1), (0, 1)))
     constant = 0.5 * float((row[:, None, None] * b * b).sum())
     try:
-        best = np.linalg.solve(hessian, linear)
+        best = np.linalg.solve(hessian, linear).astype(np.float64)
     except np.linalg.LinAlgError:
         raise SpecError("the regression has no unique optimum; set `task.reg` above 0") from None
     return hessian, linear, constant, best

@@ -1,0 +1,248 @@
+"""Every method against a second, independent program: the algorithm boxes once more in plain NumPy.
+
+Here P is an explicit r × d array, clients are a Python loop, their states a list of N arrays, and everything that changes
+is changed in the round in which the box changes it. From the package come only what both sides must share: who takes part,
+P, and the row numbers of mini-batches. Server model, server control and all N client controls must agree after every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from fedspan.core import registry
+from fedspan.core.projector import draw
+from fedspan.runtimes.loop import Loop
+from fedspan.runtimes.simulator import Simulator
+
+Array = npt.NDArray[np.float64]
+Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps
+
+N, PER_ROUND, D, M, R, MOST, ROUNDS = 7, 3, 12, 2, 4, 9, 25
+LR, STEPS, REG, TOLERANCE = 0.02, 3, 0.1, 1e-10
+SEEDS = (5, 11)  # two runs side by side
+COUNTS = np.array([9, 3, 5, 8, 2, 6, 4])
+
+
+@dataclass
+class Reference:
+    """One run: its state and, by name, one round of each method on the clients S."""
+
+    A: list[Array]
+    B: list[Array]
+    w: Array  # weights of the clients, Σ w = 1
+    option: dict[str, Any]
+    x: Array = field(default_factory=lambda: np.zeros((D, M)))
+    c: Array = field(default_factory=lambda: np.zeros((D, M)))
+    ci: list[Array] = field(default_factory=lambda: [np.zeros((D, M)) for _ in range(N)])
+    dual: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # Λ_i
+    end: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # E_i
+    before: Array | None = None  # P of the last round
+
+    def grad(self, i: int, y: Array, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Array:
+        """∇f_i(y; rows), f_i(X) = ‖A_i X − B_i‖² / (2 n_i) + (λ/2) ‖X‖²."""
+        a, b = self.A[i][rows], self.B[i][rows]
+        return a.T @ (a @ y - b) / len(a) + REG * y
+
+    def mean(self, v: dict[int, Array]) -> Array:
+        """mean_S v_i = Σ_S w_i v_i / Σ_S w_i."""
+        total = np.zeros_like(next(iter(v.values())))
+        for i, value in v.items():
+            total = total + self.w[i] * value
+        return total / sum(self.w[i] for i in v)
+
+    def fedavg(self, rows: Rows, P: Array) -> None:
+        delta = {}
+        for i in rows:
+            y = self.x
+            for batch in rows[i]:
+                y = y - LR * self.grad(i, y, batch)
+            delta[i] = y - self.x
+        self.x = self.x + self.option["server_lr"] * self.mean(delta)
+
+    def scaffold(self, rows: Rows, P: Array) -> None:
+        delta, change = {}, np.zeros((D, M))
+        for i in rows:
+            y = self.x
+            for batch in rows[i]:
+                y = y - LR * (self.grad(i, y, batch) - self.ci[i] + self.c)
+            two = self.ci[i] - self.c + (self.x - y) / (LR * STEPS)
+            new = two if self.option["option"] == "II" else self.grad(i, self.x)
+            delta[i], change = y - self.x, change + self.w[i] * (new - self.ci[i])  # w_i = 1/N, not 1/S
+            self.ci[i] = new
+        self.x = self.x + self.option["server_lr"] * self.mean(delta)
+        self.c = self.c + change
+
+    def ssf(self, rows: Rows, P: Array) -> None:
+        a, inside = {}, {}
+        for i in rows:
+            z, total = np.zeros((R, M)), np.zeros((D, M))
+            u = P @ self.c - P @ self.ci[i]
+            for batch in rows[i]:
+                g = self.grad(i, self.x + P.T @ z, batch)
+                z, total = z - LR * (P @ g + u), total + g
+            a[i] = -z / (LR * STEPS) - P @ self.c
+            inside[i] = P @ total / STEPS  # P ḡ_i
+            self.ci[i] = self.ci[i] + P.T @ a[i]
+        self.x = self.x - self.option["server_lr"] * LR * STEPS * P.T @ (P @ self.c + self.mean(a))
+        if self.option["control"] == "exact":
+            self.c = self.c + sum(self.w[i] for i in rows) * P.T @ self.mean(a)
+        else:
+            self.c = (np.eye(D) - P.T @ P) @ self.c + P.T @ self.mean(inside)
+
+    def subavg(self, rows: Rows, P: Array) -> None:
+        end = {}
+        for i in rows:
+            z = np.zeros((R, M))
+            for batch in rows[i]:
+                z = z - LR * P @ self.grad(i, self.x + P.T @ z, batch)
+            end[i] = z
+        self.x = self.x + self.option["server_lr"] * P.T @ self.mean(end)
+
+    def fedsub(self, rows: Rows, P: Array) -> None:
+        if self.before is not None and self.before is not P:
+            turn = P @ self.before.T
+            self.dual = [turn @ v for v in self.dual]
+            self.end = [turn @ v for v in self.end]
+        self.before, last = P, {}
+        for i in rows:
+            b = np.zeros((R, M))
+            for batch in rows[i]:
+                b = b - LR * (P @ self.grad(i, self.x + P.T @ b, batch) + self.dual[i] / (LR * STEPS))
+            last[i] = b
+        mean = self.mean(last)
+        self.x = self.x + self.option["server_lr"] * P.T @ mean
+        for i in range(N):
+            self.end[i] = last.get(i, self.end[i])
+            if i in last or self.option["variant"] == "stale":
+                self.dual[i] = self.dual[i] + self.end[i] - mean
+
+
+def compare(
+    path: Path,
+    spec: dict[str, Any],
+    weights: Literal["uniform", "examples"] = "uniform",
+    batch: int | Literal["full"] = "full",
+    unequal: bool = False,
+) -> None:
+    """Run the package and the reference side by side."""
+    rng = np.random.default_rng(3)
+    counts = COUNTS if unequal else np.full(N, MOST)
+    A = rng.normal(size=(N, MOST, D)) + rng.normal(size=(N, 1, D))
+    B = A @ (rng.normal(size=(D, M)) + rng.normal(size=(N, D, M)))
+    for i in range(N):
+        A[i, counts[i] :] = B[i, counts[i] :] = np.nan  # rows that do not exist
+    np.savez(path / "data.npz", A=A, B=B, **({"n": counts} if unequal else {}))
+
+    method = registry.build("method", {"lr": LR, "local_steps": STEPS, **spec})
+    task = registry.build("task", {"name": "regression", "data": str(path / "data.npz"), "batch": batch, "reg": REG})
+    problem = task.build(SEEDS, torch.float64, weights)
+    simulator = Simulator(method, problem)
+    loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)
+
+    w = counts / counts.sum() if weights == "examples" else np.full(N, 1 / N)
+    option = {"server_lr": 1.0, "option": "II", "control": "exact", "variant": "zero_sum", **spec}
+    own = [[v[i, : counts[i]] for i in range(N)] for v in (A, B)]
+    references = [Reference(*own, w, option) for _ in SEEDS]
+    Ps = [np.eye(D)] * len(SEEDS)
+    seen: set[int] = set()
+    for t in range(ROUNDS):
+        ids = loop._round().ids
+        if "projector" in spec and t % method.refresh == 0:
+            columns = draw(method.projector, problem.layout, SEEDS, t // method.refresh).factors[0].columns()
+            Ps = [v.T.numpy().copy() for v in columns]
+            for P in Ps:
+                close(P @ P.T, np.eye(R), "P Pᵀ", t)
+        if batch != "full":
+            picks = problem.picks(SEEDS, (t,), 0, ids[None], STEPS)[0].numpy().reshape(STEPS, *ids.shape, batch)
+        with torch.inference_mode():
+            loop.step()
+        for run, reference in enumerate(references):
+            rows: Rows = {}
+            for place, i in enumerate(ids[run].tolist()):
+                full = [np.arange(counts[i])] * STEPS
+                rows[i] = full if batch == "full" else list(picks[:, run, place])
+            getattr(reference, spec["name"])(rows, Ps[run])
+            close(matrix(method.model(loop.server)[run, 0]), reference.x, "x", t)
+            if spec["name"] in ("scaffold", "ssf"):
+                close(matrix(loop.server.c[run, 0]), reference.c, "c", t)
+                for i in range(N):
+                    close(matrix(simulator.clients().c[run, i]), reference.ci[i], f"c_{i}", t)
+        seen |= set(ids[0].tolist())
+    assert len(seen) == N  # every client came, so every kind of absence was met
+    assert 0.1 < np.linalg.norm(references[0].x) < 100
+
+
+def matrix(flat: torch.Tensor) -> Array:
+    return flat.numpy().reshape(M, D).T
+
+
+def close(ours: Array, theirs: Array, name: str, t: int) -> None:
+    off, scale = np.linalg.norm(ours - theirs), np.linalg.norm(theirs)
+    assert off <= TOLERANCE * scale, f"{name} differs by {off:.1e} (norm {scale:.1e}) in round {t}"
+
+
+def projected(name: str, projector: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "projector": {"name": projector, "rank": R}, **more}
+
+
+SCAFFOLDS = [("II", "one"), ("II", "classic"), ("I", "classic")]
+PROJECTORS = ["gaussian", "coordinate", "hadamard"]
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
+def test_fedavg(tmp_path: Path, server_lr: float) -> None:
+    compare(tmp_path, {"name": "fedavg", "server_lr": server_lr})
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
+@pytest.mark.parametrize(("option", "uplink"), SCAFFOLDS)
+def test_scaffold(tmp_path: Path, option: str, uplink: str, server_lr: float) -> None:
+    compare(tmp_path, {"name": "scaffold", "option": option, "uplink": uplink, "server_lr": server_lr})
+
+
+@pytest.mark.parametrize(("refresh", "server_lr"), [(1, 1.0), (3, 1.0), (1, 0.7)])
+@pytest.mark.parametrize("control", ["exact", "paper"])
+@pytest.mark.parametrize("projector", PROJECTORS)
+def test_ssf(tmp_path: Path, projector: str, control: str, refresh: int, server_lr: float) -> None:
+    compare(tmp_path, projected("ssf", projector, control=control, refresh=refresh, server_lr=server_lr))
+
+
+@pytest.mark.parametrize(("refresh", "server_lr"), [(1, 1.0), (3, 0.7)])
+@pytest.mark.parametrize("projector", PROJECTORS)
+def test_subavg(tmp_path: Path, projector: str, refresh: int, server_lr: float) -> None:
+    compare(tmp_path, projected("subavg", projector, refresh=refresh, server_lr=server_lr))
+
+
+@pytest.mark.parametrize("refresh", [1, 2, 5])
+@pytest.mark.parametrize("variant", ["zero_sum", "stale"])
+@pytest.mark.parametrize("projector", PROJECTORS)
+def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int) -> None:
+    compare(tmp_path, projected("fedsub", projector, variant=variant, refresh=refresh))
+
+
+MIXED = [
+    {"name": "fedavg"},
+    *({"name": "scaffold", "option": option, "uplink": uplink} for option, uplink in SCAFFOLDS),
+    projected("ssf", "gaussian", refresh=3),
+    projected("ssf", "hadamard", control="paper"),
+    projected("subavg", "gaussian"),
+    projected("fedsub", "gaussian", refresh=2),
+    projected("fedsub", "coordinate", refresh=2, variant="stale"),
+]
+
+
+@pytest.mark.parametrize("batch", ["full", 4])
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@pytest.mark.parametrize("spec", MIXED, ids=lambda spec: "-".join(str(v) for v in spec.values() if isinstance(v, str)))
+def test_clients_of_unequal_size(
+    tmp_path: Path, spec: dict[str, Any], weights: Literal["uniform", "examples"], batch: int | Literal["full"]
+) -> None:
+    compare(tmp_path, spec, weights, batch, unequal=True)
