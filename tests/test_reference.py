@@ -1,8 +1,9 @@
 """Every method against a second, independent program: the algorithm boxes once more in plain NumPy.
 
-Here P is an explicit r × d array, clients are a Python loop, their states a list of N arrays, and everything that changes
-is changed in the round in which the box changes it. From the package come only what both sides must share: who takes part,
-P, and the row numbers of mini-batches. Server model, server control and all N client controls must agree after every round.
+Here P is an explicit r × d array, clients are a Python loop, their states a list of N arrays, and everything that
+changes is changed in the round in which the box changes it. From the package comes only what both sides must share: who
+takes part, P, and the row numbers of mini-batches. The server's model and control and all N client controls must agree
+after every round.
 """
 
 from __future__ import annotations
@@ -221,11 +222,11 @@ def test_subavg(tmp_path: Path, projector: str, refresh: int, server_lr: float) 
     compare(tmp_path, projected("subavg", projector, refresh=refresh, server_lr=server_lr))
 
 
-@pytest.mark.parametrize("refresh", [1, 2, 5])
+@pytest.mark.parametrize(("refresh", "server_lr"), [(1, 1.0), (2, 1.0), (5, 1.0), (2, 0.7)])
 @pytest.mark.parametrize("variant", ["zero_sum", "stale"])
 @pytest.mark.parametrize("projector", PROJECTORS)
-def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int) -> None:
-    compare(tmp_path, projected("fedsub", projector, variant=variant, refresh=refresh))
+def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int, server_lr: float) -> None:
+    compare(tmp_path, projected("fedsub", projector, variant=variant, refresh=refresh, server_lr=server_lr))
 
 
 MIXED = [

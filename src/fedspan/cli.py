@@ -87,11 +87,10 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
 ) -> None:
     """Regenerate a study of the paper: tables, figures and one page. What is done already is not run again."""
-    from fedspan.core.errors import one_of
     from fedspan.paper import reproduction
+    from fedspan.paper.study import Study
 
-    one_of("study", study, ("toy",))
-    reproduction.reproduce(out, quick=quick, seeds=seeds, jobs=jobs, again=again, console=console)
+    reproduction.reproduce(Study.load(study, seeds, quick), out, jobs=jobs, again=again, console=console)
 
 
 @app.command()

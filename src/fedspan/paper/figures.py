@@ -11,13 +11,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.lines import Line2D
 
 from fedspan.paper.results import Results
 from fedspan.paper.study import Part
 
-# Okabe and Ito's colours, told apart by colour-blind readers too.
-COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2"]
+DASHES = {1: ":", 5: "--"}  # ranks other than the usual one, where one figure shows several
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -59,13 +57,13 @@ def _curves(results: Results, part: Part) -> Any:
     for axis, number in zip(axes, wanted["rows"], strict=True):
         row = part.table["rows"][number]
         floor = np.inf
-        for order, variant in enumerate(part.variants(row)):
+        for variant in part.variants(row):
             curve = results.curve(results.study.case(variant, row, steps[row["het"]], rounds))
             x = curve.rounds if wanted["x"] == "round" else (curve.up + curve.down) / 1e6
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
                 middle, low, high = (f(curve.errors, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
-            colour = COLOURS[order % len(COLOURS)]
+            colour = results.study.colour(variant)
             axis.plot(x, middle, color=colour, lw=1.2, label=results.study.label(variant))
             axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
             floor = min(floor, np.nanmin(middle))
@@ -87,21 +85,20 @@ def _steps(results: Results, part: Part) -> Any:
     rows, grid, rounds = part.table["rows"], part.table["grid"], results.study.rounds(part)
     levels = list(dict.fromkeys(row["het"] for row in rows))
     figure, axes = _panels(len(levels))
-    names: dict[str, str] = {}
+    drawn: dict[str, Any] = {}
     for axis, het in zip(axes, levels, strict=True):
         for row in (row for row in rows if row["het"] == het):
             for variant in part.variants(row):
-                case = results.study.case(variant, row, grid[0], rounds)
-                name = results.study.label(variant) + ("" if case.rank is None else f", r = {case.rank}")
-                colour = names.setdefault(name, COLOURS[len(names) % len(COLOURS)])
+                rank = results.study.case(variant, row, grid[0], rounds).rank
+                name = results.study.label(variant) + ("" if rank is None else f", r = {rank}")
                 tails = [results.tail(results.study.case(variant, row, lr, rounds)) for lr in grid]
                 errors = [np.nan if tail.diverged else tail.mean for tail in tails]
-                axis.plot(grid, errors, marker="o", ms=4, lw=1.2, color=colour)
+                style = {"color": results.study.colour(variant), "ls": DASHES.get(rank or 0, "-")}
+                drawn[name] = axis.plot(grid, errors, marker="o", ms=4, lw=1.2, label=name, **style)[0]
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_title(f"het = {het:g}, {rounds:,} rounds")
         axis.set_xlabel("local step η (no point: diverged)")
     axes[0].set_ylabel("tail error")
-    handles = [Line2D([], [], color=colour, marker="o", ms=4, label=name) for name, colour in names.items()]
-    axes[-1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    axes[-1].legend(handles=list(drawn.values()), fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure

@@ -21,15 +21,14 @@ from fedspan.paper.results import Results
 from fedspan.paper.study import Case, Study
 
 
-def reproduce(out: Path, *, quick: bool, seeds: int | None, jobs: int, again: bool, console: Console) -> None:
-    """Regenerate the toy study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
+def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Console) -> None:
+    """Regenerate a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
     at_least("jobs", jobs, 1)
     try:
         from fedspan.paper import figures, page, tables
     except ImportError as error:
         raise FedspanError(f"{error.name} is not installed; pip install 'fedspan[plot]'") from None
-    study = Study.load("toy", seeds, quick)
-    runs = out / ("runs-quick" if quick else "runs")
+    runs = out / ("runs-quick" if study.quick else "runs")
     if again:
         shutil.rmtree(runs, ignore_errors=True)
     began = time.monotonic()
@@ -45,8 +44,8 @@ def reproduce(out: Path, *, quick: bool, seeds: int | None, jobs: int, again: bo
             write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
     text = "\n".join(tables.markdown(results, part) for part in study.parts)
     write_atomic(out / "tables.md", text.encode())
-    short = " --quick" if quick else ""
-    command = f"fedspan reproduce toy{short} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
+    short = " --quick" if study.quick else ""
+    command = f"fedspan reproduce {study.name}{short} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
     write_atomic(out / "index.html", page.render(results, drawn, command, minutes).encode())
     _show(results, console)
     console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedspan.core.errors import at_least, one_of
 from fedspan.experiment import Spec
 
 SPECS = Path(__file__).parent / "specs"
+
+
+def names() -> list[str]:
+    """The studies there are: files of specs/ without a part's number."""
+    return sorted(file.stem for file in SPECS.glob("*.toml") if "_" not in file.stem)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Part:
 class Study:
     """All parts of a study, in long or short form."""
 
+    name: str
     settings: dict[str, Any]
     parts: list[Part]
     seeds: int
@@ -62,14 +69,21 @@ class Study:
     @staticmethod
     def load(name: str, seeds: int | None, quick: bool) -> Study:
         """The study NAME: specs/NAME.toml and specs/NAME_*.toml."""
+        one_of("study", name, names())
+        if seeds is not None:
+            at_least("seeds", seeds, 1)
         settings = tomllib.loads((SPECS / f"{name}.toml").read_text())
         files = sorted(SPECS.glob(f"{name}_*.toml"))
         parts = [Part(file.stem, tomllib.loads(file.read_text())) for file in files]
-        return Study(settings, parts, seeds or (settings["quick"]["seeds"] if quick else 3), quick)
+        return Study(name, settings, parts, seeds or (settings["quick"]["seeds"] if quick else 3), quick)
 
     def part(self, kind: str) -> Part:
         """The first part of a kind."""
         return next(part for part in self.parts if part.kind == kind)
+
+    def colour(self, variant: str) -> str:
+        """A variant's colour, the same in every figure."""
+        return str(self.settings["variants"][variant]["colour"])
 
     def label(self, variant: str) -> str:
         """A variant's name for people."""

@@ -1,8 +1,8 @@
 """All clients in one process; the sampled cohort moves as one batched computation.
 
 Client states are rows of one tensor a field, (runs · N, size). A round reads and writes the rows of its cohort only, so
-its cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from, and
-`down.sync` shows the server's.
+its cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from,
+and `down.sync` shows the server's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,125 @@
+"""What the tests share: small problems, loops over them, and a transport that really packs every message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedspan.core import registry, wire
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Problem
+from fedspan.runtimes.loop import Loop
+from fedspan.runtimes.simulator import Simulator
+from fedspan.runtimes.worker import Replica, answer
+
+torch.set_num_threads(1)
+
+GAUSSIAN = {"name": "gaussian", "rank": 3}
+# One or more settings of every registered method; a method without an entry fails the contract suite.
+METHODS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [{}, {"server_lr": 0.5}],
+    "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}],
+    "ssf": [
+        {"projector": GAUSSIAN},
+        {"projector": GAUSSIAN, "control": "paper", "server_lr": 0.7},
+        {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3},
+        {"projector": {"name": "hadamard", "rank": 4}},
+        {"projector": {"name": "identity"}},
+    ],
+    "subavg": [{"projector": GAUSSIAN}],
+    "fedsub": [
+        {"projector": GAUSSIAN},
+        {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
+        {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1},
+    ],
+}
+SMALL = {
+    "name": "regression",
+    "clients": 7,
+    "dim": 12,
+    "outputs": 2,
+    "samples": 9,
+    "het": 1.0,
+    "target_het": 1.0,
+    "batch": 4,
+}
+
+
+def build(name: str, **settings: Any) -> Method[Any, Any, Any, Any]:
+    """A method with small defaults."""
+    return registry.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | settings)
+
+
+def every_method() -> list[Any]:
+    """(name, settings) of everything in the registry, for parametrize."""
+    return [
+        pytest.param(name, settings, id=f"{name}-{number}")
+        for name in registry.choices("method")
+        for number, settings in enumerate(METHODS[name])
+    ]
+
+
+def small(
+    dtype: torch.dtype = torch.float64, seeds: tuple[int, ...] = (5,), weights: Any = "uniform", **task: Any
+) -> Problem:
+    """A problem of 7 clients, 12 × 2 numbers."""
+    return registry.build("task", SMALL | task).build(seeds, dtype, weights)
+
+
+def start(method: Method[Any, Any, Any, Any], problem: Problem, per_round: int = 3, transport: Any = None) -> Loop:
+    """A loop at round 0."""
+    seeds = problem.seeds  # type: ignore[attr-defined]
+    return Loop(method, problem, transport or Simulator(method, problem), seeds, per_round)
+
+
+def advance(loop: Loop, rounds: int) -> Loop:
+    """The loop some rounds on."""
+    with torch.inference_mode():
+        for _ in range(rounds):
+            loop.step()
+    return loop
+
+
+def model(loop: Loop) -> torch.Tensor:
+    """x."""
+    return loop.method.model(loop.server)
+
+
+class WireTransport:
+    """Every client apart, with its own copy of x: each message is cut out, packed, unpacked and counted."""
+
+    def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem) -> None:
+        self.method, self.problem = method, problem
+        state = method.init_client(problem.x0, problem.layout)
+        self.replicas = [Replica(state) for _ in range(problem.clients)]
+        self.down_bytes: list[list[int]] = []
+        self.up_bytes: list[list[int]] = []
+        self.lost: list[int] = []  # places of the cohort whose reply never arrives
+
+    def exchange(self, rnd: Round, down: Any) -> tuple[np.ndarray, Any]:
+        self.down_bytes.append([])
+        self.up_bytes.append([])
+        ups, arrived = [], []
+        for place, client in enumerate(rnd.ids[0].tolist()):
+            sent = wire.pack(wire.pick(down, place))
+            self.down_bytes[-1].append(sum(a.numel() * a.element_size() for a in sent.values()))
+            if place in self.lost:
+                continue
+            alone = replace(
+                rnd, ids=np.array([[client]]), since=np.array([[-9]]), everyone=None, weights=None, schedule=None
+            )
+            self.replicas[client], reply = answer(self.method, self.problem, self.replicas[client], sent, alone)
+            self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
+            ups.append(wire.unpack(self.method.types()[3], reply))
+            arrived.append(place)
+        return np.array(arrived), wire.gather(ups)
+
+    def save(self) -> wire.Arrays:
+        return {}
+
+    def load(self, arrays: wire.Arrays) -> None:
+        pass

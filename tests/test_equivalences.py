@@ -1,0 +1,144 @@
+"""Methods that must coincide, and sums that must hold in every round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GAUSSIAN, advance, build, model, small, start
+
+ROUNDS = 30
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("per_round", [3, 7])
+@pytest.mark.parametrize("server_lr", [1.0, 0.6])
+def test_ssf_in_the_whole_space_is_scaffold(per_round: int, server_lr: float) -> None:
+    problem = small()
+    full = {"name": "gaussian", "rank": 1.0}  # an orthonormal basis of everything, not the identity
+    for projector in ({"name": "identity"}, full):
+        ssf = start(build("ssf", projector=projector, server_lr=server_lr), problem, per_round)
+        scaffold = start(build("scaffold", server_lr=server_lr), problem, per_round)
+        for _ in range(ROUNDS):
+            advance(ssf, 1)
+            advance(scaffold, 1)
+            assert relative(model(ssf), model(scaffold)) < 1e-12
+        assert relative(ssf.transport.clients().c, scaffold.transport.clients().c) < 1e-12
+
+
+def test_with_everybody_both_control_rules_are_the_papers_box() -> None:
+    problem = small()
+    exact, paper = (start(build("ssf", projector=GAUSSIAN, control=rule), problem, 7) for rule in ("exact", "paper"))
+    advance(exact, ROUNDS)
+    advance(paper, ROUNDS)
+    assert relative(model(exact), model(paper)) < 1e-12
+    assert relative(exact.server.c, paper.server.c) < 1e-12
+
+
+def test_under_sampling_the_control_rules_differ() -> None:
+    problem = small()
+    exact, paper = (start(build("ssf", projector=GAUSSIAN, control=rule), problem, 3) for rule in ("exact", "paper"))
+    assert relative(model(advance(exact, ROUNDS)), model(advance(paper, ROUNDS))) > 1e-3
+
+
+def test_one_local_step_with_everybody_is_gradient_descent() -> None:
+    problem = small(batch="full")
+    loop = start(build("fedavg", local_steps=1, lr=0.05), problem, 7)
+    m, d = problem.layout.blocks[0].shape
+    hessian, linear = (torch.from_numpy(part) for part in problem._terms[0][:2])
+    x = torch.zeros(d, m, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        advance(loop, 1)
+        x = x - 0.05 * (hessian @ x - linear)
+        torch.testing.assert_close(model(loop).view(m, d).mT, x)
+
+
+def test_fedsub_in_the_whole_space_with_everybody_is_scaffold() -> None:
+    problem = small()
+    fedsub = advance(start(build("fedsub", projector={"name": "identity"}), problem, 7), ROUNDS)
+    scaffold = advance(start(build("scaffold"), problem, 7), ROUNDS)
+    assert relative(model(fedsub), model(scaffold)) < 1e-12
+
+
+def test_subavg_in_the_whole_space_is_fedavg() -> None:
+    problem = small()
+    subavg = advance(start(build("subavg", projector={"name": "identity"}), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg"), problem), ROUNDS)
+    assert relative(model(subavg), model(fedavg)) < 1e-12
+
+
+def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:
+    problem = small()
+    one, classic = (start(build("scaffold", uplink=uplink), problem) for uplink in ("one", "classic"))
+    advance(one, ROUNDS)
+    advance(classic, ROUNDS)
+    assert relative(model(one), model(classic)) < 1e-12
+    assert classic.ledger.up.sum() == 2 * one.ledger.up.sum()
+
+
+def unequal(tmp_path: Any) -> dict[str, Any]:
+    """Clients of 2 to 9 rows."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(7, 9, 12)), rng.normal(size=(7, 9, 2))
+    path = tmp_path / "unequal.npz"
+    np.savez(path, A=a, B=b, n=np.array([2, 3, 9, 4, 8, 5, 6]))
+    return {"data": str(path)}
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@pytest.mark.parametrize("name", ["scaffold", "ssf"])
+def test_the_server_control_is_the_mean_of_all_client_controls(name: str, weights: str, tmp_path: Any) -> None:
+    """c = Σ w_i c_i over ALL clients, in every round, under sampling."""
+    problem = small(weights=weights, **unequal(tmp_path))
+    extra = {"projector": GAUSSIAN} if name == "ssf" else {}
+    loop = start(build(name, **extra), problem)
+    w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
+    for _ in range(ROUNDS):
+        advance(loop, 1)
+        mean = (loop.transport.clients().c * w[None, :, None]).sum(1, keepdim=True)
+        assert relative(mean, loop.server.c) < 1e-12
+
+
+def test_the_papers_control_rule_breaks_the_mean() -> None:
+    loop = advance(start(build("ssf", projector=GAUSSIAN, control="paper"), small()), ROUNDS)
+    assert relative(loop.transport.clients().c.mean(1, keepdim=True), loop.server.c) > 1e-2
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_the_duals_of_fedsub_sum_to_zero(weights: str, tmp_path: Any) -> None:
+    """With everybody in every round, each dual is one round behind; after line 5 they sum to zero."""
+    problem = small(weights=weights, **unequal(tmp_path))
+    loop = advance(start(build("fedsub", projector=GAUSSIAN, refresh=100), problem, 7), ROUNDS)
+    state, last = loop.transport.clients(), loop.server.log.entries[-1]
+    w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
+    duals = state.dual + state.end - last
+    assert (duals * w[None, :, None]).sum(1).norm() < 1e-12 * duals.norm()
+
+
+def test_a_round_leaves_what_is_outside_its_subspace_alone() -> None:
+    problem = small()
+    method = build("ssf", projector=GAUSSIAN)
+    loop = advance(start(method, problem), 10)
+    rnd = loop._round()
+    P = method.subspace(rnd)
+    before, x, c = loop.transport.clients().c.clone(), model(loop), loop.server.c
+    advance(loop, 1)
+    for old, new in [(before, loop.transport.clients().c), (x, model(loop)), (c, loop.server.c)]:
+        change = new - old
+        assert (change - P.T @ (P @ change)).norm() < 1e-12 * old.norm()
+        assert change.norm() > 0
+
+
+def test_weights_by_examples_reach_the_optimum_of_the_weighted_loss(tmp_path: Any) -> None:
+    """Σ w_i f_i and mean f_i have different optima; each setting goes to its own."""
+    data = unequal(tmp_path)
+    for weights in ("uniform", "examples"):
+        problem = small(weights=weights, batch="full", **data)
+        loop = advance(start(build("ssf", projector=GAUSSIAN, lr=0.05), problem), 3000)
+        assert float(problem.evaluate(model(loop))["rel_err"][0]) < 1e-9

@@ -1,0 +1,107 @@
+"""The paper's study: every part runs in a short form, and verdicts say what was seen."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedspan.paper import reproduction, tables
+from fedspan.paper.results import Results, Tail, judge, number
+from fedspan.paper.study import Case, Study, names
+
+
+def tiny(seeds: int = 2) -> Study:
+    """25,000 rounds become 5, and the search 500 rounds still: it must find the paper's steps."""
+    study = Study.load("toy", seeds, quick=True)
+    study.settings["quick"]["rounds_divisor"] = 5000
+    return study
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    reproduction.reproduce(tiny(), folder, jobs=1, again=False, console=Console(quiet=True))
+    return folder
+
+
+def test_every_part_gives_its_table_figure_and_place_on_the_page(out: Path) -> None:
+    page, text = (out / "index.html").read_text(), (out / "tables.md").read_text()
+    for part in tiny().parts:
+        assert part.table["title"] in page
+        assert part.table["title"] in text
+        if part.kind != "figure":
+            rows = list(csv.DictReader((out / "tables" / f"{part.name}.csv").read_text().splitlines()))
+            assert len(rows) >= len(part.table["rows"])
+        if part.kind != "search":
+            assert (out / "figures" / f"{part.name}.png").stat().st_size > 5_000
+            assert "<svg" in (out / "figures" / f"{part.name}.svg").read_text()
+    assert page.count("<svg") == sum(part.kind != "search" for part in tiny().parts)
+    for outside in ("http://", "https://", "src=", "<link", "@import"):
+        assert outside not in page.replace("http://www.w3.org/", "").replace("https://matplotlib.org/", "").replace(
+            "http://purl.org/", ""
+        ).replace("http://creativecommons.org/", ""), outside
+
+
+def test_the_search_finds_the_papers_steps(out: Path) -> None:
+    assert Results(tiny(), out / "runs-quick").steps() == {0.1: 1e-2, 0.5: 1e-2, 2.0: 1e-3}
+
+
+def test_what_is_done_is_not_run_again(out: Path) -> None:
+    def stamps() -> dict[str, float]:
+        return {str(p): p.stat().st_mtime for p in (out / "runs-quick").rglob("history.jsonl")}
+
+    before = stamps()
+    reproduction.reproduce(tiny(), out, jobs=1, again=False, console=Console(quiet=True))
+    assert stamps() == before
+    assert len(before) > 100
+
+
+def test_runs_are_shared_between_parts() -> None:
+    cases = tiny().cases({0.1: 1e-2, 0.5: 1e-2, 2.0: 1e-3})
+    keys = [case.key for case in cases]
+    assert len(keys) == len(set(keys))
+    assert Case("scaffold", 2.0, None, 1e-3, 5).key in keys
+
+
+def test_verdicts() -> None:
+    close, far, dead = Tail(1.14e-3, 1e-5, 0, 3), Tail(1.2e-3, 1e-5, 0, 3), Tail(math.nan, math.nan, 3, 3)
+    some = Tail(1e-3, 1e-5, 1, 3)
+    assert judge(close, 1e-3).holds is True
+    assert judge(far, 1e-3).holds is False
+    assert judge(far, 1e-3).text == "+20 %"
+    assert judge(dead, "nan").holds is True
+    assert judge(close, "nan").holds is False
+    assert judge(some, "nan").holds is False
+    assert judge(some, 1e-3).holds is False
+    assert judge(close, None).holds is None
+    assert (str(dead), str(some)) == ("diverged", "1.00e-3 ± 1e-5 (1 of 3 diverged)")
+    assert number(6.234e-3) == "6.23e-3"
+
+
+def test_the_papers_numbers_are_all_there() -> None:
+    """Three tables of 3, 5 and 3 rows; four methods each."""
+    wanted = {"toy_2_heterogeneity": 3, "toy_3_dimension": 5, "toy_4_stability": 3}
+    for part in tiny().parts:
+        if part.name in wanted:
+            assert len(part.table["rows"]) == wanted[part.name]
+            for row in part.table["rows"]:
+                assert set(row["paper"]) == {"scaffold", "fedavg", "ssf-paper", "fedsub", "fedsub-stale"}
+    assert names() == ["toy"]
+
+
+def test_a_long_study_counts_its_score(out: Path) -> None:
+    """Pretend the short runs were the long ones: every compared cell gets a verdict."""
+    study = tiny()
+    object.__setattr__(study, "quick", False)
+    study.settings["base"]["rounds"] = 5
+    for part in study.parts:
+        if part.kind == "tuned":
+            part.table["rounds"] = 1
+    good, total, missed = tables.score(Results(study, out / "runs-quick"))
+    assert total == 11 * 5
+    assert good + len(missed) <= total
+    assert missed

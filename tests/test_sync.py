@@ -1,0 +1,100 @@
+"""Catch-up downloads: a client that was away gets what it missed, or the whole model when that is fewer bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
+from fedspan.core.errors import ProtocolError
+from fedspan.core.sync import Catchup, Log
+
+D, M, ITEM, PROBE = 12, 2, 8, 8
+
+
+def gaps(loop: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds since each client of the coming cohort took part, whether it is new)."""
+    rnd = loop._round()
+    return rnd.t - rnd.since[0], rnd.since[0] < 0
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 12])
+def test_ssf_sends_r_up_and_min_of_missed_and_whole_down(rank: int) -> None:
+    method = build("ssf", projector={"name": "gaussian", "rank": rank})
+    problem = small()
+    transport = WireTransport(method, problem)
+    loop = start(method, problem, transport=transport)
+    seen = set()
+    for _ in range(60):
+        gap, new = gaps(loop)
+        advance(loop, 1)
+        missed = np.where(new | (gap * rank > D), D, gap * rank)
+        assert transport.down_bytes[-1] == ((missed + rank) * M * ITEM + PROBE).tolist()
+        assert transport.up_bytes[-1] == [rank * M * ITEM] * 3
+        seen |= {bool(whole) for whole in (gap * rank > D)[~new]}
+    assert seen == ({False, True} if rank > 1 else {False})
+
+
+@pytest.mark.parametrize(("name", "up", "down"), [("fedavg", 1, 1), ("scaffold", 1, 2)])
+def test_full_methods_send_d(name: str, up: int, down: int) -> None:
+    loop = advance(start(build(name), small()), 10)
+    assert loop.ledger.up.sum() == 10 * 3 * up * D * M * ITEM
+    assert loop.ledger.down.sum() == 10 * 3 * down * D * M * ITEM
+
+
+def test_fedsub_always_sends_the_mean_of_a_clients_last_round() -> None:
+    method = build("fedsub", projector={"name": "gaussian", "rank": 5}, refresh=2)
+    problem = small()
+    loop = start(method, problem, transport=WireTransport(method, problem))
+    for _ in range(60):
+        gap, new = gaps(loop)
+        advance(loop, 1)
+        whole = new | (gap * 5 > D + 5)
+        missed = np.where(new, D, np.where(whole, D + 5, gap * 5))
+        assert loop.transport.down_bytes[-1] == (missed * M * ITEM + PROBE).tolist()
+
+
+def test_the_papers_control_rule_costs_twice_the_uplink() -> None:
+    exact, paper = (
+        advance(start(build("ssf", projector=GAUSSIAN, control=rule), small()), 9) for rule in ("exact", "paper")
+    )
+    assert paper.ledger.up.sum() == 2 * exact.ledger.up.sum()
+
+
+def test_the_log_holds_no_more_than_is_worth_sending() -> None:
+    loop = advance(start(build("ssf", projector=GAUSSIAN), small()), 50)
+    assert len(loop.server.log.entries) == D // 3
+    assert loop.server.log.end == 50
+
+
+def test_every_copy_of_the_model_is_the_servers_of_its_round() -> None:
+    method, problem = build("ssf", projector=GAUSSIAN), small(torch.float32)
+    transport = WireTransport(method, problem)
+    loop = start(method, problem, transport=transport)
+    past = []
+    for _ in range(40):
+        past.append(model(loop).clone())
+        advance(loop, 1)
+    for replica in transport.replicas:
+        assert torch.equal(replica.x, past[replica.since])
+
+
+def test_a_client_without_a_copy_refuses_changes() -> None:
+    entry = torch.ones(1, 1, 2)
+    sent = Catchup(torch.ones(1, 1, 8), Log((entry,), 1), np.array([[0]])).pick(0)
+    arrived = Catchup.from_arrays(sent.arrays())
+    with pytest.raises(ProtocolError, match="no copy"):
+        arrived.open(None, 0, lambda e, t: e)
+    with pytest.raises(ProtocolError, match="open"):
+        _ = arrived.model
+
+
+def test_the_log_says_when_it_has_forgotten() -> None:
+    log = Log((), 0).push(torch.zeros(1, 1, 2), 2).push(torch.ones(1, 1, 2), 2).push(torch.ones(1, 1, 2) * 2, 2)
+    assert float(log.at(2)[0, 0, 0]) == 2
+    for gone in (0, 3):
+        with pytest.raises(ProtocolError, match="not in the log"):
+            log.at(gone)
