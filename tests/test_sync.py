@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
+from fedspan.core import wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.sync import Catchup, Log
 
@@ -98,3 +99,18 @@ def test_the_log_says_when_it_has_forgotten() -> None:
     for gone in (0, 3):
         with pytest.raises(ProtocolError, match="not in the log"):
             log.at(gone)
+
+
+def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
+    x0, layout = small().x0, small().layout
+    kept = {
+        "fedavg": (build("fedavg"), 0),
+        "scaffold": (build("scaffold"), D * M),
+        "ssf": (build("ssf", projector=GAUSSIAN), D * M),
+        "subavg": (build("subavg", projector=GAUSSIAN), 0),
+        "fedsub": (build("fedsub", projector=GAUSSIAN), 3 * M),
+        "stale": (build("fedsub", projector=GAUSSIAN, variant="stale"), 2 * 3 * M),
+    }
+    for method, numbers in kept.values():
+        state = wire.pack(method.init_client(x0, layout))
+        assert sum(array.numel() for array in state.values()) == numbers

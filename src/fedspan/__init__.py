@@ -10,32 +10,72 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedspan.core.errors import FedspanError as FedspanError
+    from fedspan.core.layout import Block as Block
+    from fedspan.core.layout import Layout as Layout
+    from fedspan.core.layout import Vector as Vector
     from fedspan.core.method import Method as Method
     from fedspan.core.method import Round as Round
     from fedspan.core.objective import Objective as Objective
+    from fedspan.core.objective import Problem as Problem
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
+    from fedspan.core.sync import Catchup as Catchup
+    from fedspan.core.sync import Log as Log
+    from fedspan.core.task import Task as Task
     from fedspan.experiment import Result as Result
     from fedspan.experiment import Spec as Spec
     from fedspan.experiment import run as run
+    from fedspan.methods._local import InSubspace as InSubspace
+    from fedspan.methods._local import LocalSteps as LocalSteps
+    from fedspan.methods._local import descend as descend
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "FedspanError": "fedspan.core.errors",
-    "Method": "fedspan.core.method",
-    "Round": "fedspan.core.method",
-    "Objective": "fedspan.core.objective",
-    "Projector": "fedspan.core.projector",
-    "register": "fedspan.core.registry",
-    "Result": "fedspan.experiment",
-    "Spec": "fedspan.experiment",
-    "run": "fedspan.experiment",
+    "FedspanError": "core.errors",
+    "Block": "core.layout",
+    "Layout": "core.layout",
+    "Vector": "core.layout",
+    "Method": "core.method",
+    "Round": "core.method",
+    "Objective": "core.objective",
+    "Problem": "core.objective",
+    "Projector": "core.projector",
+    "register": "core.registry",
+    "Catchup": "core.sync",
+    "Log": "core.sync",
+    "Task": "core.task",
+    "Result": "experiment",
+    "Spec": "experiment",
+    "run": "experiment",
+    "InSubspace": "methods._local",
+    "LocalSteps": "methods._local",
+    "descend": "methods._local",
 }
-__all__ = ["FedspanError", "Method", "Objective", "Projector", "Result", "Round", "Spec", "register", "run"]
+__all__ = [
+    "Block",
+    "Catchup",
+    "FedspanError",
+    "InSubspace",
+    "Layout",
+    "LocalSteps",
+    "Log",
+    "Method",
+    "Objective",
+    "Problem",
+    "Projector",
+    "Result",
+    "Round",
+    "Spec",
+    "Task",
+    "Vector",
+    "descend",
+    "register",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'fedspan' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(f"fedspan.{_WHERE[name]}"), name)

@@ -44,10 +44,10 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The dual and the endpoint of its last round, r numbers each, in the basis of that round."""
+    """Λ_i + b_i of its last round, in the basis of that round; the stale variant keeps the two apart."""
 
-    dual: Vector  # Λ_i
-    end: Vector  # E_i
+    dual: Vector  # Λ_i + b_i; stale: Λ_i
+    end: Vector  # nothing; stale: E_i
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,8 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         r = draw(self.projector, layout, (0,), 0).rank
-        zero = x0.new_zeros(*x0.shape[:-1], r)
-        return ClientState(zero, zero)
+        ends = r if self.variant == "stale" else 0
+        return ClientState(x0.new_zeros(*x0.shape[:-1], r), x0.new_zeros(*x0.shape[:-1], ends))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         keep: Literal["all", "first"] = "all" if self.variant == "stale" else "first"
@@ -95,7 +95,8 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
         grad, push = f.restrict(x, P), dual / (self.lr * self.local_steps)
         b = descend(torch.zeros_like(dual), lambda b: grad(b) + push, self.lr, self.local_steps)  # 3
-        return ClientState(dual, b), Up(b)
+        stale = self.variant == "stale"
+        return ClientState(dual, b) if stale else ClientState(dual + b, client.end), Up(b)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         mean_b = rnd.mean(up.b)
@@ -114,7 +115,7 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         for j in range(int(since.min()), rnd.t):
             here = torch.from_numpy(since <= j if stale else since == j).unsqueeze(-1)
             if here.any():
-                dual = torch.where(here, dual + end - sync.log.at(j), dual)  # 5
+                dual = torch.where(here, (dual + end if stale else dual) - sync.log.at(j), dual)  # 5
             if (j + 1) % self.refresh == 0:
                 old = draw(self.projector, rnd.layout, rnd.seeds, j // self.refresh)
                 new = draw(self.projector, rnd.layout, rnd.seeds, (j + 1) // self.refresh)

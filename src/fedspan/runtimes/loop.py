@@ -85,7 +85,7 @@ class Loop:
         self.ledger = Ledger.empty(len(self.seeds), n)
 
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
-        """Go on to round `rounds`: a row at the start, every `eval_every` rounds, and at the end or when all diverged."""
+        """Go on to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or when all diverged."""
         if self.t == 0:
             yield self._evaluate()
         while self.t < rounds:

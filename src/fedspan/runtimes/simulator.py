@@ -37,16 +37,18 @@ class Simulator:
         runs, cohort = rnd.ids.shape
         index = torch.from_numpy(rnd.rows)
         rows = {name: all_.index_select(0, index) for name, all_ in self._population.items()}
-        state = self._kind(**{name: part.view(runs, cohort, -1) for name, part in rows.items()})
+        state = self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
         new, up = work(self.method, self.problem, state, down, rnd)
         for name, all_ in self._population.items():
-            all_.index_copy_(0, index, getattr(new, name).reshape(runs * cohort, -1))
+            all_.index_copy_(0, index, getattr(new, name).flatten(0, 1))
         return np.arange(cohort), up
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
         runs = self.problem.x0.shape[0]
-        return self._kind(**{name: all_.view(runs, -1, all_.shape[-1]) for name, all_ in self._population.items()})
+        return self._kind(
+            **{name: all_.unflatten(0, (runs, self.problem.clients)) for name, all_ in self._population.items()}
+        )
 
     def save(self) -> wire.Arrays:
         """The states of all clients as named arrays."""

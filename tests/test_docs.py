@@ -1,0 +1,67 @@
+"""The README's commands and examples run, links lead somewhere, and the repository speaks of the product alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_the_readmes_example_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 1
+    assert blocks[0].count("\n") <= 20
+    done = python(blocks[0], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "MB up" in done.stdout
+
+
+def test_the_example_of_a_new_method_runs() -> None:
+    done = subprocess.run([sys.executable, ROOT / "examples/new_method.py"], capture_output=True, text=True, check=True)
+    assert "new_method" in done.stdout
+
+
+def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
+    method = 'method={name="new_method", lr=0.01, local_steps=5, mu=0.1}'
+    command = ["run", ROOT / "examples/ssf.toml", "--plugin", ROOT / "examples/new_method.py", "--out", tmp_path / "o"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedspan", *command, "--set", method, "--set", "rounds=50"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_commands_named_in_the_docs_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"`make ([a-z-]+)`", page.read_text()):
+            assert f"\n{target}:" in makefile, f"{page.name}: make {target}"
+
+
+def test_no_file_of_the_repository_needs_pickle() -> None:
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]:
+        text = path.read_text()
+        assert "import pickle" not in text, path
+        assert "torch.load(" not in text, path
+        assert "allow_pickle=True" not in text, path
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedspan", "version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fedspan ")
