@@ -27,7 +27,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "control": "paper", "server_lr": 0.7},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3},
-        {"projector": {"name": "hadamard", "rank": 4}},
+        {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
         {"projector": {"name": "identity"}},
     ],
     "subavg": [{"projector": GAUSSIAN}],

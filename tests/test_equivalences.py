@@ -142,3 +142,13 @@ def test_weights_by_examples_reach_the_optimum_of_the_weighted_loss(tmp_path: An
         problem = small(weights=weights, batch="full", **data)
         loop = advance(start(build("ssf", projector=GAUSSIAN, lr=0.05), problem), 3000)
         assert float(problem.evaluate(model(loop))["rel_err"][0]) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["ssf", "subavg", "fedsub"])
+def test_a_rank_aware_step_is_that_step(name: str) -> None:
+    """d/r = 4 here, so a boost of 10 is a step four times as large, and one of 2 twice as large."""
+    problem = small()
+    for boost, factor in ((10.0, 4.0), (2.0, 2.0)):
+        boosted = advance(start(build(name, projector=GAUSSIAN, lr=0.01, rank_boost=boost), problem), ROUNDS)
+        larger = advance(start(build(name, projector=GAUSSIAN, lr=0.01 * factor), problem), ROUNDS)
+        assert relative(model(boosted), model(larger)) < 1e-12

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.errors import at_least, positive
+from fedspan.core.errors import SpecError, at_least, positive
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
@@ -42,10 +42,13 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
 
     projector: Projector
     refresh: int = 1  # rounds between two draws of P
+    rank_boost: float = 1.0  # η_l = lr · min(d/r, rank_boost): a step that knows the rank; 1 leaves lr as it is
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("refresh", self.refresh, 1)
+        if not self.rank_boost >= 1:
+            raise SpecError(f"`rank_boost` must be at least 1, got {self.rank_boost!r}")
 
     def check(self, layout: Layout) -> None:
         """The rank must fit every block."""
@@ -56,6 +59,10 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""
         return draw(self.projector, rnd.layout, rnd.seeds, rnd.t // self.refresh)
+
+    def step(self, P: LinearMap) -> float:
+        """η_l. Inside a random subspace curvature and noise shrink with r/d, so a larger step stays stable."""
+        return self.lr * min(P.layout.size / P.rank, self.rank_boost)
 
     def expand(self, entry: Vector, rnd: Round) -> Vector:
         """Pᵀ δ: the log holds what a round added to x in its own subspace."""

@@ -93,8 +93,9 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
-        grad, push = f.restrict(x, P), dual / (self.lr * self.local_steps)
-        b = descend(torch.zeros_like(dual), lambda b: grad(b) + push, self.lr, self.local_steps)  # 3
+        lr, grad = self.step(P), f.restrict(x, P)
+        push = dual / (lr * self.local_steps)
+        b = descend(torch.zeros_like(dual), lambda b: grad(b) + push, lr, self.local_steps)  # 3
         stale = self.variant == "stale"
         return ClientState(dual, b) if stale else ClientState(dual + b, client.end), Up(b)
 

@@ -88,16 +88,16 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1
         P.agree(down.probe)
-        grad = f.restrict(x, P)
+        lr, grad = self.step(P), f.restrict(x, P)
         u = Pc - P @ c_i  # 3
-        z = descend(torch.zeros_like(u), lambda z: grad(z) + u, self.lr, self.local_steps)  # 4
-        a = z / (-self.lr * self.local_steps) - Pc  # 5
+        z = descend(torch.zeros_like(u), lambda z: grad(z) + u, lr, self.local_steps)  # 4
+        a = z / (-lr * self.local_steps) - Pc  # 5
         return ClientState(c_i + P.T @ a), Up(a, a + P @ c_i if self.control == "paper" else None)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
         Pc, mean_a = P @ c, rnd.mean(up.a)
-        delta = -self.server_lr * self.lr * self.local_steps * (Pc + mean_a)
+        delta = -self.server_lr * self.step(P) * self.local_steps * (Pc + mean_a)
         x = x + P.T @ delta  # 7
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
         return ServerState(x, c + P.T @ change, server.log.push(delta, self.log_length(rnd.layout, delta)))  # 8
