@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 MARKS = {True: "yes", False: "no", None: ""}
 
 
-def render(results: Results, figures: dict[str, Path], command: str, minutes: float) -> str:
+def render(results: Results, figures: dict[str, Path], command: str) -> str:
     """The page as text; figures are put in as SVG."""
     study = results.study
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -34,7 +34,8 @@ def render(results: Results, figures: dict[str, Path], command: str, minutes: fl
         close=round(CLOSE * 100),
         parts=[_part(results, part, figures.get(part.name)) for part in study.parts],
         command=command,
-        footer=f"{minutes:.1f} minutes of computing. " + ", ".join(f"{k} {v}" for k, v in versions().items()),
+        footer=f"{results.seconds() / 60:.0f} core-minutes of computing. "
+        + ", ".join(f"{k} {v}" for k, v in versions().items()),
     )
 
 

@@ -46,7 +46,7 @@ def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Conso
     write_atomic(out / "tables.md", text.encode())
     short = " --quick" if study.quick else ""
     command = f"fedspan reproduce {study.name}{short} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
-    write_atomic(out / "index.html", page.render(results, drawn, command, minutes).encode())
+    write_atomic(out / "index.html", page.render(results, drawn, command).encode())
     _show(results, console)
     console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)
 

@@ -132,6 +132,10 @@ class Results:
         """The tail error of a case."""
         return self.curve(case).tail(self.study.settings["tail"])
 
+    def seconds(self) -> float:
+        """Computing time of all runs read so far."""
+        return sum(curve.seconds for curve in self._curves.values())
+
     def searched(self) -> dict[float, dict[float, float]]:
         """Final error of each candidate step at each level: het → lr → mean over seeds, nan where any seed diverged."""
         out: dict[float, dict[float, float]] = {}
