@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fedspan import experiment
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.runtimes import history
+from fedspan.runtimes import folder, history
 
 SPEC = """
 seed = 3
@@ -40,11 +40,11 @@ het = 0.5
 per_round = 10
 """
 # A run whose checkpoints come often enough to be caught between two of them.
-SLOW = "import fedspan.experiment as e, fedspan.cli as c; e.CHECKPOINT_SECONDS = 0.3; c.main()"
+SLOW = "import fedspan.runtimes.folder as f, fedspan.cli as c; f.CHECKPOINT_SECONDS = 0.3; c.main()"
 
 
-def spec_file(folder: Path, rounds: int = 40) -> Path:
-    path = folder / "spec.toml"
+def spec_file(place: Path, rounds: int = 40) -> Path:
+    path = place / "spec.toml"
     path.write_text(SPEC.format(rounds=rounds))
     return path
 
@@ -55,8 +55,8 @@ def fedspan(*arguments: Any, code: str = "from fedspan.cli import main; main()")
     )
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in history.read(folder / "history.jsonl")[1]]
+def rows(place: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in history.read(place / "history.jsonl")[1]]
 
 
 def test_rows_and_files(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_a_stopped_run_resumes_to_the_same_bits(sign: int, seeds: int, tmp_path:
     process.send_signal(sign)
     code = process.wait(60)
     assert code == (130 if sign != signal.SIGKILL else -signal.SIGKILL)
-    stopped_at = checkpoint.load(tmp_path / "cut" / experiment.CHECKPOINT)[1]["round"]
+    stopped_at = checkpoint.load(tmp_path / "cut" / folder.CHECKPOINT)[1]["round"]
     assert 0 < stopped_at < rounds
     again = fedspan(*arguments, tmp_path / "cut", "--resume")
     assert again.returncode == 0, again.stderr
-    for folder in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
-        assert rows(tmp_path / "cut" / folder) == rows(tmp_path / "whole" / folder)
-        cut, whole = ((tmp_path / run / folder / "model.safetensors").read_bytes() for run in ("cut", "whole"))
+    for part in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
+        assert rows(tmp_path / "cut" / part) == rows(tmp_path / "whole" / part)
+        cut, whole = ((tmp_path / run / part / "model.safetensors").read_bytes() for run in ("cut", "whole"))
         assert cut == whole
 
 
@@ -319,3 +319,19 @@ def test_import_is_quick() -> None:
     code = "import sys, fedspan; print(sorted({'torch', 'numpy', 'typer', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> None:
+    spec = experiment.Spec.load(spec_file(tmp_path))
+    experiment.run(spec, tmp_path / "whole")
+
+    def die(*_: Any) -> None:
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "History", die)
+        with pytest.raises(FedspanError, match="cannot write"):
+            experiment.run(spec, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "history.jsonl").exists()
+    experiment.run(spec, tmp_path / "cut", resume=True)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from fedspan.core.sync import Catchup as Catchup
     from fedspan.core.sync import Log as Log
     from fedspan.core.task import Task as Task
-    from fedspan.experiment import Result as Result
     from fedspan.experiment import Spec as Spec
     from fedspan.experiment import run as run
     from fedspan.methods._local import InSubspace as InSubspace
     from fedspan.methods._local import LocalSteps as LocalSteps
     from fedspan.methods._local import descend as descend
+    from fedspan.runtimes.folder import Result as Result
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,7 @@ _WHERE = {
     "Catchup": "core.sync",
     "Log": "core.sync",
     "Task": "core.task",
-    "Result": "experiment",
+    "Result": "runtimes.folder",
     "Spec": "experiment",
     "run": "experiment",
     "InSubspace": "methods._local",

@@ -16,7 +16,7 @@ import fedspan
 from fedspan.core.errors import FedspanError
 
 if TYPE_CHECKING:
-    from fedspan.experiment import Result
+    from fedspan.runtimes.folder import Result
     from fedspan.runtimes.loop import Row
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=fedspan.__doc__)
@@ -96,7 +96,7 @@ def reproduce(
 @app.command()
 def version() -> None:
     """The versions that a run's numbers depend on."""
-    from fedspan.experiment import versions
+    from fedspan.runtimes.folder import versions
 
     console.print("  ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import jinja2
 
-from fedspan.experiment import versions
 from fedspan.paper import tables
 from fedspan.paper.results import CLOSE, Cell, Results, number
 from fedspan.paper.study import Part
+from fedspan.runtimes.folder import versions
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MARKS = {True: "yes", False: "no", None: ""}

@@ -19,6 +19,7 @@ from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import FedspanError, at_least
 from fedspan.paper.results import Results
 from fedspan.paper.study import Case, Study
+from fedspan.runtimes.folder import CHECKPOINT
 
 
 def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Console) -> None:
@@ -90,7 +91,7 @@ def _one_thread() -> None:
 
 
 def _run(spec: experiment.Spec, folder: Path, seeds: int) -> bool:
-    resume = (folder / experiment.CHECKPOINT).exists()
+    resume = (folder / CHECKPOINT).exists()
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     return experiment.run(spec, folder, seeds=seeds, resume=resume).finished

@@ -44,7 +44,7 @@ class History:
     @classmethod
     def continued(cls, path: Path, header: Line, until: int) -> History:
         """The file with its rows up to a round, ready for the next."""
-        _, rows = read(path)
+        rows = read(path)[1] if until or path.exists() else []
         kept = [row for row in rows if row["round"] <= until] if until else []  # the loop itself gives row 0
         history = cls(path, header)
         write_atomic(path, _text([header, *kept]))
