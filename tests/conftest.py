@@ -100,7 +100,7 @@ class WireTransport:
         self.up_bytes: list[list[int]] = []
         self.lost: list[int] = []  # places of the cohort whose reply never arrives
 
-    def exchange(self, rnd: Round, down: Any) -> tuple[np.ndarray, Any]:
+    def exchange(self, rnd: Round, down: Any, aside: Any) -> tuple[np.ndarray, Any, Any]:
         self.down_bytes.append([])
         self.up_bytes.append([])
         ups, arrived = [], []
@@ -116,7 +116,7 @@ class WireTransport:
             self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
             ups.append(wire.unpack(self.method.types()[3], reply))
             arrived.append(place)
-        return np.array(arrived), wire.gather(ups)
+        return np.array(arrived), wire.gather(ups), None
 
     def save(self) -> wire.Arrays:
         return {}

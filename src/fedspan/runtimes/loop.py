@@ -18,6 +18,7 @@ import torch
 from fedspan.core import seeds as streams
 from fedspan.core import wire
 from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.layout import Vector
 from fedspan.core.ledger import Ledger
 from fedspan.core.method import Method, Round, Schedule
 from fedspan.core.objective import Problem
@@ -26,8 +27,8 @@ from fedspan.core.objective import Problem
 class Transport(Protocol):
     """The only thing in which runtimes differ."""
 
-    def exchange(self, rnd: Round, down: Any) -> tuple[npt.NDArray[np.int64], Any]:
-        """Deliver a round's download; the places of the cohort that replied, in order, and their replies."""
+    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[npt.NDArray[np.int64], Any, Vector | None]:
+        """Deliver a round's download and what goes beside it; (places of the cohort that replied, the same of them)."""
 
     def save(self) -> wire.Arrays:
         """What this end must keep of the clients for a later `load`."""
@@ -59,6 +60,10 @@ def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sche
     return Schedule(rounds.start, streams.choose(keys, clients, size))
 
 
+def _beside(aside: Vector | None) -> int:
+    return 0 if aside is None else aside.shape[-1] * aside.element_size()
+
+
 @dataclass
 class Loop:
     """A run in progress. `rows()` may be left at any row and taken up again, here or from `save()` elsewhere."""
@@ -74,6 +79,7 @@ class Loop:
     server: Any = field(init=False)
     since: npt.NDArray[np.int64] = field(init=False)  # (runs, N)
     ledger: Ledger = field(init=False)
+    aside: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -83,6 +89,7 @@ class Loop:
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
         self.since = np.full((len(self.seeds), n), -1, np.int64)
         self.ledger = Ledger.empty(len(self.seeds), n)
+        self.aside = self.problem.aside0
 
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
         """Go on to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or when all diverged."""
@@ -106,13 +113,14 @@ class Loop:
         """One round."""
         rnd = self._round()
         down = self.method.broadcast(self.server, rnd)
-        self.ledger.sent(rnd, wire.sizes(down, rnd.ids.shape))
-        arrived, up = self.transport.exchange(rnd, down)
+        self.ledger.sent(rnd, wire.sizes(down, rnd.ids.shape) + _beside(self.aside))
+        arrived, up, aside = self.transport.exchange(rnd, down, self.aside)
         if len(arrived) < rnd.ids.shape[1]:
             rnd = rnd.among(arrived)
         if len(arrived):
             self.server = self.method.server_step(self.server, up, rnd)
-            self.ledger.received(rnd, wire.sizes(up, rnd.ids.shape))
+            self.ledger.received(rnd, wire.sizes(up, rnd.ids.shape) + _beside(aside))
+            self.aside = None if aside is None else rnd.mean(aside)
             self.since.reshape(-1)[rnd.rows] = self.t
         self.t += 1
 
@@ -138,7 +146,7 @@ class Loop:
         )
 
     def _evaluate(self) -> Row:
-        metrics = dict(self.problem.evaluate(self.method.model(self.server)))
+        metrics = dict(self.problem.evaluate(self.method.model(self.server), self.aside))
         up, down = self.ledger.totals()
         return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics))
 
@@ -148,8 +156,9 @@ class Loop:
         arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
         counts = {"since": self.since, "up": self.ledger.up, "down": self.ledger.down}
         arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
+        beside = {} if self.aside is None else {"loop.aside": self.aside}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        return arrays | {"loop.clock": clock}
+        return arrays | beside | {"loop.clock": clock}
 
     def load(self, arrays: wire.Arrays) -> None:
         """Take up a run where `save` left it."""
@@ -164,5 +173,6 @@ class Loop:
         self.transport.load(parts["clients"])
         self.since = parts["loop"]["since"].numpy()
         self.ledger = Ledger(*(parts["loop"][name].numpy() for name in ("up", "down")))
+        self.aside = parts["loop"].get("aside")
         clock = parts["loop"]["clock"].tolist()
         self.t, self.seconds = int(clock[0]), clock[1]

@@ -15,9 +15,12 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
+from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
 from fedspan.runtimes.worker import work
+
+Places = npt.NDArray[np.int64]
 
 
 class Simulator:
@@ -32,16 +35,27 @@ class Simulator:
             field.name: getattr(one, field.name)[0].expand(rows, -1).clone() for field in dataclasses.fields(one)
         }
 
-    def exchange(self, rnd: Round, down: Any) -> tuple[npt.NDArray[np.int64], Any]:
-        """Hand the download to the cohort; (places of the cohort that replied, their replies)."""
+    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Places, Any, Vector | None]:
+        """Hand the download to the cohort, all at once or in turn; (places that replied, replies, what came beside)."""
+        cohort = rnd.ids.shape[1]
+        size = self.problem.together or cohort
+        if size >= cohort:
+            return np.arange(cohort), *self._some(rnd, down, aside)
+        parts = [
+            self._some(rnd.among(np.arange(i, min(i + size, cohort))), down, aside) for i in range(0, cohort, size)
+        ]
+        beside = None if parts[0][1] is None else torch.cat([part[1] for part in parts if part[1] is not None], 1)
+        return np.arange(cohort), wire.gather([part[0] for part in parts]), beside
+
+    def _some(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Any, Vector | None]:
         runs, cohort = rnd.ids.shape
         index = torch.from_numpy(rnd.rows)
         rows = {name: all_.index_select(0, index) for name, all_ in self._population.items()}
         state = self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
-        new, up = work(self.method, self.problem, state, down, rnd)
+        new, up, beside = work(self.method, self.problem, state, down, aside, rnd)
         for name, all_ in self._population.items():
             all_.index_copy_(0, index, getattr(new, name).flatten(0, 1))
-        return np.arange(cohort), up
+        return up, beside
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""

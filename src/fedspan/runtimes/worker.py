@@ -15,9 +15,14 @@ from fedspan.core.objective import Problem
 from fedspan.core.sync import Catchup
 
 
-def work(method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, rnd: Round) -> tuple[Any, Any]:
-    """The cohort's local work, whatever its size."""
-    return method.client_step(state, down, problem.cohort(rnd), rnd)
+def work(
+    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, aside: Vector | None, rnd: Round
+) -> tuple[Any, Any, Vector | None]:
+    """The cohort's local work, whatever its size: (states, replies, what is sent beside them)."""
+    f = problem.cohort(rnd)
+    f.begin(aside)
+    state, up = method.client_step(state, down, f, rnd)
+    return state, up, f.aside()
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +32,9 @@ class Replica:
     state: Any
     x: Vector | None = None
     since: int = -1
+
+
+ASIDE = "aside"  # the name under which it is packed, next to a message's own arrays
 
 
 def answer(
@@ -41,5 +49,6 @@ def answer(
         message, x = replace(message, sync=sync), sync.model
     rnd = replace(rnd, since=np.array([[replica.since]]))
     with torch.inference_mode():
-        state, up = work(method, problem, replica.state, message, rnd)
-    return Replica(state, x, rnd.t), wire.pack(up)
+        state, up, aside = work(method, problem, replica.state, message, down.get(ASIDE), rnd)
+    beside = {} if aside is None else {ASIDE: aside}
+    return Replica(state, x, rnd.t), wire.pack(up) | beside

@@ -129,7 +129,7 @@ class RegressionProblem(Problem):
         """X*, (runs, 1, d·m) in float64."""
         return torch.from_numpy(np.stack([best.T.reshape(1, -1) for _, _, _, best in self._terms]))
 
-    def evaluate(self, x: Vector) -> Mapping[str, Floats]:
+    def evaluate(self, x: Vector, aside: Vector | None = None) -> Mapping[str, Floats]:
         """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
         points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape).swapaxes(1, 2)
         out: dict[str, list[float]] = {"rel_err": [], "loss": []}

@@ -1,0 +1,118 @@
+"""Layers whose weight is W + B P with B the only trained tensor.
+
+The weight used in the forward pass is the merged one, so forward and input gradient cost what they always do. What
+shrinks is the weight's gradient: the layer keeps the projected input (r wide) and makes the r-wide gradient of B only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from fedspan.core.linear import Factor
+
+Tensor = torch.Tensor
+
+
+class _Linear(torch.autograd.Function):
+    """y = x Wᵀ + b;  ∂B = δᵀ (x Pᵀ)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor, factor: Factor) -> Tensor:
+        ctx.save_for_backward(factor.down(x.reshape(1, -1, x.shape[-1]))[0], weight)
+        ctx.has_bias = bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (delta,), (inside, weight) = grads, ctx.saved_tensors
+        rows = delta.reshape(-1, delta.shape[-1])
+        down = delta @ weight if ctx.needs_input_grad[0] else None
+        return down, None, rows.sum(0) if ctx.has_bias else None, rows.mT @ inside, None
+
+
+class _Conv(torch.autograd.Function):
+    """The same for a convolution; P acts on the input channels (of each group)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor, factor: Factor, how: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(_channels(x, factor, how[-1]), weight)
+        ctx.how, ctx.has_bias, ctx.shape, ctx.inner = how, bias is not None, x.shape, b.shape
+        run = F.conv2d if x.dim() == 4 else F.conv1d
+        return run(x, weight, bias, *how)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (delta,), (inside, weight) = grads, ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.how
+        none = [0] * len(stride)
+
+        def back(x: Tensor, w: Tensor, mask: list[bool]) -> Any:
+            return torch.ops.aten.convolution_backward(
+                delta, x, w, None, stride, padding, dilation, False, none, groups, mask
+            )
+
+        down = None
+        if ctx.needs_input_grad[0]:
+            down = back(delta.new_empty(1).expand(ctx.shape), weight, [True, False, False])[0]
+        inner = back(inside, delta.new_empty(1).expand(ctx.inner), [False, True, False])[1]
+        over = [0, *range(2, delta.dim())]
+        return down, None, delta.sum(over) if ctx.has_bias else None, inner, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    """y = W[i];  ∂B[i] += δ Pᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, weight: Tensor, b: Tensor, factor: Factor, skip: int | None) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.factor, ctx.shape, ctx.skip = factor, b.shape, skip
+        return F.embedding(index, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (delta,), (index,) = grads, ctx.saved_tensors
+        inside = ctx.factor.down(delta.reshape(1, -1, delta.shape[-1]))[0]
+        out = delta.new_zeros(ctx.shape).index_add_(0, index.reshape(-1), inside)
+        if ctx.skip is not None:
+            out[ctx.skip] = 0
+        return None, None, out, None, None
+
+
+def _channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
+    """P on the channels of each group: (n, g·c, …) → (n, g·r, …)."""
+    n, _, *space = x.shape
+    apart = x.reshape(n * groups, -1, *space)
+    if (index := getattr(factor, "index", None)) is not None:  # coordinates: a gather, no product
+        taken = apart.index_select(1, index.flatten())
+    else:
+        taken = torch.einsum("nc...,cr->nr...", apart, factor.columns()[0].to(x.dtype))
+    return taken.reshape(n, groups * factor.rank, *space)
+
+
+def restricted_forward(layer: nn.Module, b: Callable[[], Tensor], factor: Factor) -> Callable[[Tensor], Tensor]:
+    """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B."""
+    if isinstance(layer, nn.Linear):
+        return lambda x: _Linear.apply(x, layer.weight.detach(), layer.bias, b(), factor)
+    if isinstance(layer, nn.Embedding):
+        if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+            raise NotImplementedError("Embedding with max_norm, scale_grad_by_freq or sparse gradients")
+        return lambda i: _Embedding.apply(i, layer.weight.detach(), b(), factor, layer.padding_idx)
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
+    simple = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
+    how = (layer.stride, padding, layer.dilation, layer.groups)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+
+    def forward(x: Tensor) -> Tensor:
+        if not simple:
+            x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+        return _Conv.apply(x, layer.weight.detach(), layer.bias, b(), factor, how)
+
+    return forward

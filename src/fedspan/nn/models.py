@@ -1,0 +1,107 @@
+"""Small networks for images: MLP, a LeNet-like CNN, and the CIFAR ResNets of He et al. 2016, with BatchNorm or GroupNorm."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from fedspan.core.errors import SpecError
+
+Norm = Literal["batch", "group", "none"]
+
+
+def mlp(shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...] = (128,)) -> nn.Sequential:
+    """Fully connected layers with ReLU."""
+    sizes = [shape[0] * shape[1] * shape[2], *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def cnn(shape: tuple[int, int, int], classes: int, width: int = 16) -> nn.Sequential:
+    """Two convolutions with pooling and one hidden layer, after LeNet."""
+    channels, height, breadth = shape
+    inner = 2 * width * (height // 4) * (breadth // 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(inner, 128), nn.ReLU(), nn.Linear(128, classes),
+    )  # fmt: skip
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 × 3 convolutions and a shortcut without parameters (option A: strided, zero-padded)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = norm(outputs)
+        self.stride, self.extra = stride, outputs - inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """F(x) + x."""
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        short = x[:, :, :: self.stride, :: self.stride]
+        if self.extra:
+            short = F.pad(short, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+        return F.relu(y + short)
+
+
+class ResNet(nn.Module):
+    """The 6n + 2 layer networks for 32 × 32 images: three stages of n blocks, 16, 32 and 64 channels wide."""
+
+    def __init__(self, depth: int, classes: int, channels: int = 3, norm: Norm = "group", width: int = 16) -> None:
+        super().__init__()
+        if (depth - 2) % 6:
+            raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
+        make = _norm(norm)
+        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.norm = make(width)
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(3):
+            for block in range((depth - 2) // 6):
+                outputs = width << stage
+                blocks.append(ResidualBlock(inputs, outputs, 2 if stage and not block else 1, make))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        x = self.blocks(F.relu(self.norm(self.conv(x))))
+        return self.head(x.mean((2, 3)))
+
+
+def build(name: str, shape: tuple[int, int, int], classes: int, norm: Norm = "group", seed: int = 0) -> nn.Module:
+    """A model by name, such as `mlp`, `cnn` or `resnet20`, with weights decided by the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "mlp":
+            return mlp(shape, classes)
+        if name == "cnn":
+            return cnn(shape, classes)
+        if found := re.fullmatch(r"resnet(\d+)", name):
+            return ResNet(int(found[1]), classes, shape[0], norm)
+    raise SpecError(f"unknown model {name!r}; there are mlp, cnn, resnet8, resnet20, resnet56, resnet110")
+
+
+def _norm(kind: Norm) -> Callable[[int], nn.Module]:
+    if kind == "batch":
+        return nn.BatchNorm2d
+    if kind == "group":
+        return functools.partial(_group, 8)
+    return lambda channels: nn.Identity()
+
+
+def _group(groups: int, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(min(groups, channels), channels)

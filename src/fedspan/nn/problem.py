@@ -1,0 +1,184 @@
+"""Clients' data and a torch module as a Problem; the cohort is worked through client by client on one shared module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedspan.core import seeds
+from fedspan.core.errors import DataError
+from fedspan.core.layout import Vector
+from fedspan.core.linear import LinearMap
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective, Problem
+from fedspan.nn.cover import Choice, layout_of
+from fedspan.nn.restricted import FlatModule, Restricted
+from fedspan.nn.source import Batch, Source
+
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+Augment = Callable[[Batch, torch.Generator], Batch]
+
+
+class TorchProblem(Problem):
+    """A module, its clients' examples, and how to score it."""
+
+    together = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Sequence[Source],
+        loss: Loss,
+        choices: Sequence[Choice],
+        *,
+        seed: int,
+        batch: int,
+        evaluate: Evaluate | None = None,
+        by_examples: bool = False,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        augment: Augment | None = None,
+        device: str = "cpu",
+    ) -> None:
+        if not clients:
+            raise DataError("there are no clients; give at least one")
+        self.model, self.sources, self.loss, self.choices = model.to(device), clients, loss, choices
+        self.seeds, self.batch, self.device = (seed,), batch, torch.device(device)
+        self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
+        self.layout = layout_of(choices)
+        self.module = FlatModule(model, self.layout)
+        self.x0 = self.module.flat.detach().clone().cpu().view(1, 1, -1)
+        self.clients = len(clients)
+        counts = np.array([len(source) for source in clients], np.float64)
+        self.weights = counts / counts.sum() if by_examples else None
+        self.buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self.aside0 = self._read_buffers() if self.buffers else None
+        self._active: Restricted | None = None
+
+    def cohort(self, rnd: Round) -> TorchObjective:
+        """The objective of the one client in `rnd`."""
+        self.release()
+        return TorchObjective(self, rnd)
+
+    def evaluate(self, x: Vector, aside: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
+        """Metrics of a server model on the user's own scorer."""
+        self.release()
+        self.module.load(x)
+        self.write_buffers(aside)
+        self.model.eval()
+        with torch.inference_mode():
+            found = self._score(self.model) if self._score is not None else {}
+        finite = bool(torch.isfinite(x).all())
+        return {name: np.array([value]) for name, value in found.items()} | {"finite": np.array([float(finite)])}
+
+    def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
+        """A weight that is not finite, or a loss that is not."""
+        return np.array([metrics["finite"][0] < 1 or not np.isfinite(metrics.get("loss", np.zeros(1))[0])])
+
+    def activate(self, x: Vector, P: LinearMap) -> Restricted:
+        """The module inside x + range(Pᵀ), until `release`."""
+        self.release()
+        self._active = Restricted(self.module, self.choices, x, P).__enter__()
+        return self._active
+
+    def release(self) -> None:
+        """The module as it was."""
+        if self._active is not None:
+            self._active.__exit__()
+            self._active = None
+
+    def write_buffers(self, aside: Vector | None) -> None:
+        """Running statistics of the module's norms, from a flat vector."""
+        if aside is None or not self.buffers:
+            return
+        parts = aside.view(-1).split([b.numel() for b in self.buffers])
+        with torch.no_grad():
+            for buffer, part in zip(self.buffers, parts, strict=True):
+                buffer.copy_(part.view(buffer.shape))
+
+    def _read_buffers(self) -> Vector:
+        return torch.cat([b.detach().reshape(-1).cpu() for b in self.buffers]).view(1, 1, -1)
+
+
+class TorchObjective(Objective):
+    """f_i of one client in one round."""
+
+    def __init__(self, problem: TorchProblem, rnd: Round) -> None:
+        self.problem, self.rnd, self.client = problem, rnd, int(rnd.ids[0, 0])
+        self._batches = self._draw()
+        problem.model.train()
+
+    def begin(self, aside: Vector | None) -> None:
+        """Start from the server's running statistics."""
+        self.problem.write_buffers(aside)
+
+    def aside(self) -> Vector | None:
+        """The client's running statistics after its local work."""
+        return self.problem._read_buffers() if self.problem.buffers else None
+
+    def grad(self, y: Vector) -> Vector:
+        """∇f_i(y) on the next mini-batch."""
+        batch = next(self._batches)
+        with torch.inference_mode(False):
+            g = self.problem.module.grad(y, lambda model: self.problem.loss(model, batch)).to(y.device)
+        return self._finished(g, y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        """∇f_i(x) over all of the client's examples."""
+        source, n = self.problem.sources[self.client], len(self.problem.sources[self.client])
+        total = torch.zeros_like(x)
+        for part in torch.arange(n).split(self.problem.batch):
+            batch = self._placed(source.take(part))
+            with torch.inference_mode(False):
+                g = self.problem.module.grad(x, lambda model, batch=batch: self.problem.loss(model, batch))
+            total = total + g.to(x.device) * (len(part) / n)
+        return self._finished(total, x)
+
+    def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
+        """z ↦ P ∇f_i(x + Pᵀz), with no full gradient for the covered layers."""
+        with torch.inference_mode(False):
+            inside = self.problem.activate(x, P)
+        base = P @ x if self.problem.weight_decay else None
+
+        def grad(z: Vector) -> Vector:
+            batch = next(self._batches)
+            with torch.inference_mode(False):
+                g = inside.grad(z, lambda model: self.problem.loss(model, batch)).to(z.device)
+            return self._finished(g, z if base is None else base + z)
+
+        return grad
+
+    def _finished(self, g: Vector, point: Vector) -> Vector:
+        if self.problem.clip is not None:
+            g = g * min(1.0, self.problem.clip / max(float(g.norm()), 1e-12))
+        return g + self.problem.weight_decay * point if self.problem.weight_decay else g
+
+    def _draw(self) -> Iterator[Batch]:
+        """Mini-batches by shuffled passes over the client's examples, decided by (seed, round, client) alone."""
+        problem, rnd, source = self.problem, self.rnd, self.problem.sources[self.client]
+        n, number = len(source), 0
+        left = torch.empty(0, dtype=torch.int64)
+        for passed in range(1 << 30):
+            key = np.array([seeds.key(rnd.seeds[0], "examples", rnd.t, self.client, passed)], np.uint64)
+            left = torch.cat([left, torch.from_numpy(seeds.permute(key, n)[0])])
+            size = min(problem.batch, n)
+            while len(left) >= size:
+                batch = self._placed(source.take(left[:size]))
+                if problem.augment is not None:
+                    state = seeds.key(rnd.seeds[0], "augment", rnd.t, self.client, number) >> 1
+                    batch = problem.augment(batch, torch.Generator().manual_seed(state))
+                left, number = left[size:], number + 1
+                yield batch
+
+    def _placed(self, batch: Batch) -> Batch:
+        device = self.problem.device
+        if device.type == "cpu":
+            return batch
+        if isinstance(batch, Mapping):
+            return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        return tuple(part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)

@@ -1,0 +1,155 @@
+"""A module at x + Pᵀz: writes z into the weights, runs forward and backward, and returns P ∇f as r flat numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fedspan.core.errors import SpecError
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.linear import Factor, LinearMap
+from fedspan.nn.cover import Choice
+from fedspan.nn.layers import restricted_forward
+
+Tensor = torch.Tensor
+
+
+class FlatModule:
+    """A module whose trained tensors are views of one flat vector, so that loading x is one copy."""
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self.model, self.layout = model, layout
+        named = dict(model.named_parameters())
+        self.flat = torch.cat([named[b.name].detach().reshape(-1) for b in layout.blocks])
+        parts = self.flat.split([b.size for b in layout.blocks])
+        self.params: list[nn.Parameter] = []
+        for block, part in zip(layout.blocks, parts, strict=True):
+            parameter = named[block.name]
+            parameter.data = part.view(block.shape)
+            self.params.append(parameter)
+
+    def load(self, x: Vector) -> None:
+        """Put the flat vector x into the module."""
+        self.flat.copy_(x.view(-1))
+
+    def grad(self, y: Vector, loss: Callable[[nn.Module], Tensor]) -> Vector:
+        """∇f(y), flat."""
+        self.load(y)
+        with torch.enable_grad():
+            found = torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
+        flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(found, self.params, strict=True)]
+        return torch.cat(flat).view(1, 1, -1)
+
+
+class Restricted:
+    """The same module inside x + range(Pᵀ) for one round; `with` puts its layers back as they were."""
+
+    def __init__(self, module: FlatModule, choices: Sequence[Choice], x: Vector, P: LinearMap) -> None:
+        self.module, self.P, self.choices = module, P, choices
+        module.load(x)
+        self.pieces = [_Piece(module, number, P.factors[number], choices[number]) for number in range(len(choices))]
+
+    def __enter__(self) -> Restricted:
+        for piece in self.pieces:
+            piece.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for piece in self.pieces:
+            piece.remove()
+
+    def grad(self, z: Vector, loss: Callable[[nn.Module], Tensor]) -> Vector:
+        """P ∇f(x + Pᵀz) on one batch."""
+        parts = z.view(-1).split(list(self.P.sizes))
+        for piece, part in zip(self.pieces, parts, strict=True):
+            piece.write(part)
+        with torch.enable_grad():
+            found = torch.autograd.grad(loss(self.module.model), [p.leaf for p in self.pieces], allow_unused=True)
+        flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
+        return torch.cat(flat).view(1, 1, -1)
+
+
+class _Piece:
+    """One block of the module during a round."""
+
+    def __init__(self, module: FlatModule, number: int, factor: Factor | None, choice: Choice) -> None:
+        self.parameter, self.choice = module.params[number], choice
+        self.factor = factor
+        self.layer = (
+            module.model.get_submodule(choice.layer) if choice.how == "covered" and factor is not None else None
+        )
+        block = module.layout.blocks[number]
+        self.shape = block.shape
+        if factor is None:
+            self.start = self.parameter.detach().clone()
+            self.leaf: Tensor = self.parameter
+            return
+        self.inner = (self.shape[0], factor.rank, *self.shape[2:])
+        self.sent = (self.shape[0], *self.shape[2:], factor.rank)  # the order in which a LinearMap keeps z
+        if self.layer is not None:
+            self.leaf = torch.zeros(self.inner, dtype=self.parameter.dtype, device=self.parameter.device)
+            self.leaf.requires_grad_()
+            self.index = getattr(factor, "index", None)
+            if self.index is not None:
+                self.index = self.index.flatten()
+                self.start = self.parameter.detach().index_select(1, self.index)
+        else:
+            self.start = self.parameter.detach().clone()
+            self.leaf = self.parameter
+
+    def write(self, part: Tensor) -> None:
+        """Set the weight to x + Pᵀz for this block."""
+        with torch.no_grad():
+            weight = self.parameter.detach()
+            if self.factor is None:
+                torch.add(self.start, part.view(self.shape), out=weight)
+                return
+            b = part.view(self.sent).movedim(-1, 1)
+            if self.layer is None:
+                weight.copy_(self.start + lift(self.factor, b))
+            elif self.index is not None:
+                self.leaf.copy_(b)
+                weight.index_copy_(1, self.index, self.start + b)
+            else:
+                weight.add_(lift(self.factor, b - self.leaf))
+                self.leaf.copy_(b)
+
+    def collect(self, g: Tensor | None) -> Tensor:
+        """The block's part of P ∇f, flat."""
+        if g is None:
+            if self.layer is not None and self.leaf.numel():
+                raise SpecError(
+                    f"{self.choice.name!r} is not used through its own layer in the forward pass; name it in `whole`"
+                )
+            return self.leaf.new_zeros(self.leaf.numel() if self.factor is None else _count(self.inner))
+        if self.factor is None:
+            return g.reshape(-1)
+        inside = g if self.layer is not None else lower(self.factor, g)
+        return inside.movedim(1, -1).reshape(-1)
+
+    def install(self) -> None:
+        if self.layer is not None and self.factor is not None:
+            self.layer.forward = restricted_forward(self.layer, lambda: self.leaf, self.factor)  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        if self.layer is not None:
+            self.layer.__dict__.pop("forward", None)
+
+
+def lower(factor: Factor, w: Tensor) -> Tensor:
+    """P on axis 1: (out, in, …) → (out, r, …)."""
+    last = w.movedim(1, -1)
+    return factor.down(last.reshape(1, -1, last.shape[-1])).view(*last.shape[:-1], factor.rank).movedim(-1, 1)
+
+
+def lift(factor: Factor, b: Tensor) -> Tensor:
+    """Pᵀ on axis 1: (out, r, …) → (out, in, …)."""
+    last = b.movedim(1, -1)
+    up = factor.up(last.reshape(1, -1, factor.rank))
+    return up.view(*last.shape[:-1], up.shape[-1]).movedim(-1, 1)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())

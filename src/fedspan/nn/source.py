@@ -1,0 +1,80 @@
+"""A client's examples, whatever they came as: tensors, arrays, a Dataset or a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from fedspan.core.errors import DataError
+
+Batch = Any  # what a loss is given: usually (inputs, targets)
+
+
+class Source(Protocol):
+    """Examples that can be taken by number."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def take(self, index: torch.Tensor) -> Batch:
+        """A batch of the examples with these numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """Examples held as tensors of equal length."""
+
+    parts: tuple[torch.Tensor, ...]
+
+    def __len__(self) -> int:
+        return self.parts[0].shape[0]
+
+    def take(self, index: torch.Tensor) -> Batch:
+        """Rows of each tensor."""
+        return tuple(part[index] for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Examples fetched one by one from a Dataset."""
+
+    data: Dataset[Any]
+    collate: Callable[[list[Any]], Batch] = default_collate
+
+    def __len__(self) -> int:
+        return len(self.data)  # type: ignore[arg-type]
+
+    def take(self, index: torch.Tensor) -> Batch:
+        """The items, collated."""
+        return self.collate([self.data[i] for i in index.tolist()])
+
+
+def as_source(data: Any, who: str) -> Source:
+    """A Source from what a user gives for one client."""
+    if isinstance(data, DataLoader):
+        return as_source(Items(data.dataset, data.collate_fn), who)
+    if isinstance(data, Dataset):
+        tensors = getattr(data, "tensors", None)
+        return as_source(tuple(tensors), who) if tensors is not None else _filled(Items(data), who)
+    if isinstance(data, Sequence) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
+        parts = tuple(torch.as_tensor(part) for part in data)
+        if len({part.shape[0] for part in parts}) > 1:
+            raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
+        for part in parts:
+            if part.is_floating_point() and not torch.isfinite(part).all():
+                raise DataError(f"{who} has values that are not finite; remove or fill them")
+        return _filled(Tensors(parts), who)
+    if hasattr(data, "take") and hasattr(data, "__len__"):
+        return _filled(data, who)
+    raise DataError(f"{who} must be (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+
+
+def _filled(source: Source, who: str) -> Source:
+    if len(source) == 0:
+        raise DataError(f"{who} has no examples; leave it out")
+    return source

@@ -1,0 +1,130 @@
+"""Real data sets by name, from a folder the user names. Nothing is downloaded and nothing is unpickled.
+
+The folder is FEDSPAN_DATA, else `../shared/data` beside the working directory or the checkout.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import DataError
+
+Array = npt.NDArray[np.generic]
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images (n, height, width[, 3]) as bytes, labels, and who each example belongs to where that is known."""
+
+    x: npt.NDArray[np.uint8]
+    y: npt.NDArray[np.int64]
+    owner: npt.NDArray[np.int64] | None = None
+
+
+def load(name: str) -> tuple[Split, Split]:
+    """(train, test) of a data set."""
+    if name not in LOADERS:
+        raise DataError(f"unknown data set {name!r}; there are {', '.join(LOADERS)}")
+    return LOADERS[name]()
+
+
+def folder() -> Path:
+    """Where the data files are."""
+    named = os.environ.get("FEDSPAN_DATA")
+    places = [Path(named)] if named else [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise DataError(f"no data folder at {str(places[0])!r}; set FEDSPAN_DATA to the folder that holds the data files")
+
+
+def _open(file: str) -> dict[str, Array]:
+    path = folder() / file
+    if not path.is_file():
+        raise DataError(f"{str(path)!r} is missing; put the file there or set FEDSPAN_DATA to the folder that has it")
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _mnist() -> tuple[Split, Split]:
+    found = _open("mnist_by_writer.npz")
+    parts = (Split(found[f"{p}_x"], found[f"{p}_y"].astype(np.int64), found[f"{p}_writer"]) for p in ("train", "test"))
+    train, test = parts
+    return train, test
+
+
+def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
+    found = _open(file)
+    train, test = (_strips(found, part) for part in ("train", "test"))
+    return train, test
+
+
+def _strips(found: dict[str, Array], part: str) -> Split:
+    """Lossless WebP strips of 100 images each, side by side."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("Pillow is not installed; pip install 'fedspan[vision]' to read CIFAR") from None
+    import io
+
+    data, ends = found[f"{part}_webp"].tobytes(), found[f"{part}_offsets"].tolist()
+    images = []
+    for start, end in zip(ends, ends[1:], strict=False):
+        strip = np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
+        images.append(strip.reshape(32, -1, 32, 3).swapaxes(0, 1))
+    return Split(np.concatenate(images), found[f"{part}_fine"].astype(np.int64))
+
+
+def _digits() -> tuple[Split, Split]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("scikit-learn is not installed; pip install 'fedspan[vision]' for digits") from None
+    found = load_digits()
+    x, y = np.rint(found.images * (255 / 16)).astype(np.uint8), found.target.astype(np.int64)
+    return Split(x[:1500], y[:1500]), Split(x[1500:], y[1500:])
+
+
+def _fashion() -> tuple[Split, Split]:
+    places = [FASHION]
+    if named := os.environ.get("FEDSPAN_DATA"):
+        places.insert(0, Path(named) / "fashion-mnist")
+    place = next((p for p in places if p.is_dir()), None)
+    if place is None:
+        raise DataError(
+            "Fashion-MNIST is not here; install Debian's dataset-fashion-mnist, or put its four .gz files in "
+            "FEDSPAN_DATA/fashion-mnist"
+        )
+    train, test = (
+        Split(
+            _idx(place / f"{part}-images-idx3-ubyte.gz"), _idx(place / f"{part}-labels-idx1-ubyte.gz").astype(np.int64)
+        )
+        for part in ("train", "t10k")
+    )
+    return train, test
+
+
+def _idx(path: Path) -> npt.NDArray[np.uint8]:
+    """An IDX file: two zero bytes, a type, the number of axes, their lengths, the bytes."""
+    raw = gzip.decompress(path.read_bytes())
+    axes = raw[3]
+    shape = np.frombuffer(raw, ">i4", axes, 4)
+    if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * axes + int(np.prod(shape)):
+        raise DataError(f"{str(path)!r} is not an IDX file of bytes")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+LOADERS = {
+    "mnist": _mnist,
+    "cifar100": _cifar100,
+    "cifar100_mini": lambda: _cifar100("cifar100_mini.npz"),
+    "fashion_mnist": _fashion,
+    "digits": _digits,
+}
