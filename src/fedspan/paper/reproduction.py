@@ -103,9 +103,11 @@ def _show(results: Results, console: Console) -> None:
 
     part = results.study.part("table")
     header, rows = tables.wide(results, part)
-    table = Table(
-        *header, title=f"{part.table['title']}: tail error (paper)", title_justify="left", header_style="bold"
-    )
+    study = results.study
+    length = f"{study.rounds(part):,} rounds, {study.seeds} seed{'s' if study.seeds > 1 else ''}"
+    note = "; the paper's numbers are at 25,000 rounds" if study.quick else ""
+    title = f"{part.table['title']}: tail error after {length} (paper{note})"
+    table = Table(*header, title=title, title_justify="left", header_style="bold")
     for row in rows:
         table.add_row(*(cell.replace(" (", "\n(") for cell in row))
     console.print(table)
