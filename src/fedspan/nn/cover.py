@@ -1,8 +1,8 @@
 """Which tensors of a torch module are projected, which go whole, and why.
 
-A covered weight belongs to a plain Linear, Conv1d, Conv2d or Embedding and is used through that layer alone: its gradient
-is formed inside the subspace (`nn.layers`). Other large tensors fall back to a projected full gradient. Biases, norms,
-small tensors and the output head are trained and sent whole.
+A covered weight belongs to a plain Linear, Conv1d, Conv2d or Embedding and is used through that layer alone: its
+gradient is formed inside the subspace (`nn.layers`). Other large tensors fall back to a projected full gradient.
+Biases, norms, small tensors and the output head are trained and sent whole.
 """
 
 from __future__ import annotations

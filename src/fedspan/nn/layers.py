@@ -7,7 +7,7 @@ shrinks is the weight's gradient: the layer keeps the projected input (r wide) a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -22,7 +22,7 @@ class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b;  ∂B = δᵀ (x Pᵀ)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor, factor: Factor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, factor: Factor) -> Tensor:
         ctx.save_for_backward(factor.down(x.reshape(1, -1, x.shape[-1]))[0], weight)
         ctx.has_bias = bias is not None
         return F.linear(x, weight, bias)
@@ -98,12 +98,13 @@ def _channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
 
 def restricted_forward(layer: nn.Module, b: Callable[[], Tensor], factor: Factor) -> Callable[[Tensor], Tensor]:
     """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B."""
+    linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
     if isinstance(layer, nn.Linear):
-        return lambda x: _Linear.apply(x, layer.weight.detach(), layer.bias, b(), factor)
+        return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), factor)
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotImplementedError("Embedding with max_norm, scale_grad_by_freq or sparse gradients")
-        return lambda i: _Embedding.apply(i, layer.weight.detach(), b(), factor, layer.padding_idx)
+        return lambda i: embedding(i, layer.weight.detach(), b(), factor, layer.padding_idx)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     simple = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
@@ -113,6 +114,7 @@ def restricted_forward(layer: nn.Module, b: Callable[[], Tensor], factor: Factor
     def forward(x: Tensor) -> Tensor:
         if not simple:
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        return _Conv.apply(x, layer.weight.detach(), layer.bias, b(), factor, how)
+        y: Tensor = convolution(x, layer.weight.detach(), layer.bias, b(), factor, how)
+        return y
 
     return forward

@@ -1,8 +1,9 @@
-"""Small networks for images: MLP, a LeNet-like CNN, and the CIFAR ResNets of He et al. 2016, with BatchNorm or GroupNorm."""
+"""Small networks for images: MLP, a LeNet-like CNN, the CIFAR ResNets of He et al. 2016 with BatchNorm or GroupNorm."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Literal
@@ -20,7 +21,7 @@ def mlp(shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...] = (12
     """Fully connected layers with ReLU."""
     sizes = [shape[0] * shape[1] * shape[2], *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
@@ -79,7 +80,8 @@ class ResNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Class scores."""
         x = self.blocks(F.relu(self.norm(self.conv(x))))
-        return self.head(x.mean((2, 3)))
+        scores: torch.Tensor = self.head(x.mean((2, 3)))
+        return scores
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, norm: Norm = "group", seed: int = 0) -> nn.Module:
@@ -100,7 +102,7 @@ def _norm(kind: Norm) -> Callable[[int], nn.Module]:
         return nn.BatchNorm2d
     if kind == "group":
         return functools.partial(_group, 8)
-    return lambda channels: nn.Identity()
+    return nn.Identity
 
 
 def _group(groups: int, channels: int) -> nn.GroupNorm:

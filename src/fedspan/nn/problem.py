@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -125,7 +126,7 @@ class TorchObjective(Objective):
         """∇f_i(y) on the next mini-batch."""
         batch = next(self._batches)
         with torch.inference_mode(False):
-            g = self.problem.module.grad(y, lambda model: self.problem.loss(model, batch)).to(y.device)
+            g = self.problem.module.grad(y, functools.partial(self._on, batch)).to(y.device)
         return self._finished(g, y)
 
     def full_grad(self, x: Vector) -> Vector:
@@ -135,7 +136,7 @@ class TorchObjective(Objective):
         for part in torch.arange(n).split(self.problem.batch):
             batch = self._placed(source.take(part))
             with torch.inference_mode(False):
-                g = self.problem.module.grad(x, lambda model, batch=batch: self.problem.loss(model, batch))
+                g = self.problem.module.grad(x, functools.partial(self._on, batch))
             total = total + g.to(x.device) * (len(part) / n)
         return self._finished(total, x)
 
@@ -148,10 +149,13 @@ class TorchObjective(Objective):
         def grad(z: Vector) -> Vector:
             batch = next(self._batches)
             with torch.inference_mode(False):
-                g = inside.grad(z, lambda model: self.problem.loss(model, batch)).to(z.device)
+                g = inside.grad(z, functools.partial(self._on, batch)).to(z.device)
             return self._finished(g, z if base is None else base + z)
 
         return grad
+
+    def _on(self, batch: Batch, model: nn.Module) -> torch.Tensor:
+        return self.problem.loss(model, batch)
 
     def _finished(self, g: Vector, point: Vector) -> Vector:
         if self.problem.clip is not None:

@@ -131,7 +131,7 @@ class _Piece:
 
     def install(self) -> None:
         if self.layer is not None and self.factor is not None:
-            self.layer.forward = restricted_forward(self.layer, lambda: self.leaf, self.factor)  # type: ignore[method-assign]
+            self.layer.forward = restricted_forward(self.layer, lambda: self.leaf, self.factor)
 
     def remove(self) -> None:
         if self.layer is not None:

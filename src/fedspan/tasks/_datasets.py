@@ -6,16 +6,18 @@ The folder is FEDSPAN_DATA, else `../shared/data` beside the working directory o
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import DataError
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
 
 
@@ -76,7 +78,7 @@ def _strips(found: dict[str, Array], part: str) -> Split:
 
     data, ends = found[f"{part}_webp"].tobytes(), found[f"{part}_offsets"].tolist()
     images = []
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in itertools.pairwise(ends):
         strip = np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
         images.append(strip.reshape(32, -1, 32, 3).swapaxes(0, 1))
     return Split(np.concatenate(images), found[f"{part}_fine"].astype(np.int64))
