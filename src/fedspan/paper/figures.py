@@ -16,6 +16,7 @@ from fedspan.paper.results import Results
 from fedspan.paper.study import Part
 
 DASHES = {1: ":", 5: "--"}  # ranks other than the usual one, where one figure shows several
+TOP, POINTS = 3.0, 250  # upper end of the error axis; points of a curve
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -43,48 +44,67 @@ def draw(results: Results, part: Part, folder: Path) -> Path | None:
     return path
 
 
-def _panels(count: int) -> tuple[Any, list[Any]]:
-    figure, axes = plt.subplots(
-        1, count, figsize=(1.2 + 3.5 * count, 3.2), sharey=False, squeeze=False, layout="constrained"
-    )
-    return figure, list(axes[0])
+def _panels(down: int, across: int) -> tuple[Any, Any]:
+    size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
+    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+
+
+AXES: dict[str, tuple[str, Any]] = {
+    "round": ("round", lambda curve: curve.rounds),
+    "up": ("MB sent up, all clients", lambda curve: curve.up / 1e6),
+    "bytes": ("MB sent, both directions, all clients", lambda curve: (curve.up + curve.down) / 1e6),
+}
 
 
 def _curves(results: Results, part: Part) -> Any:
     wanted = part.table["figure"]
-    steps, rounds = results.steps(), results.study.rounds(part)
-    figure, axes = _panels(len(wanted["rows"]))
-    for axis, number in zip(axes, wanted["rows"], strict=True):
-        row = part.table["rows"][number]
-        floor = np.inf
-        for variant in part.variants(row):
-            curve = results.curve(results.study.case(variant, row, steps[row["het"]], rounds))
-            x = curve.rounds if wanted["x"] == "round" else (curve.up + curve.down) / 1e6
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
-                middle, low, high = (f(curve.errors, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
-            colour = results.study.colour(variant)
-            axis.plot(x, middle, color=colour, lw=1.2, label=results.study.label(variant))
-            axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
-            floor = min(floor, np.nanmin(middle))
-            end = int(np.isfinite(middle).sum())
-            if end < len(middle) or any(curve.diverged):
-                axis.plot(x[end - 1], min(middle[end - 1], 10), marker="x", color=colour, ms=7, mew=2)
-        axis.set_yscale("log")
-        axis.set_ylim(floor * 0.7, 3)
-        axis.set_title(f"het = {row['het']:g}, r = {row['rank']}, η = {steps[row['het']]:g}")
-        axis.set_xlabel("round" if wanted["x"] == "round" else "MB sent, both directions, all clients")
-        if wanted["x"] == "bytes":
-            axis.set_xscale("log")
-    axes[0].set_ylabel("relative error")
-    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    figure, axes = _panels(len(wanted["x"]), len(wanted["rows"]))
+    for line, kind in zip(axes, wanted["x"], strict=True):
+        for axis, number in zip(line, wanted["rows"], strict=True):
+            _panel(results, part, axis, part.table["rows"][number], kind)
+        line[0].set_ylabel("relative error")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside right center")
     return figure
+
+
+def _panel(results: Results, part: Part, axis: Any, row: dict[str, Any], kind: str) -> None:
+    """One panel: all variants of a row, mean line and band from the lowest to the highest seed."""
+    lr, floor = results.steps()[row["het"]], np.inf
+    name, values = AXES[kind]
+    for variant in part.variants(row):
+        curve = results.curve(results.study.case(variant, row, lr, results.study.rounds(part)))
+        keep = _thinned(len(curve.rounds), logarithmic=kind != "round")
+        x, errors = values(curve)[keep], curve.errors[:, keep]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
+            middle, low, high = (f(errors, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
+        colour = results.study.colour(variant)
+        axis.plot(x, middle, color=colour, lw=1.2, label=results.study.label(variant))
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        floor = min(floor, np.nanmin(middle))
+        if any(curve.diverged):
+            axis.plot(
+                x[int(np.isfinite(middle).sum()) - 1], TOP / 1.3, marker="x", color=colour, ms=7, mew=2, clip_on=False
+            )
+    axis.set_yscale("log")
+    axis.set_xscale("linear" if kind == "round" else "log")
+    axis.set_ylim(floor * 0.7, TOP)
+    axis.set_title(f"het = {row['het']:g}, r = {row['rank']}, η = {lr:g}")
+    axis.set_xlabel(name)
+
+
+def _thinned(rows: int, logarithmic: bool) -> Any:
+    """At most POINTS row numbers, evenly spread on the axis they will be drawn on; a logarithmic one has no zero."""
+    if not logarithmic:
+        return np.unique(np.linspace(0, rows - 1, min(rows, POINTS)).astype(int))
+    return np.unique(np.geomspace(1, rows - 1, min(rows, POINTS)).astype(int))
 
 
 def _steps(results: Results, part: Part) -> Any:
     rows, grid, rounds = part.table["rows"], part.table["grid"], results.study.rounds(part)
     levels = list(dict.fromkeys(row["het"] for row in rows))
-    figure, axes = _panels(len(levels))
+    figure, (axes,) = _panels(1, len(levels))
     drawn: dict[str, Any] = {}
     for axis, het in zip(axes, levels, strict=True):
         for row in (row for row in rows if row["het"] == het):
@@ -100,5 +120,5 @@ def _steps(results: Results, part: Part) -> Any:
         axis.set_title(f"het = {het:g}, {rounds:,} rounds")
         axis.set_xlabel("local step η (no point: diverged)")
     axes[0].set_ylabel("tail error")
-    axes[-1].legend(handles=list(drawn.values()), fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    figure.legend(handles=list(drawn.values()), fontsize=8, loc="outside right center")
     return figure

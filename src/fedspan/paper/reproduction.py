@@ -111,6 +111,4 @@ def _show(results: Results, console: Console) -> None:
     for row in rows:
         table.add_row(*(cell.replace(" (", "\n(") for cell in row))
     console.print(table)
-    good, total, _ = tables.score(results)
-    if total:
-        console.print(f"{good} of {total} cells of the paper's tables reproduce within 15 %")
+    console.print(tables.score_line(results), highlight=False)

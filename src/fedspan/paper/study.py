@@ -97,7 +97,8 @@ class Study:
 
     def case(self, variant: str, row: dict[str, Any], lr: float, rounds: int) -> Case:
         """The run of a variant in a row; full-dimensional methods know no rank."""
-        subspace = "projector" in self.settings["variants"][variant]["method"]
+        projector = self.settings["variants"][variant]["method"].get("projector", {"name": "identity"})
+        subspace = projector["name"] != "identity"
         return Case(variant, row["het"], row["rank"] if subspace else None, lr, rounds)
 
     def spec(self, case: Case) -> Spec:

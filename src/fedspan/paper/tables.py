@@ -67,18 +67,29 @@ def long(results: Results, part: Part) -> str:
     return out.getvalue()
 
 
-def score(results: Results) -> tuple[int, int, list[str]]:
-    """(cells that reproduce, cells compared, the others in words) over all tables."""
-    good, total, bad = 0, 0, []
+def score(results: Results) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Variant → (cells that reproduce, cells compared) over all tables, and the cells that do not, in words."""
+    counts: dict[str, tuple[int, int]] = {}
+    missed = []
     for part in results.study.parts:
-        if part.kind == "table":
-            for cell in (c for cells in results.cells(part) for c in cells):
-                total += cell.verdict.holds is not None
-                good += cell.verdict.holds is True
-                if cell.verdict.holds is False:
-                    where = f"{results.study.label(cell.variant)}, het {cell.row['het']:g}, r = {cell.row['rank']}"
-                    bad.append(f"{where}: {cell.verdict.text}")
-    return good, total, list(dict.fromkeys(bad))
+        for cell in (c for cells in results.cells(part) for c in cells) if part.kind == "table" else ():
+            if cell.verdict.holds is None:
+                continue
+            good, total = counts.get(cell.variant, (0, 0))
+            counts[cell.variant] = (good + cell.verdict.holds, total + 1)
+            if not cell.verdict.holds:
+                where = f"{results.study.label(cell.variant)}, het {cell.row['het']:g}, r = {cell.row['rank']}"
+                missed.append(f"{where}: {cell.verdict.text}")
+    return counts, list(dict.fromkeys(missed))
+
+
+def score_line(results: Results) -> str:
+    """How many of the paper's cells each column reproduces, in one line."""
+    counts, _ = score(results)
+    if not counts:
+        return "A short form, so no verdicts: the paper's numbers are at 25,000 rounds."
+    parts = ", ".join(f"{results.study.label(name)} {good} of {total}" for name, (good, total) in counts.items())
+    return f"Cells within 15 % of the paper's tables: {parts}."
 
 
 def _search(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
