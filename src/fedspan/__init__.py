@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedspan.api import Fit as Fit
+    from fedspan.api import fit as fit
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Fit": "api",
+    "fit": "api",
     "FedspanError": "core.errors",
     "Block": "core.layout",
     "Layout": "core.layout",
@@ -56,6 +60,7 @@ __all__ = [
     "Block",
     "Catchup",
     "FedspanError",
+    "Fit",
     "InSubspace",
     "Layout",
     "LocalSteps",
@@ -70,6 +75,7 @@ __all__ = [
     "Task",
     "Vector",
     "descend",
+    "fit",
     "register",
     "run",
 ]

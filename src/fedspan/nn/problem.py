@@ -124,8 +124,8 @@ class TorchObjective(Objective):
 
     def grad(self, y: Vector) -> Vector:
         """∇f_i(y) on the next mini-batch."""
-        batch = next(self._batches)
         with torch.inference_mode(False):
+            batch = next(self._batches)
             g = self.problem.module.grad(y, functools.partial(self._on, batch)).to(y.device)
         return self._finished(g, y)
 
@@ -134,8 +134,8 @@ class TorchObjective(Objective):
         source, n = self.problem.sources[self.client], len(self.problem.sources[self.client])
         total = torch.zeros_like(x)
         for part in torch.arange(n).split(self.problem.batch):
-            batch = self._placed(source.take(part))
             with torch.inference_mode(False):
+                batch = self._placed(source.take(part))
                 g = self.problem.module.grad(x, functools.partial(self._on, batch))
             total = total + g.to(x.device) * (len(part) / n)
         return self._finished(total, x)
@@ -147,8 +147,8 @@ class TorchObjective(Objective):
         base = P @ x if self.problem.weight_decay else None
 
         def grad(z: Vector) -> Vector:
-            batch = next(self._batches)
             with torch.inference_mode(False):
+                batch = next(self._batches)
                 g = inside.grad(z, functools.partial(self._on, batch)).to(z.device)
             return self._finished(g, z if base is None else base + z)
 

@@ -1,0 +1,182 @@
+"""`fit`: the front door for a torch model and its clients' data.
+
+The user's module is copied, trained, and given back with the new weights under its own `state_dict` keys.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from fedspan.core import registry
+from fedspan.core.errors import SpecError, at_least, one_of, positive
+from fedspan.core.method import Method
+from fedspan.core.task import Weights
+from fedspan.nn.cover import LEAST, Choice, choose, summary
+from fedspan.nn.problem import Augment, Loss, TorchProblem
+from fedspan.nn.source import Batch, Source, as_source
+from fedspan.runtimes.folder import carry_out
+from fedspan.runtimes.history import Line
+from fedspan.runtimes.loop import Loop, Row
+from fedspan.runtimes.simulator import Simulator
+
+SCORE_BATCH = 512  # examples scored at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What training came to."""
+
+    model: nn.Module  # the caller's own module with the weights asked for by `keep`
+    rows: list[Line]  # one a scored round, as in history.jsonl
+    best: Line | None  # the row with the best score, where there is a test set
+    finished: bool
+    choices: list[Choice]
+
+    def summary(self) -> str:
+        """Which tensors were projected and which went whole."""
+        return summary(self.choices)
+
+
+def fit(
+    model: nn.Module,
+    clients: Sequence[Any],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.cross_entropy,
+    *,
+    method: Method[Any, Any, Any, Any],
+    rounds: int,
+    batch: int = 32,
+    per_round: int | None = None,
+    test: Any = None,
+    eval_every: int = 1,
+    weights: Weights = "uniform",
+    seed: int = 0,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    augment: Augment | None = None,
+    objective: Loss | None = None,
+    whole: Sequence[str] = (),
+    project: Sequence[str] = (),
+    least: int = LEAST,
+    keep: Literal["last", "best"] = "last",
+    patience: int | None = None,
+    device: str = "cpu",
+    out: Path | str | None = None,
+    resume: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+) -> Fit:
+    """Train `model` over `clients`, each (inputs, targets), a Dataset or a DataLoader.
+
+    `loss(outputs, targets)` scores a batch; `objective(model, batch)` replaces it where a batch is something else.
+    `test` is scored every `eval_every` rounds: `loss`, and `accuracy` where targets are classes. `keep = "best"`
+    returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
+    `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. With `out` the
+    run is written to a folder as `fedspan run` does, and `resume` goes on with it.
+    """
+    at_least("rounds", rounds, 1)
+    at_least("batch", batch, 1)
+    at_least("eval_every", eval_every, 1)
+    one_of("keep", keep, ("last", "best"))
+    if clip is not None:
+        positive("clip", clip)
+    if (keep == "best" or patience is not None) and test is None:
+        raise SpecError("`keep = 'best'` and `patience` need a `test` set to score")
+    sources = [as_source(data, f"client {number}") for number, data in enumerate(clients)]
+    choices = choose(model, whole, project, least)
+    problem = TorchProblem(
+        copy.deepcopy(model),
+        sources,
+        objective or (lambda m, b: loss(m(b[0]), b[1])),
+        choices,
+        seed=seed,
+        batch=batch,
+        evaluate=None if test is None else _scorer(as_source(test, "test set"), loss, objective, device),
+        by_examples=weights == "examples",
+        weight_decay=weight_decay,
+        clip=clip,
+        augment=augment,
+        device=device,
+    )
+    loop = Loop(method, problem, Simulator(method, problem), (seed,), per_round or problem.clients)
+    watch = _Watch(loop, patience)
+    table = {
+        "rounds": rounds, "eval_every": eval_every, "seed": seed, "method": registry.describe(method),
+        "model": {"layout": problem.layout.fingerprint, "numbers": problem.layout.size},
+        "data": {"clients": problem.clients, "examples": sum(len(s) for s in sources), "batch": batch},
+        "participation": {"per_round": loop.per_round, "weights": weights},
+    }  # fmt: skip
+
+    def seen(row: Row) -> None:
+        watch(row)
+        if on_row is not None:
+            on_row(row)
+
+    with tempfile.TemporaryDirectory() as nowhere:
+        result = carry_out(
+            loop, table, Path(out) if out is not None else Path(nowhere) / "run", resume=resume, on_row=seen
+        )
+    x, aside = (
+        (watch.x, watch.aside) if keep == "best" and watch.x is not None else (method.model(loop.server), loop.aside)
+    )
+    problem.release()
+    problem.module.load(x)
+    problem.write_buffers(aside)
+    model.load_state_dict(problem.model.state_dict())
+    return Fit(model, result.rows[0], watch.line(result.rows[0]), result.finished or watch.ended, choices)
+
+
+class _Watch:
+    """Remembers the best model and ends a run that no longer improves."""
+
+    def __init__(self, loop: Loop, patience: int | None) -> None:
+        self.loop, self.patience = loop, patience
+        self.best, self.round, self.waited, self.ended = -float("inf"), -1, 0, False
+        self.x: torch.Tensor | None = None
+        self.aside: torch.Tensor | None = None
+
+    def __call__(self, row: Row) -> None:
+        if "accuracy" not in row.metrics and "loss" not in row.metrics:
+            return
+        score = float(row.metrics["accuracy"][0] if "accuracy" in row.metrics else -row.metrics["loss"][0])
+        if score > self.best:
+            self.best, self.round, self.waited = score, row.round, 0
+            self.x, self.aside = self.loop.method.model(self.loop.server), self.loop.aside
+            return
+        self.waited += 1
+        if self.patience is not None and self.waited >= self.patience:
+            self.loop.stop = self.ended = True
+
+    def line(self, rows: list[Line]) -> Line | None:
+        return next((row for row in rows if row["round"] == self.round), None)
+
+
+def _scorer(
+    test: Source, loss: Callable[..., torch.Tensor], objective: Loss | None, device: str
+) -> Callable[[nn.Module], Mapping[str, float]]:
+    """Mean loss over the test set, and the share of right answers where targets are classes."""
+
+    def score(model: nn.Module) -> dict[str, float]:
+        total, right, classes = 0.0, 0, True
+        for part in torch.arange(len(test)).split(SCORE_BATCH):
+            batch: Batch = test.take(part)
+            if objective is not None:
+                total += float(objective(model, batch)) * len(part)
+                classes = False
+                continue
+            inputs, targets = (value.to(device) for value in batch)
+            outputs = model(inputs)
+            total += float(loss(outputs, targets)) * len(part)
+            classes = classes and not targets.is_floating_point() and outputs.dim() == 2 and targets.dim() == 1
+            right += int((outputs.argmax(1) == targets).sum()) if classes else 0
+        found = {"loss": total / len(test)}
+        return found | {"accuracy": right / len(test)} if classes else found
+
+    return score
