@@ -6,11 +6,12 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from fedspan.paper import reproduction, tables
-from fedspan.paper.results import Results, Tail, judge, number
+from fedspan.paper.results import Curve, Results, Tail, judge, number
 from fedspan.paper.study import Case, Study, names
 
 
@@ -18,6 +19,7 @@ def tiny(seeds: int = 2) -> Study:
     """25,000 rounds become 5, and the search 500 rounds still: it must find the paper's steps."""
     study = Study.load("toy", seeds, quick=True)
     study.settings["quick"]["rounds_divisor"] = 5000
+    study.settings["base"]["eval_every"] = 1
     return study
 
 
@@ -57,14 +59,25 @@ def test_what_is_done_is_not_run_again(out: Path) -> None:
     before = stamps()
     reproduction.reproduce(tiny(), out, jobs=1, again=False, console=Console(quiet=True))
     assert stamps() == before
-    assert len(before) > 100
+    assert len(before) > 200
 
 
 def test_runs_are_shared_between_parts() -> None:
     cases = tiny().cases({0.1: 1e-2, 0.5: 1e-2, 2.0: 1e-3})
     keys = [case.key for case in cases]
     assert len(keys) == len(set(keys))
-    assert Case("scaffold", 2.0, None, 1e-3, 5).key in keys
+    assert Case("scaffold", 2.0, None, 1e-3, 5) in cases
+    assert Case("scaffold", 2.0, None, 1e-3, 1) not in cases  # the beginning of the one above
+
+
+def test_a_shorter_run_is_the_beginning_of_a_longer_one(out: Path) -> None:
+    results = Results(tiny(), out / "runs-quick")
+    long, short = (results.curve(Case("ssf", 2.0, 20, 1e-3, rounds)) for rounds in (5, 1))
+    assert short.rounds.tolist() == [0, 1]
+    assert (short.errors == long.errors[:, :2]).all()
+    late = Curve(np.array([0.0, 1, 2]), np.array([[1.0, 2.0, np.nan]]), np.zeros(3), np.zeros(3), [2], 0.0)
+    assert late.until(1).diverged == [None]
+    assert late.until(2).tail(0.1).diverged == 1
 
 
 def test_verdicts() -> None:

@@ -19,6 +19,7 @@ from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import FedspanError, at_least
 from fedspan.paper.results import Results
 from fedspan.paper.study import Case, Study
+from fedspan.runtimes import history
 from fedspan.runtimes.folder import CHECKPOINT
 
 
@@ -78,9 +79,13 @@ def _carry_out(study: Study, cases: list[Case], runs: Path, jobs: int, console: 
 
 
 def _complete(study: Study, case: Case, runs: Path) -> bool:
+    """Whether a run is there for all seeds and has gone far enough, or diverged."""
     folder = runs / case.key
     folders = [folder] if study.seeds == 1 else [folder / f"seed-{seed}" for seed in range(study.seeds)]
-    return all((one / "model.safetensors").exists() for one in folders)
+    paths = [one / history.NAME for one in folders]
+    ends = [history.read(path)[1][-1:] for path in paths if path.exists()]
+    enough = [bool(end) and (end[0]["round"] >= case.rounds or bool(end[0].get("diverged"))) for end in ends]
+    return len(enough) == study.seeds and all(enough)
 
 
 def _one_thread() -> None:

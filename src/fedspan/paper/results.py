@@ -47,6 +47,14 @@ class Curve:
             seconds=float(longest[-1]["seconds"]),
         )
 
+    def until(self, rounds: int) -> Curve:
+        """The beginning of the run; a seed that diverged later had not done so yet."""
+        rows = int(np.searchsorted(self.rounds, rounds, side="right"))
+        diverged = [t if t is not None and t <= rounds else None for t in self.diverged]
+        return Curve(
+            self.rounds[:rows], self.errors[:, :rows], self.up[:rows], self.down[:rows], diverged, self.seconds
+        )
+
     def tail(self, share: float) -> Tail:
         """Mean over the last part of the evaluations, for each seed that did not diverge."""
         last = max(1, int(self.errors.shape[1] * share))
@@ -126,7 +134,7 @@ class Results:
         """The curve of a case."""
         if case.key not in self._curves:
             self._curves[case.key] = Curve.read(self.folder / case.key)
-        return self._curves[case.key]
+        return self._curves[case.key].until(case.rounds)
 
     def tail(self, case: Case) -> Tail:
         """The tail error of a case."""

@@ -1,6 +1,7 @@
 """A study as text: shared settings, method variants and parts (tables, figures, searches), and the runs they need.
 
-Two parts that need the same run share it. Each run covers all seeds as one batched computation.
+Two parts that need the same run share it, and a shorter run is read off a longer one, whose beginning it is. Each run
+covers all seeds as one batched computation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def names() -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a part: which variant, where, and with what step."""
+    """One run of a part: which variant, where, with what step, and how long."""
 
     variant: str
     het: float
@@ -33,9 +34,9 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Its folder name."""
+        """Its folder name, whatever its length."""
         rank = "" if self.rank is None else f"_r{self.rank}"
-        return f"{self.variant}{rank}_het{self.het:g}_lr{self.lr:g}_T{self.rounds}"
+        return f"{self.variant}{rank}_het{self.het:g}_lr{self.lr:g}"
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,8 @@ class Study:
         method = dict(self.settings["variants"][case.variant]["method"])
         if case.rank is not None:
             method["projector"] = {**method["projector"], "rank": case.rank}
-        every = max(1, min(base["eval_every"], case.rounds // 50))
         table = base | {
             "rounds": case.rounds,
-            "eval_every": every,
             "method": method | {"lr": case.lr, "local_steps": 5},
             "task": base["task"] | {"het": case.het},
         }
@@ -123,7 +122,7 @@ class Study:
         return [self.case(part.table["variant"], row, lr, self.rounds(part)) for row in rows for lr in grid]
 
     def cases(self, steps: dict[float, float]) -> list[Case]:
-        """All other runs, without repetition, longest first."""
+        """All other runs, each in the longest form that any part needs, longest first."""
         found: dict[str, Case] = {}
         for part in self.parts:
             if part.kind == "search":
@@ -132,5 +131,6 @@ class Study:
                 for variant in part.variants(row):
                     for lr in part.table["grid"] if part.kind == "tuned" else [steps[row["het"]]]:
                         one = self.case(variant, row, lr, self.rounds(part))
-                        found[one.key] = one
+                        if one.key not in found or one.rounds > found[one.key].rounds:
+                            found[one.key] = one
         return sorted(found.values(), key=lambda case: -case.rounds)
