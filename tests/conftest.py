@@ -21,14 +21,15 @@ torch.set_num_threads(1)
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [{}, {"server_lr": 0.5}],
-    "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}],
+    "fedavg": [{}, {"server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
     "ssf": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "control": "paper", "server_lr": 0.7},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3},
         {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
         {"projector": {"name": "identity"}},
+        {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "schedule_rounds": 60},
     ],
     "subavg": [{"projector": GAUSSIAN}],
     "fedsub": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, advance, build, model, small, start
+from fedspan.core.errors import SpecError
 
 ROUNDS = 30
 
@@ -152,3 +154,35 @@ def test_a_rank_aware_step_is_that_step(name: str) -> None:
         boosted = advance(start(build(name, projector=GAUSSIAN, lr=0.01, rank_boost=boost), problem), ROUNDS)
         larger = advance(start(build(name, projector=GAUSSIAN, lr=0.01 * factor), problem), ROUNDS)
         assert relative(model(boosted), model(larger)) < 1e-12
+
+
+def test_with_momentum_ssf_in_the_whole_space_is_scaffold() -> None:
+    problem = small()
+    ssf = start(build("ssf", projector={"name": "identity"}, momentum=0.6), problem)
+    scaffold = start(build("scaffold", momentum=0.6), problem)
+    advance(ssf, ROUNDS)
+    advance(scaffold, ROUNDS)
+    assert relative(model(ssf), model(scaffold)) < 1e-12
+    assert relative(ssf.transport.clients().c.mean(1, keepdim=True), ssf.server.c) < 1e-12
+
+
+def test_momentum_sends_the_end_point_too_and_goes_faster() -> None:
+    problem = small(batch="full")
+    plain, heavy = (start(build("ssf", projector=GAUSSIAN, momentum=beta), problem) for beta in (0.0, 0.5))
+    advance(plain, 60)
+    advance(heavy, 60)
+    assert heavy.ledger.up.sum() == 2 * plain.ledger.up.sum()
+    error = [float(problem.evaluate(model(loop))["rel_err"][0]) for loop in (plain, heavy)]
+    assert error[1] < error[0]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_lowers_the_step_over_rounds(schedule: str) -> None:
+    method = build("fedavg", lr=0.4, schedule=schedule, schedule_rounds=10)
+    rates = [method.rate(t) for t in range(12)]
+    assert rates[0] == 0.4
+    assert rates[5] == pytest.approx(0.2)
+    assert all(a >= b for a, b in itertools.pairwise(rates))
+    assert rates[11] == pytest.approx(0.4e-3)
+    with pytest.raises(SpecError, match="needs `schedule_rounds`"):
+        build("fedavg", schedule=schedule)

@@ -203,15 +203,15 @@ def test_a_convolutional_network_with_few_numbers_up() -> None:
 
 
 MISTAKES = {
-    "nobody": (dict(clients=[]), DataError, "no clients"),
-    "empty client": (dict(clients=[(torch.zeros(0, 20), torch.zeros(0))]), DataError, "client 0 has no examples"),
-    "lengths": (dict(clients=[(torch.zeros(3, 20), torch.zeros(2))]), DataError, "different lengths"),
-    "not finite": (dict(clients=[(torch.full((3, 20), torch.nan), torch.zeros(3))]), DataError, "not finite"),
-    "no data": (dict(clients=[7]), DataError, "client 0 must be"),
-    "too many": (dict(per_round=9), SpecError, "from 1 to the 4 clients, got 9"),
-    "best of nothing": (dict(keep="best"), SpecError, "need a `test` set"),
-    "no such layer": (dict(whole=["7.weight"]), SpecError, "matches no trained tensor"),
-    "rank": (dict(method=ssf(projector={"name": "coordinate", "rank": 25})), SpecError, "larger than the 20 inputs"),
+    "nobody": ({"clients": []}, DataError, "no clients"),
+    "empty client": ({"clients": [(torch.zeros(0, 20), torch.zeros(0))]}, DataError, "client 0 has no examples"),
+    "lengths": ({"clients": [(torch.zeros(3, 20), torch.zeros(2))]}, DataError, "different lengths"),
+    "not finite": ({"clients": [(torch.full((3, 20), torch.nan), torch.zeros(3))]}, DataError, "not finite"),
+    "no data": ({"clients": [7]}, DataError, "client 0 must be"),
+    "too many": ({"per_round": 9}, SpecError, "from 1 to the 4 clients, got 9"),
+    "best of nothing": ({"keep": "best"}, SpecError, "need a `test` set"),
+    "no such layer": ({"whole": ["7.weight"]}, SpecError, "matches no trained tensor"),
+    "rank": ({"method": ssf(projector={"name": "coordinate", "rank": 25})}, SpecError, "larger than the 20 inputs"),
 }
 
 

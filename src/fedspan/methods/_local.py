@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from fedspan.core.errors import SpecError, at_least, positive
+from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
 from fedspan.core.projector import Projector, draw
 
 
-def descend(start: Vector, direction: Callable[[Vector], Vector], lr: float, steps: int) -> Vector:
-    """y ← y − η direction(y), `steps` times."""
-    y = start
+def descend(
+    start: Vector, direction: Callable[[Vector], Vector], lr: float, steps: int, momentum: float = 0.0
+) -> Vector:
+    """y ← y − η direction(y), `steps` times; with momentum v ← β v + direction(y), y ← y − η v."""
+    y, v = start, None
     for _ in range(steps):
-        y = torch.add(y, direction(y), alpha=-lr)
+        d = direction(y)
+        if momentum:
+            d = v = d if v is None else torch.add(d, v, alpha=momentum)
+        y = torch.add(y, d, alpha=-lr)
     return y
+
+
+class Averaged:
+    """A gradient that remembers the mean of what it gave; with momentum a control cannot be read off the end point."""
+
+    def __init__(self, grad: Callable[[Vector], Vector]) -> None:
+        self.grad, self.total, self.calls = grad, torch.zeros(()), 0
+
+    def __call__(self, y: Vector) -> Vector:
+        g = self.grad(y)
+        self.total, self.calls = self.total + g, self.calls + 1
+        return g
+
+    @property
+    def mean(self) -> Vector:
+        """ḡ."""
+        return self.total / self.calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +53,31 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     lr: float  # η_l
     local_steps: int  # K
     server_lr: float = 1.0  # η_g
+    momentum: float = 0.0  # β of the local steps; starts at rest in each round
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of lr over rounds
+    schedule_rounds: int | None = None  # when a schedule has run out
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
         positive("server_lr", self.server_lr)
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"`momentum` must be at least 0 and below 1, got {self.momentum!r}")
+        one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
+        if self.schedule != "constant":
+            if self.schedule_rounds is None:
+                raise SpecError(
+                    f"`schedule` {self.schedule!r} needs `schedule_rounds`, the round at which it has run out"
+                )
+            at_least("schedule_rounds", self.schedule_rounds, 1)
+
+    def rate(self, t: int) -> float:
+        """η_l in round t: lr times what the schedule leaves of it, never less than a thousandth."""
+        if self.schedule_rounds is None or self.schedule == "constant":
+            return self.lr
+        gone = min(t / self.schedule_rounds, 1.0)
+        left = 1 - gone if self.schedule == "linear" else (1 + math.cos(math.pi * gone)) / 2
+        return self.lr * max(left, 1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +104,9 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
         """P_t."""
         return draw(self.projector, rnd.layout, rnd.seeds, rnd.t // self.refresh)
 
-    def step(self, P: LinearMap) -> float:
+    def step(self, P: LinearMap, t: int) -> float:
         """η_l. Inside a random subspace curvature and noise shrink with r/d, so a larger step stays stable."""
-        return self.lr * min(P.layout.size / P.rank, self.rank_boost)
+        return self.rate(t) * min(P.layout.size / P.rank, self.rank_boost)
 
     def expand(self, entry: Vector, rnd: Round) -> Vector:
         """Pᵀ δ: the log holds what a round added to x in its own subspace."""

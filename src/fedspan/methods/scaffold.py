@@ -7,7 +7,7 @@
     17  x ← x + η_g mean_S Δy;  c ← c + (|S|/N) mean_S Δc
 
 Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server
-knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i.
+knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both, and so does local momentum, where c_i⁺ is the mean gradient. Clients may have weights w_i; then c = Σ w_i c_i.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._local import LocalSteps, descend
+from fedspan.methods._local import Averaged, LocalSteps, descend
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +82,18 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
-        u = c - c_i
-        y = descend(x, lambda y: f.grad(y) + u, self.lr, self.local_steps)  # 10
-        dy = y - x
-        dc = self._control_change(dy, c) if self.option == "II" else f.full_grad(x) - c_i  # 12
-        return ClientState(c_i + dc), Up(dy, dc if self.uplink == "classic" else None)
+        u, grad = c - c_i, Averaged(f.grad) if self.momentum else f.grad
+        dy = descend(x, lambda y: grad(y) + u, self.rate(rnd.t), self.local_steps, self.momentum) - x  # 10
+        if self.option == "I":
+            dc = f.full_grad(x) - c_i  # 12
+        else:
+            dc = grad.mean - c_i if isinstance(grad, Averaged) else self._control_change(dy, c, rnd)
+        return ClientState(c_i + dc), Up(dy, dc if self.uplink == "classic" or self.momentum else None)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         x, c = server.x, server.c
-        dc = self._control_change(up.dy, c) if up.dc is None else up.dc
+        dc = self._control_change(up.dy, c, rnd) if up.dc is None else up.dc
         return ServerState(x + self.server_lr * rnd.mean(up.dy), c + rnd.share * rnd.mean(dc))  # 17
 
-    def _control_change(self, dy: Vector, c: Vector) -> Vector:
-        return dy / (-self.local_steps * self.lr) - c
+    def _control_change(self, dy: Vector, c: Vector, rnd: Round) -> Vector:
+        return dy / (-self.local_steps * self.rate(rnd.t)) - c

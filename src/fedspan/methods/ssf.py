@@ -28,7 +28,7 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
 from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import InSubspace, descend
+from fedspan.methods._local import Averaged, InSubspace, descend
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,11 @@ class Down:
 
 @dataclass(frozen=True, eq=False)
 class Up:
-    """r numbers; 2r with control = "paper"."""
+    """r numbers; r more each with control = "paper" and with momentum, where z no longer follows from a."""
 
     a: Vector
     Pg: Vector | None
+    z: Vector | None = None
 
 
 @register
@@ -88,16 +89,20 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1
         P.agree(down.probe)
-        lr, grad = self.step(P), f.restrict(x, P)
+        lr, grad = self.step(P, rnd.t), Averaged(f.restrict(x, P)) if self.momentum else f.restrict(x, P)
         u = Pc - P @ c_i  # 3
-        z = descend(torch.zeros_like(u), lambda z: grad(z) + u, lr, self.local_steps)  # 4
-        a = z / (-lr * self.local_steps) - Pc  # 5
-        return ClientState(c_i + P.T @ a), Up(a, a + P @ c_i if self.control == "paper" else None)  # 6
+        z = descend(torch.zeros_like(u), lambda z: grad(z) + u, lr, self.local_steps, self.momentum)  # 4
+        a = grad.mean - P @ c_i if isinstance(grad, Averaged) else z / (-lr * self.local_steps) - Pc  # 5
+        Pg = a + P @ c_i if self.control == "paper" else None
+        return ClientState(c_i + P.T @ a), Up(a, Pg, z if self.momentum else None)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
         Pc, mean_a = P @ c, rnd.mean(up.a)
-        delta = -self.server_lr * self.step(P) * self.local_steps * (Pc + mean_a)
+        if up.z is None:
+            delta = -self.server_lr * self.step(P, rnd.t) * self.local_steps * (Pc + mean_a)
+        else:
+            delta = self.server_lr * rnd.mean(up.z)
         x = x + P.T @ delta  # 7
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
         return ServerState(x, c + P.T @ change, server.log.push(delta, self.log_length(rnd.layout, delta)))  # 8

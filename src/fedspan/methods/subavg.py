@@ -68,7 +68,7 @@ class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
         P.agree(down.probe)
         grad = f.restrict(x, P)
         start = x.new_zeros(*rnd.ids.shape, P.rank)
-        return client, Up(descend(start, grad, self.step(P), self.local_steps))  # 3
+        return client, Up(descend(start, grad, self.step(P, rnd.t), self.local_steps, self.momentum))  # 3
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         delta = self.server_lr * rnd.mean(up.z)
