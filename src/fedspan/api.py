@@ -69,6 +69,8 @@ def fit(
     keep: Literal["last", "best"] = "last",
     patience: int | None = None,
     device: str = "cpu",
+    states: Path | str | None = None,
+    states_dtype: Literal["float32", "bfloat16"] = "float32",
     out: Path | str | None = None,
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
@@ -78,8 +80,9 @@ def fit(
     `loss(outputs, targets)` scores a batch; `objective(model, batch)` replaces it where a batch is something else.
     `test` is scored every `eval_every` rounds: `loss`, and `accuracy` where targets are classes. `keep = "best"`
     returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
-    `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. With `out` the
-    run is written to a folder as `fedspan run` does, and `resume` goes on with it.
+    `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. `states`
+    names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
+    the disk. With `out` the run is written to a folder as `fedspan run` does, and `resume` goes on with it.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)
@@ -105,7 +108,9 @@ def fit(
         augment=augment,
         device=device,
     )
-    loop = Loop(method, problem, Simulator(method, problem), (seed,), per_round or problem.clients)
+    one_of("states_dtype", states_dtype, ("float32", "bfloat16"))
+    clients_end = Simulator(method, problem, None if states is None else Path(states), states_dtype, resume)
+    loop = Loop(method, problem, clients_end, (seed,), per_round or problem.clients)
     watch = _Watch(loop, patience)
     table = {
         "rounds": rounds, "eval_every": eval_every, "seed": seed, "method": registry.describe(method),

@@ -7,7 +7,8 @@
     17  x ← x + η_g mean_S Δy;  c ← c + (|S|/N) mean_S Δc
 
 Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server
-knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both, and so does local momentum, where c_i⁺ is the mean gradient. Clients may have weights w_i; then c = Σ w_i c_i.
+knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. With
+local momentum the end point does not tell the mean gradient: c_i⁺ is that mean, and both vectors are sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All clients in one process; the sampled cohort moves as one batched computation.
 
-Client states are rows of one tensor a field, (runs · N, size). A round reads and writes the rows of its cohort only, so
+Client states are rows, one table a field (`runtimes.states`). A round reads and writes the rows of its cohort only, so
 its cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from,
 and `down.sync` shows the server's.
 """
@@ -8,6 +8,7 @@ and `down.sync` shows the server's.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
+from fedspan.core.errors import one_of
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
+from fedspan.runtimes.states import STORED, InMemory, OnDisk, States
 from fedspan.runtimes.worker import work
 
 Places = npt.NDArray[np.int64]
@@ -26,14 +29,27 @@ Places = npt.NDArray[np.int64]
 class Simulator:
     """A Transport whose other end is this process."""
 
-    def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem) -> None:
+    def __init__(
+        self,
+        method: Method[Any, Any, Any, Any],
+        problem: Problem,
+        folder: Path | None = None,
+        stored: str = "float32",
+        resume: bool = False,
+    ) -> None:
         self.method, self.problem = method, problem
         one = method.init_client(problem.x0[:1], problem.layout)
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
-        self._population: dict[str, torch.Tensor] = {
-            field.name: getattr(one, field.name)[0].expand(rows, -1).clone() for field in dataclasses.fields(one)
-        }
+        self._population: dict[str, States] = {}
+        for field in dataclasses.fields(one):
+            first = getattr(one, field.name)[0]
+            if folder is None or not first.numel():
+                self._population[field.name] = InMemory(first, rows)
+            else:
+                one_of("states_dtype", stored, STORED)
+                path, dtype = folder / f"{field.name}.states", STORED[stored]
+                self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
 
     def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Places, Any, Vector | None]:
         """Hand the download to the cohort, all at once or in turn; (places that replied, replies, what came beside)."""
@@ -49,26 +65,23 @@ class Simulator:
 
     def _some(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Any, Vector | None]:
         runs, cohort = rnd.ids.shape
-        index = torch.from_numpy(rnd.rows)
-        rows = {name: all_.index_select(0, index) for name, all_ in self._population.items()}
+        rows = {name: states.take(rnd.rows) for name, states in self._population.items()}
         state = self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
         new, up, beside = work(self.method, self.problem, state, down, aside, rnd)
-        for name, all_ in self._population.items():
-            all_.index_copy_(0, index, getattr(new, name).flatten(0, 1))
+        for name, states in self._population.items():
+            states.put(rnd.rows, getattr(new, name).flatten(0, 1))
         return up, beside
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
-        runs = self.problem.x0.shape[0]
-        return self._kind(
-            **{name: all_.unflatten(0, (runs, self.problem.clients)) for name, all_ in self._population.items()}
-        )
+        shape = (self.problem.x0.shape[0], self.problem.clients)
+        return self._kind(**{name: states.every().unflatten(0, shape) for name, states in self._population.items()})
 
     def save(self) -> wire.Arrays:
-        """The states of all clients as named arrays."""
-        return dict(self._population)
+        """What a checkpoint must hold of the clients."""
+        return {name: states.save() for name, states in self._population.items()}
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Put back what `save` gave."""
-        for name, all_ in self._population.items():
-            all_.copy_(arrays[name])
+        """Go back to what `save` gave."""
+        for name, states in self._population.items():
+            states.load(arrays[name])
