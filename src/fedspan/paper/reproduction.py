@@ -42,8 +42,7 @@ def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Conso
     drawn = {part.name: path for part in study.parts if (path := figures.draw(results, part, _made(out / "figures")))}
     _made(out / "tables")
     for part in study.parts:
-        if part.kind != "figure":
-            write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
+        write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
     text = "\n".join(tables.markdown(results, part) for part in study.parts)
     write_atomic(out / "tables.md", text.encode())
     short = " --quick" if study.quick else ""
