@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -102,17 +103,17 @@ def _run(spec: experiment.Spec, folder: Path, seeds: int) -> bool:
 
 
 def _show(results: Results, console: Console) -> None:
-    """The main table in the terminal."""
+    """The main table in the terminal, a line a method so that it fits 80 columns."""
     from fedspan.paper import tables
 
-    part = results.study.part("table")
-    header, rows = tables.wide(results, part)
-    study = results.study
+    study, part = results.study, results.study.part("table")
     length = f"{study.rounds(part):,} rounds, {study.seeds} seed{'s' if study.seeds > 1 else ''}"
-    note = "; the paper's numbers are at 25,000 rounds" if study.quick else ""
-    title = f"{part.table['title']}: tail error after {length} (paper{note})"
-    table = Table(*header, title=title, title_justify="left", header_style="bold")
-    for row in rows:
-        table.add_row(*(cell.replace(" (", "\n(") for cell in row))
+    note = ", at 25,000 rounds" if study.quick else ""
+    title = f"{part.table['title']}: tail error after {length} (in brackets the paper's{note})"
+    cells = results.cells(part)
+    heads = [f"het {line[0].row['het']:g}" for line in cells]
+    table = Table("method", *heads, title=title, title_justify="left", header_style="bold", box=SIMPLE)
+    for column in zip(*cells, strict=True):
+        table.add_row(study.label(column[0].variant), *(tables.brief(cell) for cell in column))
     console.print(table)
     console.print(tables.score_line(results), highlight=False)

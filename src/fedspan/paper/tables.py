@@ -44,6 +44,15 @@ def text(cell: Cell, tuned: bool) -> str:
     return f"{cell.ours} (paper {paper}{_spaced(SIGNS[cell.verdict.holds])})"
 
 
+def brief(cell: Cell) -> str:
+    """A cell for the terminal: the mean, and the paper's number in brackets."""
+    ours = "diverged" if cell.ours.diverged == cell.ours.seeds else number(cell.ours.mean)
+    if cell.paper is None:
+        return ours
+    paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
+    return f"{ours} ({paper}{_spaced(SIGNS[cell.verdict.holds])})"
+
+
 def long(results: Results, part: Part) -> str:
     """One part as CSV, a line a cell."""
     out = io.StringIO()
