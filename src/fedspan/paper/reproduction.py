@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -112,7 +111,9 @@ def _show(results: Results, console: Console) -> None:
     title = f"{part.table['title']}: tail error after {length} (in brackets the paper's{note})"
     cells = results.cells(part)
     heads = [f"het {line[0].row['het']:g}" for line in cells]
-    table = Table("method", *heads, title=title, title_justify="left", header_style="bold", box=SIMPLE)
+    table = Table("method", title=title, title_justify="left", header_style="bold", box=None, padding=(0, 1, 0, 0))
+    for head in heads:
+        table.add_column(head, no_wrap=True)
     for column in zip(*cells, strict=True):
         table.add_row(study.label(column[0].variant), *(tables.brief(cell) for cell in column))
     console.print(table)
