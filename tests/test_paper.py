@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedspan.core.errors import CheckpointError
 from fedspan.paper import reproduction, tables
 from fedspan.paper.results import Curve, Results, Tail, judge, number
 from fedspan.paper.study import Case, Study, names
@@ -35,9 +36,8 @@ def test_every_part_gives_its_table_figure_and_place_on_the_page(out: Path) -> N
     for part in tiny().parts:
         assert part.table["title"] in page
         assert part.table["title"] in text
-        if part.kind != "figure":
-            rows = list(csv.DictReader((out / "tables" / f"{part.name}.csv").read_text().splitlines()))
-            assert len(rows) >= len(part.table["rows"])
+        rows = list(csv.DictReader((out / "tables" / f"{part.name}.csv").read_text().splitlines()))
+        assert len(rows) >= len(part.table["rows"])
         if part.kind != "search":
             assert (out / "figures" / f"{part.name}.png").stat().st_size > 5_000
             assert "<svg" in (out / "figures" / f"{part.name}.svg").read_text()
@@ -75,9 +75,36 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_one(out: Path) -> None:
     long, short = (results.curve(Case("ssf", 2.0, 20, 1e-3, rounds)) for rounds in (5, 1))
     assert short.rounds.tolist() == [0, 1]
     assert (short.errors == long.errors[:, :2]).all()
+    with pytest.raises(CheckpointError, match="has 5 of 9 rounds"):
+        results.curve(Case("ssf", 2.0, 20, 1e-3, 9))
     late = Curve(np.array([0.0, 1, 2]), np.array([[1.0, 2.0, np.nan]]), np.zeros(3), np.zeros(3), [2], 0.0)
     assert late.until(1).diverged == [None]
     assert late.until(2).tail(0.1).diverged == 1
+
+
+def test_a_run_that_has_grown_is_read_again(out: Path, tmp_path: Path) -> None:
+    """The search reads the first rounds of runs that later parts make longer."""
+    case, longer = (Case("scaffold", 2.0, None, 1e-3, rounds) for rounds in (40, 60))
+    study, results = tiny(), Results(tiny(), tmp_path)
+    reproduction._run(study.spec(case), tmp_path / case.key, 2)
+    assert results.curve(case).rounds[-1] == 40
+    assert not reproduction._complete(study, longer, tmp_path)
+    reproduction._run(study.spec(longer), tmp_path / case.key, 2)
+    assert reproduction._complete(study, longer, tmp_path)
+    assert results.curve(longer).rounds[-1] == 60
+
+
+def test_bytes_to_reach_a_level(out: Path) -> None:
+    results = Results(tiny(), out / "runs-quick")
+    part = next(part for part in tiny().parts if part.kind == "reach")
+    row = part.table["rows"][0] | {"target": 0.9}
+    curve = results.curve(results.study.case("fedavg", row, 1e-2, 5))
+    found = results.reach(part, row, "fedavg")
+    assert found is not None
+    place = list(curve.rounds).index(found[0])
+    assert curve.errors.mean(0)[place] < 0.9 <= curve.errors.mean(0)[place - 1]
+    assert found[1] == curve.up[place] / 1e6
+    assert results.reach(part, row | {"target": 1e-9}, "fedavg") is None
 
 
 def test_verdicts() -> None:

@@ -16,7 +16,7 @@ from fedspan.paper.results import Results
 from fedspan.paper.study import Part
 
 DASHES = {1: ":", 5: "--"}  # ranks other than the usual one, where one figure shows several
-TOP, POINTS = 3.0, 250  # upper end of the error axis; points of a curve
+TOP, POINTS = 3.0, 120  # upper end of the error axis; points of a curve
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,

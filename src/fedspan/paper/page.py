@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from fedspan.paper import tables
 from fedspan.paper.results import CLOSE, Cell, Results, number
@@ -35,11 +37,8 @@ def render(results: Results, figures: dict[str, Path], command: str) -> str:
 
 
 def _part(results: Results, part: Part, figure: Path | None) -> dict[str, Any]:
-    header: list[str] = []
-    rows: list[list[dict[str, str]]] = []
-    if part.kind != "figure":
-        header, plain = tables.wide(results, part)
-        rows = [[{"main": text, "small": "", "mark": ""} for text in row] for row in plain]
+    header, plain = tables.wide(results, part)
+    rows = [[{"main": text, "small": "", "mark": ""} for text in row] for row in plain]
     if part.kind in ("table", "tuned"):
         for row, cells in zip(rows, results.cells(part), strict=True):
             places = {cell.variant: cell for cell in cells}
@@ -50,11 +49,16 @@ def _part(results: Results, part: Part, figure: Path | None) -> dict[str, Any]:
     svg = "" if figure is None else figure.read_text().partition("<svg")[2]
     return {
         "title": part.table["title"],
-        "about": part.table["about"],
+        "about": _coded(part.table["about"]),
         "header": header,
         "rows": rows,
         "svg": f"<svg{svg}" if svg else "",
     }
+
+
+def _coded(text: str) -> Markup:
+    """`words` as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (escaped just here)
 
 
 def _cell(cell: Cell, tuned: bool) -> dict[str, str]:
@@ -64,5 +68,6 @@ def _cell(cell: Cell, tuned: bool) -> dict[str, str]:
         return {"main": str(cell.ours), "small": "", "mark": ""}
     paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
     sign = tables.SIGNS[cell.verdict.holds]
-    small = " ".join(part for part in (sign, f"paper {paper}", cell.verdict.text) if part)
+    shown = "" if cell.paper == "nan" and cell.verdict.text else f"paper {paper}"
+    small = " ".join(part for part in (sign, shown, cell.verdict.text) if part)
     return {"main": str(cell.ours), "small": small, "mark": MARKS[cell.verdict.holds]}

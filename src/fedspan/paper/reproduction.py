@@ -42,8 +42,7 @@ def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Conso
     drawn = {part.name: path for part in study.parts if (path := figures.draw(results, part, _made(out / "figures")))}
     _made(out / "tables")
     for part in study.parts:
-        if part.kind != "figure":
-            write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
+        write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
     text = "\n".join(tables.markdown(results, part) for part in study.parts)
     write_atomic(out / "tables.md", text.encode())
     short = " --quick" if study.quick else ""
@@ -103,17 +102,19 @@ def _run(spec: experiment.Spec, folder: Path, seeds: int) -> bool:
 
 
 def _show(results: Results, console: Console) -> None:
-    """The main table in the terminal."""
+    """The main table in the terminal, a line a method so that it fits 80 columns."""
     from fedspan.paper import tables
 
-    part = results.study.part("table")
-    header, rows = tables.wide(results, part)
-    study = results.study
+    study, part = results.study, results.study.part("table")
     length = f"{study.rounds(part):,} rounds, {study.seeds} seed{'s' if study.seeds > 1 else ''}"
-    note = "; the paper's numbers are at 25,000 rounds" if study.quick else ""
-    title = f"{part.table['title']}: tail error after {length} (paper{note})"
-    table = Table(*header, title=title, title_justify="left", header_style="bold")
-    for row in rows:
-        table.add_row(*(cell.replace(" (", "\n(") for cell in row))
+    note = ", at 25,000 rounds" if study.quick else ""
+    title = f"{part.table['title']}: tail error after {length} (in brackets the paper's{note})"
+    cells = results.cells(part)
+    heads = [f"het {line[0].row['het']:g}" for line in cells]
+    table = Table("method", title=title, title_justify="left", header_style="bold", box=None, padding=(0, 1, 0, 0))
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    for column in zip(*cells, strict=True):
+        table.add_row(study.label(column[0].variant), *(tables.brief(cell) for cell in column))
     console.print(table)
     console.print(tables.score_line(results), highlight=False)

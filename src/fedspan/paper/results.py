@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedspan.core.errors import CheckpointError
 from fedspan.paper.study import Case, Study
 from fedspan.runtimes import history
 
@@ -131,10 +132,14 @@ class Results:
         self._curves: dict[str, Curve] = {}
 
     def curve(self, case: Case) -> Curve:
-        """The curve of a case."""
-        if case.key not in self._curves:
-            self._curves[case.key] = Curve.read(self.folder / case.key)
-        return self._curves[case.key].until(case.rounds)
+        """The curve of a case; read again when what was read before was a shorter form of the run."""
+        held = self._curves.get(case.key)
+        if held is None or (held.rounds[-1] < case.rounds and None in held.diverged):
+            held = self._curves[case.key] = Curve.read(self.folder / case.key)
+        if held.rounds[-1] < case.rounds and None in held.diverged:
+            there = int(held.rounds[-1])
+            raise CheckpointError(f"run {case.key!r} has {there} of {case.rounds} rounds; reproduce again")
+        return held.until(case.rounds)
 
     def tail(self, case: Case) -> Tail:
         """The tail error of a case."""
@@ -160,6 +165,15 @@ class Results:
         tails = {lr: self.tail(self.study.case(variant, row, lr, rounds)) for lr in grid}
         lr = min(grid, key=lambda lr: _or_inf(tails[lr].mean) if not tails[lr].diverged else math.inf)
         return lr, tails[lr], "*" if lr in (grid[0], grid[-1]) else ""
+
+    def reach(self, part: Any, row: dict[str, Any], variant: str) -> tuple[float, float, float] | None:
+        """(rounds, MB up, MB both ways) until the mean error is first below the row's target; None: never."""
+        curve = self.curve(self.study.case(variant, row, self.steps()[row["het"]], self.study.rounds(part)))
+        below = np.flatnonzero(curve.errors.mean(0) < row["target"])
+        if not len(below):
+            return None
+        first = below[0]
+        return curve.rounds[first], curve.up[first] / 1e6, (curve.up[first] + curve.down[first]) / 1e6
 
     def cells(self, part: Any) -> list[list[Cell]]:
         """The table of a part: rows of cells."""

@@ -48,7 +48,7 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """search, table, figure or tuned."""
+        """search, table, reach or tuned."""
         return str(self.table["kind"])
 
     def variants(self, row: dict[str, Any]) -> list[str]:

@@ -15,8 +15,6 @@ SIGNS = {True: "✓", False: "✗", None: ""}
 def markdown(results: Results, part: Part) -> str:
     """One part as Markdown."""
     head = f"## {part.table['title']}\n\n{part.table['about']}\n\n"
-    if part.kind == "figure":
-        return head
     return head + "\n".join(_lines(*wide(results, part))) + "\n"
 
 
@@ -24,6 +22,8 @@ def wide(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of a part, one column a variant."""
     if part.kind == "search":
         return _search(results, part)
+    if part.kind == "reach":
+        return _reach(results, part)
     table = results.cells(part)
     names = list(dict.fromkeys(cell.variant for cells in table for cell in cells))
     rows = []
@@ -44,6 +44,15 @@ def text(cell: Cell, tuned: bool) -> str:
     return f"{cell.ours} (paper {paper}{_spaced(SIGNS[cell.verdict.holds])})"
 
 
+def brief(cell: Cell) -> str:
+    """A cell for the terminal: the mean, and the paper's number in brackets."""
+    ours = "diverged" if cell.ours.diverged == cell.ours.seeds else number(cell.ours.mean)
+    if cell.paper is None:
+        return ours
+    paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
+    return f"{ours} ({paper}{_spaced(SIGNS[cell.verdict.holds])})"
+
+
 def long(results: Results, part: Part) -> str:
     """One part as CSV, a line a cell."""
     out = io.StringIO()
@@ -54,6 +63,13 @@ def long(results: Results, part: Part) -> str:
         for row in part.table["rows"]:
             for lr, error in results.searched()[row["het"]].items():
                 table.writerow([row["het"], lr, f"{error:.6e}", steps[row["het"]] == lr, row["paper"]])
+        return out.getvalue()
+    if part.kind == "reach":
+        table.writerow(["het", "rank", "target", "variant", "rounds", "mb_up", "mb_both"])
+        for row in part.table["rows"]:
+            for variant in part.variants(row):
+                found = results.reach(part, row, variant) or ("", "", "")
+                table.writerow([row["het"], row["rank"], row["target"], variant, *found])
         return out.getvalue()
     table.writerow(
         ["het", "rank", "variant", "lr", "tail_mean", "tail_sd", "seeds", "diverged", "paper", "reproduced", "note"]
@@ -100,6 +116,16 @@ def _search(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
         errors = [number(found[het][lr]).replace("NaN", "diverged") for lr in grid]
         rows.append([f"{het:g}", *errors, f"{chosen:g}", f"{row['paper']:g}{_spaced(SIGNS[chosen == row['paper']])}"])
     return ["het", *(f"η = {lr:g}" for lr in grid), "chosen", "paper"], rows
+
+
+def _reach(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
+    names = part.table["variants"]
+    rows = []
+    for row in part.table["rows"]:
+        cells = [results.reach(part, row, name) for name in names]
+        texts = ["not reached" if c is None else f"{c[1]:.3g} up, {c[2]:.3g} both" for c in cells]
+        rows.append([f"{row['het']:g}", str(row["rank"]), f"{row['target']:g}", *texts])
+    return ["het", "r", "error", *(f"{results.study.label(name)}, MB" for name in names)], rows
 
 
 def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
