@@ -69,10 +69,10 @@ def _choose_one(
         return Choice(name, shape, "whole", "named in `whole`")
     if p.dim() < 2 or shape[1] < 2:
         return Choice(name, shape, "whole", "no input side to project")
-    if not asked and p.numel() < least:
-        return Choice(name, shape, "whole", f"fewer than {least} numbers")
     if not asked and name == head:
         return Choice(name, shape, "whole", "output head")
+    if not asked and p.numel() < least:
+        return Choice(name, shape, "whole", f"fewer than {least} numbers")
     if name not in layers:
         return Choice(name, shape, "fallback", "not a plain Linear, Conv1d, Conv2d or Embedding")
     if uses > 1:
