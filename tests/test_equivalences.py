@@ -176,6 +176,13 @@ def test_momentum_sends_the_end_point_too_and_goes_faster() -> None:
     assert error[1] < error[0]
 
 
+def test_rank_is_short_for_a_coordinate_projector() -> None:
+    assert build("ssf", rank=0.2) == build("ssf", projector={"name": "coordinate", "rank": 0.2})
+    for wrong in ({}, {"rank": 0.2, "projector": GAUSSIAN}):
+        with pytest.raises(SpecError, match="give either `projector`"):
+            build("ssf", **wrong)
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_schedule_lowers_the_step_over_rounds(schedule: str) -> None:
     method = build("fedavg", lr=0.4, schedule=schedule, schedule_rounds=10)

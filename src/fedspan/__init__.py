@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from fedspan.methods._local import InSubspace as InSubspace
     from fedspan.methods._local import LocalSteps as LocalSteps
     from fedspan.methods._local import descend as descend
+    from fedspan.methods.fedavg import FedAvg as FedAvg
+    from fedspan.methods.fedsub import FedSub as FedSub
+    from fedspan.methods.scaffold import Scaffold as Scaffold
+    from fedspan.methods.ssf import SSF as SSF
+    from fedspan.methods.subavg import SubAvg as SubAvg
     from fedspan.runtimes.folder import Result as Result
 
 __version__ = "0.1.0"
@@ -54,11 +59,19 @@ _WHERE = {
     "run": "experiment",
     "InSubspace": "methods._local",
     "LocalSteps": "methods._local",
+    "FedAvg": "methods.fedavg",
+    "Scaffold": "methods.scaffold",
+    "SSF": "methods.ssf",
+    "SubAvg": "methods.subavg",
+    "FedSub": "methods.fedsub",
     "descend": "methods._local",
 }
 __all__ = [
+    "SSF",
     "Block",
     "Catchup",
+    "FedAvg",
+    "FedSub",
     "FedspanError",
     "Fit",
     "InSubspace",
@@ -71,7 +84,9 @@ __all__ = [
     "Projector",
     "Result",
     "Round",
+    "Scaffold",
     "Spec",
+    "SubAvg",
     "Task",
     "Vector",
     "descend",

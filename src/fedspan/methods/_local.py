@@ -14,6 +14,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
 from fedspan.core.projector import Projector, draw
+from fedspan.projectors.coordinate import Coordinate
 
 
 def descend(
@@ -84,12 +85,18 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
 class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
     """A method whose local steps stay in x + range(Pᵀ), with P drawn by both ends."""
 
-    projector: Projector
+    projector: Projector = None  # type: ignore[assignment]  # set from `rank` where it is not given
+    rank: int | float | None = None  # short for a coordinate projector of this rank
     refresh: int = 1  # rounds between two draws of P
     rank_boost: float = 1.0  # η_l = lr · min(d/r, rank_boost): a step that knows the rank; 1 leaves lr as it is
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.projector is None) == (self.rank is None):
+            raise SpecError("give either `projector`, such as {name = 'gaussian', rank = 20}, or `rank`, such as 0.2")
+        if self.rank is not None:
+            object.__setattr__(self, "projector", Coordinate(rank=self.rank))
+            object.__setattr__(self, "rank", None)
         at_least("refresh", self.refresh, 1)
         if not self.rank_boost >= 1:
             raise SpecError(f"`rank_boost` must be at least 1, got {self.rank_boost!r}")

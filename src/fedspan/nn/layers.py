@@ -32,7 +32,8 @@ class _Linear(torch.autograd.Function):
         (delta,), (inside, weight) = grads, ctx.saved_tensors
         rows = delta.reshape(-1, delta.shape[-1])
         down = delta @ weight if ctx.needs_input_grad[0] else None
-        return down, None, rows.sum(0) if ctx.has_bias else None, rows.mT @ inside, None
+        inner = (inside.mT @ rows).mT  # δᵀ(x Pᵀ), in the order that is faster for small r
+        return down, None, rows.sum(0) if ctx.has_bias else None, inner, None
 
 
 class _Conv(torch.autograd.Function):

@@ -27,11 +27,15 @@ class Picked:
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
         """v Pᵀ."""
+        if self.index.shape[0] == 1:  # one run: whole columns, much faster than number by number
+            return v.index_select(2, self.index[0, 0])
         return v.gather(2, self.index.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
         """z P."""
         full = z.new_zeros(*z.shape[:2], self.inputs)
+        if self.index.shape[0] == 1:
+            return full.index_copy_(2, self.index[0, 0], z)
         return full.scatter_(2, self.index.expand(-1, z.shape[1], -1), z)
 
     def columns(self) -> torch.Tensor:
