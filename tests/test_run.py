@@ -103,7 +103,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(sign: int, seeds: int, tmp_path:
     process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments, tmp_path / "cut"], stdout=subprocess.DEVNULL)
     first = tmp_path / "cut" / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (first.exists() and first.read_text().count("\n") > 40):
+    saved = tmp_path / "cut" / folder.CHECKPOINT
+    while time.monotonic() < deadline and not (first.exists() and checkpoint.load(saved)[1]["round"] > 0):
         time.sleep(0.02)
     process.send_signal(sign)
     code = process.wait(60)

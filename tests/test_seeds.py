@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 
@@ -71,6 +72,13 @@ def test_normal_has_the_moments_and_tails_of_a_normal() -> None:
     assert abs((x**4).mean() - 3) < 5e-2
     assert np.isfinite(x).all()
     assert 4.5 < np.abs(x).max() < 7
+
+
+def test_normal_is_the_inverse_of_the_normal_distribution() -> None:
+    """Against the standard library, far into both tails."""
+    u = np.concatenate([np.linspace(1e-6, 1 - 1e-6, 999), 10.0 ** -np.arange(7, 17), [0.5, 0.075, 0.925]])
+    expected = [statistics.NormalDist().inv_cdf(float(v)) for v in u]
+    np.testing.assert_allclose(seeds._normal_at(u), expected, rtol=1e-14, atol=1e-16)
 
 
 def test_streams_do_not_depend_on_company() -> None:

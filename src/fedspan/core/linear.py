@@ -68,7 +68,7 @@ class LinearMap:
         pairs = zip(self.factors, self.layout.blocks, strict=True)
         return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
 
-    @property
+    @functools.cached_property
     def rank(self) -> int:
         """Numbers that travel instead of d."""
         return sum(self.sizes)

@@ -27,6 +27,13 @@ class Schedule:
 
     first: int
     ids: npt.NDArray[np.int64]  # (rounds, runs, S)
+    rows: npt.NDArray[np.int64]  # (rounds, runs · S): the same as flat numbers run · N + client
+
+
+def flat_rows(ids: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.int64]:
+    """run · N + client of ids (…, runs, S), as (…, runs · S)."""
+    runs = np.arange(0, ids.shape[-2] * clients, clients)
+    return (ids + runs[:, None]).reshape(*ids.shape[:-2], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +66,7 @@ class Round:
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """Where the cohort stands among all runs and clients, as flat numbers run · N + client, in order."""
-        runs = np.arange(0, self.ids.shape[0] * self.clients, self.clients)
-        return (self.ids + runs[:, None]).ravel()
+        return flat_rows(self.ids, self.clients)
 
     def mean(self, v: Vector) -> Vector:
         """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n)."""

@@ -83,6 +83,8 @@ class Catchup:
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
         entry = _bytes(self.log.entries[-1]) if self.log.entries else 0
+        if self.keep == "none":
+            return np.where(self.whole, _bytes(self.model), (self.log.end - self.since) * entry)
         return self.whole * _bytes(self.model) + self.entries_sent * entry
 
     def pick(self, client: int) -> Catchup:

@@ -38,14 +38,14 @@ def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
 
 def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
     """Payload bytes of a cohort's message for each client, (runs, clients)."""
-    total = np.zeros(shape, np.int64)
+    fixed, total = 0, None
     for name in _names(type(message)):
         value = getattr(message, name)
         if isinstance(value, Catchup):
-            total += value.sizes()
+            total = value.sizes() if total is None else total + value.sizes()
         elif value is not None:
-            total += value.shape[-1] * value.element_size()
-    return total
+            fixed += value.shape[-1] * value.element_size()
+    return np.full(shape, fixed, np.int64) if total is None else total + fixed
 
 
 def pick(message: T, client: int) -> T:

@@ -20,7 +20,7 @@ from fedspan.core import wire
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.ledger import Ledger
-from fedspan.core.method import Method, Round, Schedule
+from fedspan.core.method import Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 
 
@@ -57,7 +57,8 @@ def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sche
     """Who takes part in AHEAD consecutive rounds; each round depends on its own key alone."""
     rounds = range(part * AHEAD, (part + 1) * AHEAD)
     keys = np.stack([streams.keys(seeds, "cohort", t) for t in rounds])
-    return Schedule(rounds.start, streams.choose(keys, clients, size))
+    ids = streams.choose(keys, clients, size)
+    return Schedule(rounds.start, ids, flat_rows(ids, clients))
 
 
 def _beside(aside: Vector | None) -> int:
@@ -125,9 +126,9 @@ class Loop:
         self.t += 1
 
     def _round(self) -> Round:
-        n, runs = self.problem.clients, np.arange(len(self.seeds))[:, None]
+        n = self.problem.clients
         schedule = _cohorts(self.seeds, n, self.per_round, self.t // AHEAD)
-        ids = schedule.ids[self.t % AHEAD]
+        ids, rows = schedule.ids[self.t % AHEAD], schedule.rows[self.t % AHEAD]
         weights = None
         if self.problem.weights is not None:
             shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
@@ -138,7 +139,7 @@ class Loop:
             clients=n,
             layout=self.problem.layout,
             ids=ids,
-            since=self.since[runs, ids],
+            since=self.since.reshape(-1)[rows].reshape(ids.shape),
             weights=weights,
             everyone=self.since,
             local_steps=self.method.local_steps,

@@ -206,7 +206,7 @@ class RegressionObjective(Objective):
             left, right = data.index_select(0, clients).split([width, self.m], -1)
             yield from itertools.repeat((left, right))
             return
-        flat, first = data.reshape(-1, width + self.m), (clients * n).unsqueeze(-1)
+        flat, first = data.reshape(-1, width + self.m), clients.unsqueeze(-1) * n
         for part in itertools.count():
             index = (self._picks(part, steps) + first).view(-1)
             taken = flat.index_select(0, index).view(steps, clients.shape[0], batch, width + self.m)
