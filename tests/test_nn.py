@@ -62,6 +62,7 @@ def test_linear(projector: str, inputs: int, outputs: int, batch: list[int], bia
     assert found[0].how == "covered"
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("projector", PROJECTORS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -52,9 +52,9 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without --resume")
     try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        data = path.read_bytes()  # once: a new checkpoint may take the file's place at any moment
+        arrays = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if header.get("format") != FORMAT:
             raise CheckpointError(
                 f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
@@ -62,7 +62,7 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         if header["checksum"] != _checksum(arrays):
             raise CheckpointError(f"checkpoint {str(path)!r} fails its checksum; delete it and start again")
         return arrays, json.loads(header["meta"])
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"checkpoint {str(path)!r} cannot be read ({reason}); delete it and start again"

@@ -37,9 +37,11 @@ class Objective(ABC):
         """The same after the local work, to be averaged over the clients."""
         return None
 
-    def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
-        """The map z ↦ P ∇f_i(x + Pᵀz; ξ). This default forms the full gradient; tasks that can do better do so."""
-        return lambda z: P @ self.grad(x + P.T @ z)
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
+        """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks that can do better do so."""
+        if plus is None:
+            return lambda z: P @ self.grad(x + P.T @ z)
+        return lambda z: P @ self.grad(x + P.T @ z) + plus
 
 
 class Problem(ABC):

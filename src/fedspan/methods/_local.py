@@ -31,7 +31,7 @@ def descend(
 
 
 class Averaged:
-    """A gradient that remembers the mean of what it gave; with momentum a control cannot be read off the end point."""
+    """A direction that remembers the mean of what it gave; with momentum that cannot be read off the end point."""
 
     def __init__(self, grad: Callable[[Vector], Vector]) -> None:
         self.grad, self.total, self.calls = grad, torch.zeros(()), 0

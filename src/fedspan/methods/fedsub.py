@@ -93,9 +93,9 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
-        lr, grad = self.step(P, rnd.t), f.restrict(x, P)
-        push = dual / (lr * self.local_steps)
-        b = descend(torch.zeros_like(dual), lambda b: grad(b) + push, lr, self.local_steps, self.momentum)  # 3
+        lr = self.step(P, rnd.t)
+        direction = f.restrict(x, P, plus=dual / (lr * self.local_steps))
+        b = descend(torch.zeros_like(dual), direction, lr, self.local_steps, self.momentum)  # 3
         stale = self.variant == "stale"
         return ClientState(dual, b) if stale else ClientState(dual + b, client.end), Up(b)
 

@@ -89,10 +89,12 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1
         P.agree(down.probe)
-        lr, grad = self.step(P, rnd.t), Averaged(f.restrict(x, P)) if self.momentum else f.restrict(x, P)
-        u = Pc - P @ c_i  # 3
-        z = descend(torch.zeros_like(u), lambda z: grad(z) + u, lr, self.local_steps, self.momentum)  # 4
-        a = grad.mean - P @ c_i if isinstance(grad, Averaged) else z / (-lr * self.local_steps) - Pc  # 5
+        lr, u = self.step(P, rnd.t), Pc - P @ c_i  # 3
+        direction = f.restrict(x, P, plus=u)
+        if self.momentum:
+            direction = Averaged(direction)
+        z = descend(torch.zeros_like(u), direction, lr, self.local_steps, self.momentum)  # 4
+        a = (direction.mean if isinstance(direction, Averaged) else z / (-lr * self.local_steps)) - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
         return ClientState(c_i + P.T @ a), Up(a, Pg, z if self.momentum else None)  # 6
 

@@ -140,8 +140,8 @@ class TorchObjective(Objective):
             total = total + g.to(x.device) * (len(part) / n)
         return self._finished(total, x)
 
-    def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
-        """z ↦ P ∇f_i(x + Pᵀz), with no full gradient for the covered layers."""
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
+        """z ↦ P ∇f_i(x + Pᵀz) + plus, with no full gradient for the covered layers."""
         with torch.inference_mode(False):
             inside = self.problem.activate(x, P)
         base = P @ x if self.problem.weight_decay else None
@@ -150,7 +150,8 @@ class TorchObjective(Objective):
             with torch.inference_mode(False):
                 batch = next(self._batches)
                 g = inside.grad(z, functools.partial(self._on, batch)).to(z.device)
-            return self._finished(g, z if base is None else base + z)
+            g = self._finished(g, z if base is None else base + z)
+            return g if plus is None else g + plus
 
         return grad
 

@@ -164,17 +164,18 @@ class RegressionObjective(Objective):
         rows, goal = self._own().split([self.d, self.m], -1)
         return self._pull(x, rows * (again := self._all_rows()), goal * again)
 
-    def restrict(self, x: Vector, P: LinearMap) -> Callable[[Vector], Vector]:
-        """z ↦ P ∇f(x + Pᵀz), with A Pᵀ and A x − B formed here, once, as one product [A B] [[Pᵀ, x], [0, −I]]."""
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
+        """z ↦ P ∇f(x + Pᵀz) + plus; A Pᵀ and A x − B are formed here, once, as one product [A B] [[Pᵀ, x], [0, −I]]."""
         (factor,), d, m = P.factors, self.d, self.m
         if factor is None:
-            return super().restrict(x, P)
+            return super().restrict(x, P, plus)
         r, reg, count = factor.rank, self.problem.reg, self.runs * self.cohort
         top = torch.cat([factor.columns(), x.view(self.runs, m, d).mT], 2)
         right = torch.cat([top, _below(self.runs, r, m, x.dtype)], 1)
         inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B]
         batches = self._draw(inside.view(count, -1, r + m), _count(count), r)
-        ridge = (P @ x).mul_(reg).expand(-1, self.cohort, -1).reshape(count, m, r)
+        ridge = (P @ x).mul_(reg)
+        ridge = (ridge.expand(-1, self.cohort, -1) if plus is None else ridge + plus).reshape(count, m, r)
 
         def grad(z: Vector) -> Vector:
             rows, offset = next(batches)
