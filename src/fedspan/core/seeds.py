@@ -121,7 +121,7 @@ _TAIL = (
 )  # fmt: skip
 
 
-_PIECE = 16_000
+_PIECE = 8_000
 
 
 def _normal_at(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
