@@ -81,6 +81,15 @@ def test_normal_is_the_inverse_of_the_normal_distribution() -> None:
     np.testing.assert_allclose(seeds._normal_at(u), expected, rtol=1e-14, atol=1e-16)
 
 
+def test_a_library_that_is_off_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.arange(3, dtype=np.uint64)
+    right = seeds.normal(keys, 5_001)
+    good = torch.Tensor.erfinv_
+    monkeypatch.setattr(torch.Tensor, "erfinv_", lambda x: good(x).mul_(1 + 1e-9))
+    np.testing.assert_allclose(seeds.normal(keys, 5_001), right, rtol=1e-14, atol=1e-15)
+    assert seeds.normal(keys, 0).shape == (3, 0)
+
+
 def test_streams_do_not_depend_on_company() -> None:
     """A client draws the same alone and in any cohort."""
     keys = np.arange(5, dtype=np.uint64)

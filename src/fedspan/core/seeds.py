@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Keys = npt.NDArray[np.uint64]
 
@@ -91,16 +93,21 @@ def uniform(of: Keys, n: int) -> npt.NDArray[np.float64]:
 
 
 def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
-    """n standard normal numbers in float64 from each stream: the inverse of their distribution at uniform numbers."""
-    streams = of.reshape(-1)
-    out, some = np.empty((len(streams), n)), max(1, _PIECE // max(n, 1))
-    for start in range(0, len(streams), some):  # in pieces that stay in the processor's cache
-        out[start : start + some] = _normal_at(uniform(streams[start : start + some], n))
-    return out.reshape(*of.shape, n)
+    """n standard normal numbers in float64 from each stream: the inverse of their distribution at uniform numbers.
+
+    torch's erfinv is several times as fast as plain arithmetic, but its accuracy is a vendor's affair. A sample of it is
+    checked, and where it is off, plain arithmetic is used.
+    """
+    u = uniform(of, n).reshape(-1)
+    fast = torch.from_numpy(2.0 * u - 1.0).erfinv_().mul_(math.sqrt(2)).numpy()
+    some = slice(None, None, max(1, u.size // 64))
+    if u.size and not np.abs(fast[some] - _normal_at(u[some])).max() <= 1e-13:
+        fast = np.concatenate([_normal_at(part) for part in np.array_split(u, u.size // _PIECE + 1)])
+    return fast.reshape(*of.shape, n)
 
 
 # Wichura's algorithm AS241 (1988), PPND16: rational functions for the middle, the flanks and the far tails, from the
-# lowest power on. Plain sums and products round alike on every machine, which a vendor's erfinv does not promise.
+# lowest power on. Plain sums and products round alike on every machine.
 _MIDDLE = (
     (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
      4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3),
