@@ -95,8 +95,8 @@ def uniform(of: Keys, n: int) -> npt.NDArray[np.float64]:
 def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
     """n standard normal numbers in float64 from each stream: the inverse of their distribution at uniform numbers.
 
-    torch's erfinv is several times as fast as plain arithmetic, but its accuracy is a vendor's affair. A sample of it is
-    checked, and where it is off, plain arithmetic is used.
+    torch's erfinv is several times as fast as plain arithmetic, but its accuracy is a vendor's affair. A sample of it
+    is checked, and where it is off, plain arithmetic is used.
     """
     u = uniform(of, n).reshape(-1)
     fast = torch.from_numpy(2.0 * u - 1.0).erfinv_().mul_(math.sqrt(2)).numpy()
