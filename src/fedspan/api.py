@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,14 +21,13 @@ from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.method import Method
 from fedspan.core.task import Weights
 from fedspan.nn.cover import LEAST, Choice, choose, summary
-from fedspan.nn.problem import Augment, Loss, TorchProblem
-from fedspan.nn.source import Batch, Source, as_source
+from fedspan.nn.problem import Augment, TorchProblem
+from fedspan.nn.score import scorer
+from fedspan.nn.source import Loss, as_source
 from fedspan.runtimes.folder import carry_out
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row
 from fedspan.runtimes.simulator import Simulator
-
-SCORE_BATCH = 512  # examples scored at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,7 @@ def fit(
         choices,
         seed=seed,
         batch=batch,
-        evaluate=None if test is None else _scorer(as_source(test, "test set"), loss, objective, device),
+        evaluate=None if test is None else scorer(as_source(test, "test set"), loss, objective, torch.device(device)),
         by_examples=weights == "examples",
         weight_decay=weight_decay,
         clip=clip,
@@ -161,27 +160,3 @@ class _Watch:
 
     def line(self, rows: list[Line]) -> Line | None:
         return next((row for row in rows if row["round"] == self.round), None)
-
-
-def _scorer(
-    test: Source, loss: Callable[..., torch.Tensor], objective: Loss | None, device: str
-) -> Callable[[nn.Module], Mapping[str, float]]:
-    """Mean loss over the test set, and the share of right answers where targets are classes."""
-
-    def score(model: nn.Module) -> dict[str, float]:
-        total, right, classes = 0.0, 0, True
-        for part in torch.arange(len(test)).split(SCORE_BATCH):
-            batch: Batch = test.take(part)
-            if objective is not None:
-                total += float(objective(model, batch)) * len(part)
-                classes = False
-                continue
-            inputs, targets = (value.to(device) for value in batch)
-            outputs = model(inputs)
-            total += float(loss(outputs, targets)) * len(part)
-            classes = classes and not targets.is_floating_point() and outputs.dim() == 2 and targets.dim() == 1
-            right += int((outputs.argmax(1) == targets).sum()) if classes else 0
-        found = {"loss": total / len(test)}
-        return found | {"accuracy": right / len(test)} if classes else found
-
-    return score

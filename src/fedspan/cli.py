@@ -56,7 +56,7 @@ def run(
         bar = progress.add_task(registry.name_of(loaded.method), total=loaded.rounds)
 
         def show(row: Row) -> None:
-            values = "  ".join(f"{name} {value.mean():.3e}" for name, value in row.metrics.items())
+            values = "  ".join(f"{name} {value.mean():.3g}" for name, value in row.metrics.items())
             progress.update(bar, completed=row.round, description=values)
 
         result = experiment.run(loaded, out, seeds=seeds, resume=resume, on_row=show)
@@ -108,7 +108,7 @@ def _print_result(result: Result, out: Path) -> None:
         table.add_column(name, justify="left" if name == "status" else "right")
     for number, seed in enumerate(result.seeds):
         last = result.rows[number][-1]
-        values = ["-" if last[name] is None else f"{last[name]:.4e}" for name in metrics]
+        values = ["-" if last[name] is None else f"{last[name]:.4g}" for name in metrics]
         sizes = [f"{last[name] / 1e6:.2f} MB" for name in ("up_bytes", "down_bytes")]
         table.add_row(str(seed), result.status(number), str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}")
     console.print(table)

@@ -18,7 +18,8 @@ from fedspan.core.errors import SpecError, at_least
 from fedspan.core.layout import DTYPES
 from fedspan.core.method import Method
 from fedspan.core.task import Task, Weights
-from fedspan.runtimes.folder import Result, carry_out, toml
+from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
+from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row
 from fedspan.runtimes.simulator import Simulator
 
@@ -113,9 +114,24 @@ def run(
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
 ) -> Result:
-    """Carry out a spec in `out`; with several seeds, all of them as one batched computation in `out/seed-*`."""
+    """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can."""
     at_least("seeds", seeds, 1)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
+    if seeds == 1 or spec.task.several_seeds:
+        return _run(spec, out, of_runs, resume, on_row)
+    rows: list[list[Line]] = []
+    finished = True
+    for seed in of_runs:
+        folder = out / f"seed-{seed}"
+        again = resume and (folder / CHECKPOINT).exists()
+        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, on_row)
+        rows, finished = [*rows, *one.rows], one.finished
+        if not finished:
+            break
+    return Result(of_runs[: len(rows)], rows, finished)
+
+
+def _run(spec: Spec, out: Path, of_runs: tuple[int, ...], resume: bool, on_row: Callable[[Row], None] | None) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
     loop = Loop(spec.method, problem, Simulator(spec.method, problem), of_runs, per_round)

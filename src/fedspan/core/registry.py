@@ -104,8 +104,14 @@ def describe(value: Any) -> dict[str, Any]:
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if inner is not None:
-            table[field.name] = describe(inner) if dataclasses.is_dataclass(inner) else inner
+            table[field.name] = _plain(inner)
     return table
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return describe(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -122,6 +128,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         one_of(where, value, typing.get_args(hint))
         return value
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise SpecError(f"`{where}` must be a list of texts, got {value!r}")
+        return tuple(value)
     options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:

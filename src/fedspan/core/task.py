@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,8 @@ Weights = Literal["uniform", "examples"]
 
 class Task(ABC):
     """A frozen dataclass of settings that builds a `Problem`."""
+
+    several_seeds: ClassVar[bool] = True  # whether `build` takes more than one seed and batches the runs
 
     @abstractmethod
     def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:

@@ -18,9 +18,8 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective, Problem
 from fedspan.nn.cover import Choice, layout_of
 from fedspan.nn.restricted import FlatModule, Restricted
-from fedspan.nn.source import Batch, Source
+from fedspan.nn.source import Batch, Loss, Source, placed
 
-Loss = Callable[[nn.Module, Batch], torch.Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Augment = Callable[[Batch, torch.Generator], Batch]
 
@@ -51,7 +50,7 @@ class TorchProblem(Problem):
         self.model, self.sources, self.loss, self.choices = model.to(device), clients, loss, choices
         self.seeds, self.batch, self.device = (seed,), batch, torch.device(device)
         self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
-        self.layout = layout_of(choices)
+        self.layout = layout_of(choices, next(p.dtype for p in model.parameters() if p.requires_grad))
         self.module = FlatModule(model, self.layout)
         self.x0 = self.module.flat.detach().clone().cpu().view(1, 1, -1)
         self.clients = len(clients)
@@ -73,13 +72,14 @@ class TorchProblem(Problem):
         self.write_buffers(aside)
         self.model.eval()
         with torch.inference_mode():
-            found = self._score(self.model) if self._score is not None else {}
-        finite = bool(torch.isfinite(x).all())
-        return {name: np.array([value]) for name, value in found.items()} | {"finite": np.array([float(finite)])}
+            found = dict(self._score(self.model)) if self._score is not None else {}
+        if not torch.isfinite(x).all():
+            found["loss"] = float("nan")
+        return {name: np.array([value]) for name, value in found.items()}
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
-        """A weight that is not finite, or a loss that is not."""
-        return np.array([metrics["finite"][0] < 1 or not np.isfinite(metrics.get("loss", np.zeros(1))[0])])
+        """A loss that is not finite; a weight that is not makes it so."""
+        return ~np.isfinite(metrics.get("loss", np.zeros(1)))
 
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
@@ -135,7 +135,7 @@ class TorchObjective(Objective):
         total = torch.zeros_like(x)
         for part in torch.arange(n).split(self.problem.batch):
             with torch.inference_mode(False):
-                batch = self._placed(source.take(part))
+                batch = placed(source.take(part), self.problem.device)
                 g = self.problem.module.grad(x, functools.partial(self._on, batch))
             total = total + g.to(x.device) * (len(part) / n)
         return self._finished(total, x)
@@ -173,17 +173,9 @@ class TorchObjective(Objective):
             left = torch.cat([left, torch.from_numpy(seeds.permute(key, n)[0])])
             size = min(problem.batch, n)
             while len(left) >= size:
-                batch = self._placed(source.take(left[:size]))
+                batch = placed(source.take(left[:size]), problem.device)
                 if problem.augment is not None:
                     state = seeds.key(rnd.seeds[0], "augment", rnd.t, self.client, number) >> 1
                     batch = problem.augment(batch, torch.Generator().manual_seed(state))
                 left, number = left[size:], number + 1
                 yield batch
-
-    def _placed(self, batch: Batch) -> Batch:
-        device = self.problem.device
-        if device.type == "cpu":
-            return batch
-        if isinstance(batch, Mapping):
-            return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        return tuple(part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedspan.core.errors import DataError
 
 Batch = Any  # what a loss is given: usually (inputs, targets)
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 class Source(Protocol):
@@ -72,6 +74,15 @@ def as_source(data: Any, who: str) -> Source:
     if hasattr(data, "take") and hasattr(data, "__len__"):
         return _filled(data, who)
     raise DataError(f"{who} must be (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on a device."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Mapping):
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+    return tuple(part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
 
 
 def _filled(source: Source, who: str) -> Source:

@@ -5,6 +5,7 @@ The folder is FEDSPAN_DATA, else `../shared/data` beside the working directory o
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import os
@@ -30,6 +31,7 @@ class Split:
     owner: npt.NDArray[np.int64] | None = None
 
 
+@functools.lru_cache(maxsize=2)
 def load(name: str) -> tuple[Split, Split]:
     """(train, test) of a data set."""
     if name not in LOADERS:

@@ -1,0 +1,156 @@
+"""Image classification: a data set by name, cut into clients, and a network by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from fedspan.core.errors import SpecError, at_least, one_of, positive
+from fedspan.core.registry import register
+from fedspan.core.task import Task, Weights
+from fedspan.nn.cover import LEAST, choose
+from fedspan.nn.models import Norm, build
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.score import scorer
+from fedspan.nn.source import Batch, as_source
+from fedspan.tasks import _datasets, _partitions
+from fedspan.tasks._datasets import Split
+
+Numbers = npt.NDArray[np.int64]
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Classification(Task):
+    """Clients with images of their own, scored on one test set."""
+
+    several_seeds: ClassVar[bool] = False
+
+    data: str  # mnist, fashion_mnist, cifar10, cifar100, cifar100_mini or digits
+    model: str = "mlp"  # mlp, cnn, resnet8, resnet20, resnet56, resnet110
+    norm: Norm = "group"  # of the ResNets
+    clients: int | None = None  # None: every natural client; needed by other partitions
+    partition: Literal["iid", "dirichlet", "classes", "quantity", "natural"] = "iid"
+    alpha: float = 0.5  # of dirichlet and quantity: the smaller, the more unequal
+    classes_per_client: int = 2  # of classes
+    data_seed: int | None = None  # of the partition; None: the run's seed
+    batch: int = 32
+    per_class: int | None = None  # training examples of each class that are used; None: all
+    test_per_class: int | None = None  # test examples of each class that are scored; None: all
+    shrink: int = 1  # images are averaged over squares of this many pixels
+    augment: Literal["none", "flip", "crop"] = "none"  # crop: 4 pixels of padding, random crop, random flip
+    weight_decay: float = 0.0
+    clip: float | None = None  # longest gradient
+    whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
+    project: tuple[str, ...] = ()  # tensors to project although they would go whole
+    least: int = LEAST  # tensors of fewer numbers go whole
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        one_of("task.data", self.data, _datasets.LOADERS)
+        for name in ("batch", "shrink", "classes_per_client", "least"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("clients", "per_class", "test_per_class"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        positive("alpha", self.alpha)
+        if self.weight_decay:
+            positive("weight_decay", self.weight_decay)
+        if self.clip is not None:
+            positive("clip", self.clip)
+        if self.clients is None and self.partition != "natural":
+            raise SpecError(
+                f"`task.clients` is missing; only partition 'natural' knows how many there are ({self.data})"
+            )
+
+    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+        """Load the data, cut it into clients, and make the network."""
+        (seed,) = seeds
+        train, test = (
+            _some(split, per_class)
+            for split, per_class in zip(_datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
+        )
+        images = _normalised(train.x, test.x, self.shrink, dtype)
+        x, y = images[0], torch.from_numpy(train.y)
+        channels, height, width = x.shape[1:]
+        model = build(self.model, (channels, height, width), int(train.y.max()) + 1, self.norm, seed).to(dtype)
+        device = torch.device(self.device)
+        return TorchProblem(
+            model,
+            [as_source((x[part], y[part]), f"client {i}") for i, part in enumerate(self._cut(train, seed))],
+            lambda m, b: F.cross_entropy(m(b[0]), b[1]),
+            choose(model, self.whole, self.project, self.least),
+            seed=seed,
+            batch=self.batch,
+            evaluate=scorer(as_source((images[1], test.y), "test set"), F.cross_entropy, None, device),
+            by_examples=weights == "examples",
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            augment=AUGMENT[self.augment],
+            device=self.device,
+        )
+
+    def counts(self, seed: int) -> npt.NDArray[np.int64]:
+        """How many examples of each class each client holds: (clients, classes)."""
+        train = _some(_datasets.load(self.data)[0], self.per_class)
+        classes = int(train.y.max()) + 1
+        return np.stack([np.bincount(train.y[part], minlength=classes) for part in self._cut(train, seed)])
+
+    def _cut(self, train: Split, seed: int) -> list[Numbers]:
+        seed = seed if self.data_seed is None else self.data_seed
+        if self.partition == "natural":
+            return _partitions.natural(train.owner, self.clients)
+        assert self.clients is not None
+        if self.clients > len(train.y):
+            raise SpecError(f"`task.clients` is {self.clients}, but there are only {len(train.y)} examples")
+        extra = {"classes": (self.classes_per_client,), "dirichlet": (self.alpha,), "quantity": (self.alpha,)}
+        cut: Callable[..., list[Numbers]] = getattr(_partitions, self.partition)
+        return cut(train.y, self.clients, seed, *extra.get(self.partition, ()))
+
+
+def _some(split: Split, per_class: int | None) -> Split:
+    """The first examples of each class, in the order of the file."""
+    if per_class is None:
+        return split
+    places = np.sort(np.concatenate([np.flatnonzero(split.y == c)[:per_class] for c in np.unique(split.y)]))
+    return Split(split.x[places], split.y[places], None if split.owner is None else split.owner[places])
+
+
+def _normalised(
+    train: npt.NDArray[np.uint8], test: npt.NDArray[np.uint8], shrink: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images as (n, channels, height, width), each channel with the mean 0 and deviation 1 of the training images."""
+    if min(train.shape[1:3]) < shrink:
+        raise SpecError(f"`task.shrink` {shrink} is larger than the images, {train.shape[1]} × {train.shape[2]}")
+    both = [torch.from_numpy(a.copy()).to(dtype).div_(255) for a in (train, test)]
+    both = [a.unsqueeze(1) if a.dim() == 3 else a.permute(0, 3, 1, 2).contiguous() for a in both]
+    if shrink > 1:
+        both = [F.avg_pool2d(a, shrink) for a in both]
+    mean, deviation = both[0].mean((0, 2, 3), keepdim=True), both[0].std((0, 2, 3), keepdim=True)
+    return (both[0] - mean) / deviation, (both[1] - mean) / deviation
+
+
+def _flip(batch: Batch, generator: torch.Generator) -> Batch:
+    x, y = batch
+    which = torch.rand(len(x), generator=generator) < 0.5
+    return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y
+
+
+def _crop(batch: Batch, generator: torch.Generator) -> Batch:
+    """Random places of the image in a frame of 4 empty pixels, and random flips."""
+    x, y = _flip(batch, generator)
+    n, _, height, width = x.shape
+    down, across = torch.randint(0, 9, (2, n, 1), generator=generator)
+    rows, columns = down + torch.arange(height), across + torch.arange(width)
+    padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    picked = padded[torch.arange(n).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
+    return picked.permute(0, 3, 1, 2).contiguous(), y
+
+
+AUGMENT: dict[str, Any] = {"none": None, "flip": _flip, "crop": _crop}
