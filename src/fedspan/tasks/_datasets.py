@@ -71,7 +71,7 @@ def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
 
 
 def _strips(found: dict[str, Array], part: str) -> Split:
-    """Lossless WebP strips of 100 images each, side by side."""
+    """Lossless WebP strips of 100 images each, one below the other."""
     try:
         from PIL import Image
     except ImportError:
@@ -82,7 +82,7 @@ def _strips(found: dict[str, Array], part: str) -> Split:
     images = []
     for start, end in itertools.pairwise(ends):
         strip = np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
-        images.append(strip.reshape(32, -1, 32, 3).swapaxes(0, 1))
+        images.append(strip.reshape(-1, 32, 32, 3))
     return Split(np.concatenate(images), found[f"{part}_fine"].astype(np.int64))
 
 
