@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedspan.compare.curves import Curve, Tail
+from fedspan.compare.tables import number
 from fedspan.core.errors import CheckpointError
 from fedspan.paper import reproduction, tables
-from fedspan.paper.results import Curve, Results, Tail, judge, number
+from fedspan.paper.results import Results, judge, shown
 from fedspan.paper.study import Case, Study, names
 
 
@@ -74,7 +76,7 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_one(out: Path) -> None:
     results = Results(tiny(), out / "runs-quick")
     long, short = (results.curve(Case("ssf", 2.0, 20, 1e-3, rounds)) for rounds in (5, 1))
     assert short.rounds.tolist() == [0, 1]
-    assert (short.errors == long.errors[:, :2]).all()
+    assert (short.values == long.values[:, :2]).all()
     with pytest.raises(CheckpointError, match="has 5 of 9 rounds"):
         results.curve(Case("ssf", 2.0, 20, 1e-3, 9))
     late = Curve(np.array([0.0, 1, 2]), np.array([[1.0, 2.0, np.nan]]), np.zeros(3), np.zeros(3), [2], 0.0)
@@ -102,7 +104,7 @@ def test_bytes_to_reach_a_level(out: Path) -> None:
     found = results.reach(part, row, "fedavg")
     assert found is not None
     place = list(curve.rounds).index(found[0])
-    assert curve.errors.mean(0)[place] < 0.9 <= curve.errors.mean(0)[place - 1]
+    assert curve.values.mean(0)[place] < 0.9 <= curve.values.mean(0)[place - 1]
     assert found[1] == curve.up[place] / 1e6
     assert results.reach(part, row | {"target": 1e-9}, "fedavg") is None
 
@@ -118,7 +120,7 @@ def test_verdicts() -> None:
     assert judge(some, "nan").holds is False
     assert judge(some, 1e-3).holds is False
     assert judge(close, None).holds is None
-    assert (str(dead), str(some)) == ("diverged", "1.00e-3 ± 1e-5 (1 of 3 diverged)")
+    assert (shown(dead), shown(some)) == ("diverged", "1.00e-3 ± 1e-5 (1 of 3 diverged)")
     assert number(6.234e-3) == "6.23e-3"
 
 

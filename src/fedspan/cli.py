@@ -102,8 +102,10 @@ def version() -> None:
 
 
 def _print_result(result: Result, out: Path) -> None:
+    from fedspan.runtimes.history import PLAIN
+
     table = Table(box=None, header_style="dim")
-    metrics = [k for k in result.rows[0][-1] if k not in ("round", "up_bytes", "down_bytes", "seconds", "diverged")]
+    metrics = [k for k in result.rows[0][-1] if k not in PLAIN]
     for name in ("seed", "status", "round", *metrics, "up", "down", "seconds"):
         table.add_column(name, justify="left" if name == "status" else "right")
     for number, seed in enumerate(result.seeds):

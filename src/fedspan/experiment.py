@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,21 +87,28 @@ class Spec:
 
 def with_changes(table: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
     """The table with `a.b=value` settings put in; values are TOML, or else taken as text."""
-    table = json.loads(json.dumps(table))
+    values: dict[str, Any] = {}
     for change in changes:
         path, sign, text = change.partition("=")
         if not sign or not path:
             raise SpecError(f"--set needs key=value, got {change!r}")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            values[path.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            value = text
-        *parents, last = path.strip().split(".")
+            values[path.strip()] = text
+    return with_values(table, values)
+
+
+def with_values(table: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with values put in by dotted keys."""
+    table = json.loads(json.dumps(table))
+    for path, value in values.items():
+        *parents, last = path.split(".")
         inner = table
         for parent in parents:
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
-                raise SpecError(f"--set {change!r}: {parent!r} is a value, not a table")
+                raise SpecError(f"cannot set {path!r}: {parent!r} is a value, not a table")
         inner[last] = value
     return table
 

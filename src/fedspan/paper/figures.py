@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fedspan.compare.figures import STYLE, band, panels, save, thinned
 from fedspan.paper.results import Results
 from fedspan.paper.study import Part
 
 DASHES = {1: ":", 5: "--"}  # ranks other than the usual one, where one figure shows several
-TOP, POINTS = 3.0, 120  # upper end of the error axis; points of a curve
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "svg.hashsalt": "fedspan",
-}
+TOP = 3.0  # upper end of the error axis
 
 
 def draw(results: Results, part: Part, folder: Path) -> Path | None:
@@ -37,16 +25,7 @@ def draw(results: Results, part: Part, folder: Path) -> Path | None:
             figure = _curves(results, part)
         else:
             return None
-        path = folder / f"{part.name}.svg"
-        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-        figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
-        plt.close(figure)
-    return path
-
-
-def _panels(down: int, across: int) -> tuple[Any, Any]:
-    size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
-    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+        return save(figure, folder / part.name)
 
 
 AXES: dict[str, tuple[str, Any]] = {
@@ -58,7 +37,7 @@ AXES: dict[str, tuple[str, Any]] = {
 
 def _curves(results: Results, part: Part) -> Any:
     wanted = part.table["figure"]
-    figure, axes = _panels(len(wanted["x"]), len(wanted["rows"]))
+    figure, axes = panels(len(wanted["x"]), len(wanted["rows"]))
     for line, kind in zip(axes, wanted["x"], strict=True):
         for axis, number in zip(line, wanted["rows"], strict=True):
             _panel(results, part, axis, part.table["rows"][number], kind)
@@ -74,14 +53,9 @@ def _panel(results: Results, part: Part, axis: Any, row: dict[str, Any], kind: s
     name, values = AXES[kind]
     for variant in part.variants(row):
         curve = results.curve(results.study.case(variant, row, lr, results.study.rounds(part)))
-        keep = _thinned(len(curve.rounds), logarithmic=kind != "round")
-        x, errors = values(curve)[keep], curve.errors[:, keep]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
-            middle, low, high = (f(errors, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
-        colour = results.study.colour(variant)
-        axis.plot(x, middle, color=colour, lw=1.2, label=results.study.label(variant))
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        keep = thinned(len(curve.rounds), logarithmic=kind != "round")
+        x, colour = values(curve)[keep], results.study.colour(variant)
+        middle = band(axis, x, curve.values[:, keep], colour, results.study.label(variant))
         floor = min(floor, np.nanmin(middle))
         if any(curve.diverged):
             axis.plot(
@@ -94,17 +68,10 @@ def _panel(results: Results, part: Part, axis: Any, row: dict[str, Any], kind: s
     axis.set_xlabel(name)
 
 
-def _thinned(rows: int, logarithmic: bool) -> Any:
-    """At most POINTS row numbers, evenly spread on the axis they will be drawn on; a logarithmic one has no zero."""
-    if not logarithmic:
-        return np.unique(np.linspace(0, rows - 1, min(rows, POINTS)).astype(int))
-    return np.unique(np.geomspace(1, rows - 1, min(rows, POINTS)).astype(int))
-
-
 def _steps(results: Results, part: Part) -> Any:
     rows, grid, rounds = part.table["rows"], part.table["grid"], results.study.rounds(part)
     levels = list(dict.fromkeys(row["het"] for row in rows))
-    figure, (axes,) = _panels(1, len(levels))
+    figure, (axes,) = panels(1, len(levels))
     drawn: dict[str, Any] = {}
     for axis, het in zip(axes, levels, strict=True):
         for row in (row for row in rows if row["het"] == het):

@@ -1,44 +1,43 @@
-"""One self-contained HTML page that shows a whole study."""
+"""The toy study as one page."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from fedspan.compare import page
+from fedspan.compare.tables import number
 from fedspan.paper import tables
-from fedspan.paper.results import CLOSE, Cell, Results, number
+from fedspan.paper.results import CLOSE, Cell, Results, shown
 from fedspan.paper.study import Part
-from fedspan.runtimes.folder import versions
 
-TEMPLATE = Path(__file__).with_name("page.html")
 MARKS = {True: "yes", False: "no", None: ""}
+READING = Markup(
+    "Errors are ‖X − X*‖ / ‖X*‖, averaged over the last tenth of the evaluations; ± is the standard deviation over "
+    "{} seed{}, each with its own data. The paper's numbers are last iterates of one run. "
+    '<span class="yes">✓</span> within {} % of the paper, <span class="no">✗</span> not.'
+)
 
 
 def render(results: Results, figures: dict[str, Path], command: str) -> str:
     """The page as text; figures are put in as SVG."""
     study = results.study
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     _, missed = tables.score(results)
-    return environment.from_string(TEMPLATE.read_text()).render(
-        title=f"The toy study of {study.settings['paper']}, regenerated",
-        summary=tables.score_line(results),
-        missed=missed,
-        seeds=study.seeds,
-        close=round(CLOSE * 100),
-        parts=[_part(results, part, figures.get(part.name)) for part in study.parts],
-        command=command,
-        footer=f"{results.seconds() / 60:.0f} core-minutes of computing. "
-        + ", ".join(f"{k} {v}" for k, v in versions().items()),
+    reading = READING.format(study.seeds, "" if study.seeds == 1 else "s", round(CLOSE * 100))
+    return page.render(
+        f"The toy study of {study.settings['paper']}, regenerated",
+        [tables.score_line(results), reading],
+        missed,
+        [_part(results, part, figures.get(part.name)) for part in study.parts],
+        command,
+        f"{results.seconds() / 60:.0f} core-minutes of computing.",
     )
 
 
-def _part(results: Results, part: Part, figure: Path | None) -> dict[str, Any]:
+def _part(results: Results, part: Part, figure: Path | None) -> page.Section:
     header, plain = tables.wide(results, part)
-    rows = [[{"main": text, "small": "", "mark": ""} for text in row] for row in plain]
+    rows = [[page.Cell(text) for text in row] for row in plain]
     if part.kind in ("table", "tuned"):
         for row, cells in zip(rows, results.cells(part), strict=True):
             places = {cell.variant: cell for cell in cells}
@@ -46,28 +45,17 @@ def _part(results: Results, part: Part, figure: Path | None) -> dict[str, Any]:
             for place, name in enumerate(names, start=2):
                 if name in places:
                     row[place] = _cell(places[name], part.kind == "tuned")
-    svg = "" if figure is None else figure.read_text().partition("<svg")[2]
-    return {
-        "title": part.table["title"],
-        "about": _coded(part.table["about"]),
-        "header": header,
-        "rows": rows,
-        "svg": f"<svg{svg}" if svg else "",
-    }
+    grids = [page.Grid(header, rows)] if header else []
+    return page.Section(part.table["title"], part.table["about"], grids, [] if figure is None else [figure])
 
 
-def _coded(text: str) -> Markup:
-    """`words` as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (escaped just here)
-
-
-def _cell(cell: Cell, tuned: bool) -> dict[str, str]:
+def _cell(cell: Cell, tuned: bool) -> page.Cell:
     if tuned:
-        return {"main": str(cell.ours), "small": f"η = {cell.lr:g}{cell.note}", "mark": ""}
+        return page.Cell(shown(cell.ours), f"η = {cell.lr:g}{cell.note}")
     if cell.paper is None:
-        return {"main": str(cell.ours), "small": "", "mark": ""}
+        return page.Cell(shown(cell.ours))
     paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
     sign = tables.SIGNS[cell.verdict.holds]
-    shown = "" if cell.paper == "nan" and cell.verdict.text else f"paper {paper}"
-    small = " ".join(part for part in (sign, shown, cell.verdict.text) if part)
-    return {"main": str(cell.ours), "small": small, "mark": MARKS[cell.verdict.holds]}
+    theirs = "" if cell.paper == "nan" and cell.verdict.text else f"paper {paper}"
+    small = " ".join(part for part in (sign, theirs, cell.verdict.text) if part)
+    return page.Cell(shown(cell.ours), small, MARKS[cell.verdict.holds])

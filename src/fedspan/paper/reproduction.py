@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shlex
 import shutil
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedspan import experiment
+from fedspan.compare.pool import carry_out
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import FedspanError, at_least
 from fedspan.paper.results import Results
-from fedspan.paper.study import Case, Study
-from fedspan.runtimes import history
-from fedspan.runtimes.folder import CHECKPOINT
+from fedspan.paper.study import Study
 
 
 def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Console) -> None:
@@ -35,8 +29,8 @@ def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Conso
         shutil.rmtree(runs, ignore_errors=True)
     began = time.monotonic()
     results = Results(study, runs)
-    _carry_out(study, study.searches(), runs, jobs, console, "learning-rate search")
-    _carry_out(study, study.cases(results.steps()), runs, jobs, console, "runs")
+    carry_out([study.job(case, runs) for case in study.searches()], jobs, console, "learning-rate search")
+    carry_out([study.job(case, runs) for case in study.cases(results.steps())], jobs, console, "runs")
     minutes = (time.monotonic() - began) / 60
 
     drawn = {part.name: path for part in study.parts if (path := figures.draw(results, part, _made(out / "figures")))}
@@ -55,50 +49,6 @@ def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Conso
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _carry_out(study: Study, cases: list[Case], runs: Path, jobs: int, console: Console, what: str) -> None:
-    todo = [case for case in cases if not _complete(study, case, runs)]
-    total = sum(case.rounds for case in todo)
-    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %")]
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        bar = progress.add_task(what, total=total or 1, completed=0 if total else 1)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, context, _one_thread) as pool:
-            waiting = {pool.submit(_run, study.spec(case), runs / case.key, study.seeds): case for case in todo}
-            try:
-                for future in as_completed(waiting):
-                    if not future.result():
-                        raise KeyboardInterrupt
-                    progress.advance(bar, waiting[future].rounds)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                console.print("stopped; the same command goes on from here")
-                raise
-
-
-def _complete(study: Study, case: Case, runs: Path) -> bool:
-    """Whether a run is there for all seeds and has gone far enough, or diverged."""
-    folder = runs / case.key
-    folders = [folder] if study.seeds == 1 else [folder / f"seed-{seed}" for seed in range(study.seeds)]
-    paths = [one / history.NAME for one in folders]
-    ends = [history.read(path)[1][-1:] for path in paths if path.exists()]
-    enough = [bool(end) and (end[0]["round"] >= case.rounds or bool(end[0].get("diverged"))) for end in ends]
-    return len(enough) == study.seeds and all(enough)
-
-
-def _one_thread() -> None:
-    import torch
-
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-
-
-def _run(spec: experiment.Spec, folder: Path, seeds: int) -> bool:
-    resume = (folder / CHECKPOINT).exists()
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    return experiment.run(spec, folder, seeds=seeds, resume=resume).finished
 
 
 def _show(results: Results, console: Console) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedspan.compare.pool import Job
 from fedspan.core.errors import at_least, one_of
 from fedspan.experiment import Spec
 
@@ -114,6 +115,10 @@ class Study:
             "task": base["task"] | {"het": case.het},
         }
         return Spec.from_table(table)
+
+    def job(self, case: Case, runs: Path) -> Job:
+        """The same as a job for the pool."""
+        return Job(self.spec(case), runs / case.key, self.seeds)
 
     def searches(self) -> list[Case]:
         """The runs that decide which step the others take."""

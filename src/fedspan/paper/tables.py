@@ -6,7 +6,9 @@ import csv
 import io
 from typing import Any
 
-from fedspan.paper.results import Cell, Results, number
+from fedspan.compare import tables as compare
+from fedspan.compare.tables import number
+from fedspan.paper.results import Cell, Results, shown
 from fedspan.paper.study import Part
 
 SIGNS = {True: "✓", False: "✗", None: ""}
@@ -15,7 +17,7 @@ SIGNS = {True: "✓", False: "✗", None: ""}
 def markdown(results: Results, part: Part) -> str:
     """One part as Markdown."""
     head = f"## {part.table['title']}\n\n{part.table['about']}\n\n"
-    return head + "\n".join(_lines(*wide(results, part))) + "\n"
+    return head + compare.markdown(wide(results, part))
 
 
 def wide(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
@@ -37,11 +39,11 @@ def wide(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
 def text(cell: Cell, tuned: bool) -> str:
     """A cell in words: ours, the paper's, and whether they agree."""
     if tuned:
-        return f"{cell.ours} at η = {cell.lr:g}{cell.note}"
+        return f"{shown(cell.ours)} at η = {cell.lr:g}{cell.note}"
     if cell.paper is None:
-        return str(cell.ours)
+        return shown(cell.ours)
     paper = "NaN" if cell.paper == "nan" else number(float(cell.paper))
-    return f"{cell.ours} (paper {paper}{_spaced(SIGNS[cell.verdict.holds])})"
+    return f"{shown(cell.ours)} (paper {paper}{_spaced(SIGNS[cell.verdict.holds])})"
 
 
 def brief(cell: Cell) -> str:
@@ -126,10 +128,6 @@ def _reach(results: Results, part: Part) -> tuple[list[str], list[list[str]]]:
         texts = ["not reached" if c is None else f"{c[1]:.3g} up, {c[2]:.3g} both" for c in cells]
         rows.append([f"{row['het']:g}", str(row["rank"]), f"{row['target']:g}", *texts])
     return ["het", "r", "error", *(f"{results.study.label(name)}, MB" for name in names)], rows
-
-
-def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
 def _spaced(sign: str) -> str:

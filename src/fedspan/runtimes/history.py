@@ -15,6 +15,7 @@ from fedspan.core.errors import CheckpointError
 from fedspan.runtimes.loop import Row
 
 NAME = "history.jsonl"
+PLAIN = ("round", "up_bytes", "down_bytes", "seconds", "diverged")  # what every row has besides its metrics
 Line = dict[str, Any]
 
 
