@@ -79,18 +79,25 @@ def list_() -> None:
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: toy.")],
+    study: Annotated[str, typer.Argument(help="Which study: toy, mnist or cifar100.")],
     out: Out,
-    quick: Annotated[bool, typer.Option("--quick", help="A short form: fewer rounds, one seed.")] = False,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds; 3 unless --quick.")] = None,
+    scale: Annotated[
+        str | None, typer.Option("--scale", help="How much: smoke, laptop or paper; what is usual for the study.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short for --scale smoke.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds; what is usual for the scale.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Processes at once.")] = 1,
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
 ) -> None:
-    """Regenerate a study of the paper: tables, figures and one page. What is done already is not run again."""
-    from fedspan.paper import reproduction
-    from fedspan.paper.study import Study
+    """Regenerate a study: tables, figures and one page. What is done already is not run again."""
+    from fedspan.paper import benchmark, reproduction
+    from fedspan.paper.study import Study, kind
 
-    reproduction.reproduce(Study.load(study, seeds, quick), out, jobs=jobs, again=again, console=console)
+    scale = "smoke" if quick else scale
+    if kind(study) == "tables":
+        reproduction.reproduce(Study.load(study, seeds, scale), out, jobs=jobs, again=again, console=console)
+    else:
+        benchmark.reproduce(benchmark.Benchmark.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from pathlib import Path
@@ -12,18 +11,17 @@ from rich.table import Table
 
 from fedspan.compare.pool import carry_out
 from fedspan.core.checkpoint import write_atomic
-from fedspan.core.errors import FedspanError, at_least
+from fedspan.core.errors import at_least
 from fedspan.paper.results import Results
-from fedspan.paper.study import Study
+from fedspan.paper.study import Study, command, made, plotting
 
 
 def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Console) -> None:
     """Regenerate a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
     at_least("jobs", jobs, 1)
-    try:
-        from fedspan.paper import figures, page, tables
-    except ImportError as error:
-        raise FedspanError(f"{error.name} is not installed; pip install 'fedspan[plot]'") from None
+    plotting()
+    from fedspan.paper import figures, page, tables
+
     runs = out / ("runs-quick" if study.quick else "runs")
     if again:
         shutil.rmtree(runs, ignore_errors=True)
@@ -33,22 +31,16 @@ def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Conso
     carry_out([study.job(case, runs) for case in study.cases(results.steps())], jobs, console, "runs")
     minutes = (time.monotonic() - began) / 60
 
-    drawn = {part.name: path for part in study.parts if (path := figures.draw(results, part, _made(out / "figures")))}
-    _made(out / "tables")
+    drawn = {part.name: path for part in study.parts if (path := figures.draw(results, part, made(out / "figures")))}
+    made(out / "tables")
     for part in study.parts:
         write_atomic(out / "tables" / f"{part.name}.csv", tables.long(results, part).encode())
     text = "\n".join(tables.markdown(results, part) for part in study.parts)
     write_atomic(out / "tables.md", text.encode())
-    short = " --quick" if study.quick else ""
-    command = f"fedspan reproduce {study.name}{short} --seeds {study.seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
-    write_atomic(out / "index.html", page.render(results, drawn, command).encode())
+    line = command(study.name, out, jobs=jobs, seeds=study.seeds, scale="smoke" if study.quick else "paper")
+    write_atomic(out / "index.html", page.render(results, drawn, line).encode())
     _show(results, console)
     console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _show(results: Results, console: Console) -> None:

@@ -6,13 +6,14 @@ covers all seeds as one batched computation.
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedspan.compare.pool import Job
-from fedspan.core.errors import at_least, one_of
+from fedspan.core.errors import FedspanError, at_least, one_of
 from fedspan.experiment import Spec
 
 SPECS = Path(__file__).parent / "specs"
@@ -21,6 +22,32 @@ SPECS = Path(__file__).parent / "specs"
 def names() -> list[str]:
     """The studies there are: files of specs/ without a part's number."""
     return sorted(file.stem for file in SPECS.glob("*.toml") if "_" not in file.stem)
+
+
+def kind(name: str) -> str:
+    """What kind of study NAME is: `tables` of the paper, or a `benchmark` of networks."""
+    one_of("study", name, names())
+    return str(tomllib.loads((SPECS / f"{name}.toml").read_text())["kind"])
+
+
+def plotting() -> None:
+    """Fail before hours of computing rather than after, where figures cannot be drawn."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise FedspanError(f"{error.name} is not installed; pip install 'fedspan[plot]'") from None
+
+
+def made(folder: Path) -> Path:
+    """The folder, which is there now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def command(name: str, out: Path, *, jobs: int, seeds: int, scale: str) -> str:
+    """The command that makes a study again."""
+    return f"fedspan reproduce {name} --scale {scale} --seeds {seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +96,12 @@ class Study:
     quick: bool
 
     @staticmethod
-    def load(name: str, seeds: int | None, quick: bool) -> Study:
-        """The study NAME: specs/NAME.toml and specs/NAME_*.toml."""
+    def load(name: str, seeds: int | None, scale: str | None) -> Study:
+        """The study NAME: specs/NAME.toml and specs/NAME_*.toml. Its scales are `paper` and, in short, `smoke`."""
         one_of("study", name, names())
+        scale = scale or "paper"
+        one_of("scale", scale, ("paper", "smoke"))
+        quick = scale == "smoke"
         if seeds is not None:
             at_least("seeds", seeds, 1)
         settings = tomllib.loads((SPECS / f"{name}.toml").read_text())

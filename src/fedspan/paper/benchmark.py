@@ -1,0 +1,168 @@
+"""A study of networks: parts that are comparisons on one data set, at a scale that a machine can bear.
+
+specs/NAME.toml holds what the parts share and the scales; specs/NAME_*.toml one part each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedspan.compare import tables
+from fedspan.compare.outcome import Outcome
+from fedspan.compare.plan import Comparison, Variant, over
+from fedspan.compare.pool import carry_out
+from fedspan.core.checkpoint import write_atomic
+from fedspan.core.errors import at_least, one_of
+from fedspan.paper.study import SPECS, command, made, plotting
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a study, with what it is about and what the paper claims."""
+
+    comparison: Comparison
+    title: str
+    about: str
+    claim: list[str]  # variants in the order the paper claims, best first
+    paper: dict[str, list[float]]  # variant → (final, best) of the paper's table
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """All parts of a study at one scale."""
+
+    name: str
+    scale: str
+    title: str
+    about: str
+    parts: list[Part]
+    seeds: int
+
+    @staticmethod
+    def load(name: str, scale: str | None, seeds: int | None) -> Benchmark:
+        """The study NAME at a scale; `laptop` unless it is said."""
+        shared = tomllib.loads((SPECS / f"{name}.toml").read_text())
+        scale = scale or "laptop"
+        one_of("scale", scale, shared["scales"])
+        if seeds is not None:
+            at_least("seeds", seeds, 1)
+        size = shared["scales"][scale]
+        files = sorted(SPECS.glob(f"{name}_*.toml"))
+        parts = [_part(file.stem, tomllib.loads(file.read_text()), shared, size, seeds) for file in files]
+        wanted = size.get("parts", [part.comparison.name for part in parts])
+        parts = [part for part in parts if part.comparison.name in wanted]
+        about = f"{shared['about'].strip()} {size['about'].strip()}"
+        return Benchmark(name, scale, shared["title"], about, parts, seeds or size["seeds"])
+
+
+def _part(name: str, table: dict[str, Any], shared: dict[str, Any], size: dict[str, Any], seeds: int | None) -> Part:
+    known = shared["variants"] | table.get("own", {})
+    base = over(over(over(shared["base"], size.get("base", {})), table.get("base", {})), size.get(name, {}))
+    comparison = Comparison(
+        name=name,
+        base=base,
+        variants=[_variant(one, known[one], size.get("points")) for one in table["variants"]],
+        seeds=seeds or size["seeds"],
+        tune_rounds=size.get("tune_rounds"),
+        tail=size.get("tail", shared.get("tail", 3)),
+    )
+    return Part(comparison, table["title"], table["about"], table.get("claim", []), table.get("paper", {}))
+
+
+def _variant(name: str, table: dict[str, Any], points: int | None) -> Variant:
+    """`points` leaves only that many values of the middle of each grid, for scales that do not tune."""
+    grid = {key: _middle(values, points) for key, values in table.get("grid", {}).items()}
+    changes: dict[str, Any] = {key: table[key] for key in ("method", "task", "participation") if key in table}
+    return Variant(name, table["label"], table["colour"], changes, grid)
+
+
+def _middle(values: list[Any], points: int | None) -> list[Any]:
+    if points is None or points >= len(values):
+        return values
+    start = (len(values) - points) // 2
+    return values[start : start + points]
+
+
+def reproduce(study: Benchmark, out: Path, *, jobs: int, again: bool, console: Console) -> None:
+    """Tune, run and show a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
+    at_least("jobs", jobs, 1)
+    plotting()
+    from fedspan.compare import figures, page
+
+    runs = out / f"runs-{study.scale}"
+    if again:
+        shutil.rmtree(runs, ignore_errors=True)
+    began = time.monotonic()
+    plans = [part.comparison for part in study.parts]
+    carry_out([job for plan in plans for job in plan.tuning(runs)], jobs, console, "tuning")
+    outcomes = [Outcome(plan, runs) for plan in plans]
+    final = [job for plan, o in zip(plans, outcomes, strict=True) for job in plan.final(runs, o.chosen())]
+    carry_out(final, jobs, console, "runs")
+    minutes = (time.monotonic() - began) / 60
+
+    outcomes = [Outcome(plan, runs) for plan in plans]
+    sections, text = [], [f"# {study.title}\n\n{study.about}\n"]
+    for part, outcome in zip(study.parts, outcomes, strict=True):
+        name = part.comparison.name
+        drawing = figures.draw(outcome, made(out / "figures") / name)
+        write_atomic(made(out / "tables") / f"{name}.csv", tables.curves_csv(outcome).encode())
+        main, notes = _with_paper(tables.main(outcome), part), verdicts(part, outcome)
+        tuned = page.Grid(*tables.tuning(outcome), title="Tuning")
+        sections.append(page.Section(part.title, part.about, [page.Grid(*main), tuned], [drawing], notes))
+        listed = "".join(f"- {note}\n" for note in notes)
+        text.append(f"## {part.title}\n\n{part.about}\n\n{tables.markdown(main)}\n{listed}")
+    write_atomic(out / "tables.md", "\n".join(text).encode())
+    line = command(study.name, out, jobs=jobs, seeds=study.seeds, scale=study.scale)
+    cost = f"{_seconds(runs) / 60:.0f} core-minutes of computing."
+    write_atomic(out / "index.html", page.render(study.title, [study.about], [], sections, line, cost).encode())
+    for part, outcome in zip(study.parts, outcomes, strict=True):
+        _show(part, outcome, console)
+    console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)
+
+
+def verdicts(part: Part, outcome: Outcome) -> list[str]:
+    """Each step of the order that the paper claims: whether it is seen, beyond the spread over seeds."""
+    by_name = {v.name: v for v in part.comparison.variants}
+    notes = []
+    for better, worse in zip(part.claim, part.claim[1:], strict=False):
+        one, two = outcome.final(by_name[better]), outcome.final(by_name[worse])
+        gap, spread = 100 * (one.mean - two.mean), 100 * (one.spread**2 + two.spread**2) ** 0.5
+        word = "holds" if gap > spread else "reversed" if gap < -spread else "within the spread"
+        around = f" ± {spread:.1f}" if spread == spread else ""
+        notes.append(f"{by_name[better].label} > {by_name[worse].label}: {word} ({gap:+.1f}{around} points)")
+    return notes
+
+
+def _with_paper(cells: tables.Cells, part: Part) -> tables.Cells:
+    """The main table with the paper's final and best accuracy beside ours, where it has them."""
+    header, rows = cells
+    if not part.paper:
+        return cells
+    more = [part.paper.get(v.name) for v in part.comparison.variants]
+    texts = [["", ""] if two is None else [f"{two[0]:.1f}", f"{two[1]:.1f}"] for two in more]
+    return [*header, "paper, final", "paper, best"], [[*row, *text] for row, text in zip(rows, texts, strict=True)]
+
+
+def _seconds(runs: Path) -> float:
+    from fedspan.runtimes import history
+
+    return sum(float(history.read(file)[1][-1]["seconds"]) for file in runs.rglob(history.NAME))
+
+
+def _show(part: Part, outcome: Outcome, console: Console) -> None:
+    header, rows = tables.main(outcome)
+    keep = (0, 1, 2, 4, 6)
+    shown = Table(*(header[i] for i in keep), title=part.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        shown.add_row(*(row[i] for i in keep))
+    console.print(shown)
+    for note in verdicts(part, outcome):
+        console.print(note, highlight=False)
