@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 console = Console()
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")]
 Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds, run as one batched computation.")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads a process; small problems are fastest with one.")]
 
@@ -31,9 +32,7 @@ Threads = Annotated[int, typer.Option("--threads", help="Threads a process; smal
 def run(
     spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")],
     out: Out,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")
-    ] = None,
+    changes: Changes = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     seeds: Seeds = 1,
     plugin: Annotated[
@@ -98,6 +97,32 @@ def reproduce(
         reproduction.reproduce(Study.load(study, seeds, scale), out, jobs=jobs, again=again, console=console)
     else:
         benchmark.reproduce(benchmark.Benchmark.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
+
+
+@app.command()
+def partition(
+    spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")],
+    out: Annotated[Path, typer.Option("--out", help="The picture: .png, .svg or .pdf.")],
+    changes: Changes = None,
+) -> None:
+    """Draw which client holds how many examples of which class."""
+    import numpy as np
+
+    from fedspan import experiment
+    from fedspan.paper.study import plotting
+
+    plotting()
+    from fedspan.compare import heatmap
+
+    loaded = experiment.Spec.load(spec, tuple(changes or ()))
+    counts = loaded.task.counts(loaded.seed)
+    sizes, kinds = counts.sum(1), (counts > 0).sum(1)
+    title = f"{len(counts)} clients, {counts.shape[1]} classes, {counts.sum():,} examples"
+    path = heatmap.draw(counts, title, out)
+    for name, values in (("examples", sizes), ("classes", kinds)):
+        low, middle, high = np.percentile(values, [0, 50, 100])
+        console.print(f"{name} a client: {low:.0f} to {high:.0f}, median {middle:.0f}", highlight=False)
+    console.print(f"{title}; drawn in {path}", highlight=False)
 
 
 @app.command()

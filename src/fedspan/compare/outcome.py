@@ -84,8 +84,9 @@ class Outcome:
         return Tail(float(tops.mean()), spread, 0, len(tops))
 
     def budget(self, axis: Axis) -> float:
-        """The most that every variant has spent: rounds or bytes at which all can be compared."""
-        return min(float(self.spent(v, axis)[-1]) for v in self.comparison.variants)
+        """The most that every variant has spent that did not diverge: rounds or bytes at which all can be compared."""
+        whole = [v for v in self.comparison.variants if not all(self.curve(v).diverged)]
+        return min(float(self.spent(v, axis)[-1]) for v in whole or self.comparison.variants)
 
     def spent(self, variant: Variant, axis: Axis) -> Floats:
         """What each row of a variant's curve has cost."""

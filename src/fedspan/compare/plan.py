@@ -85,14 +85,12 @@ class Comparison:
 
 
 def over(table: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with changes laid over it, tables inside tables as well; another `name` starts from nothing."""
+    """The table with changes laid over it, tables inside tables as well; one that has a `name` stands for itself."""
     out = dict(table)
     for key, value in changes.items():
         old = out.get(key)
-        same = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name")
-        )
-        out[key] = over(old, value) if same and isinstance(old, dict) else value
+        merge = isinstance(old, dict) and isinstance(value, dict) and "name" not in value
+        out[key] = over(old, value) if merge and isinstance(old, dict) else value
     return out
 
 

@@ -65,7 +65,7 @@ class Benchmark:
 
 def _part(name: str, table: dict[str, Any], shared: dict[str, Any], size: dict[str, Any], seeds: int | None) -> Part:
     known = shared["variants"] | table.get("own", {})
-    base = over(over(over(shared["base"], size.get("base", {})), table.get("base", {})), size.get(name, {}))
+    base = over(over(over(shared["base"], table.get("base", {})), size.get("base", {})), size.get(name, {}))
     comparison = Comparison(
         name=name,
         base=base,
@@ -135,8 +135,17 @@ def verdicts(part: Part, outcome: Outcome) -> list[str]:
     for better, worse in zip(part.claim, part.claim[1:], strict=False):
         one, two = outcome.final(by_name[better]), outcome.final(by_name[worse])
         gap, spread = 100 * (one.mean - two.mean), 100 * (one.spread**2 + two.spread**2) ** 0.5
-        word = "holds" if gap > spread else "reversed" if gap < -spread else "within the spread"
-        around = f" ± {spread:.1f}" if spread == spread else ""
+        known = spread == spread  # a single seed has no spread, and no verdict
+        word = (
+            "one seed"
+            if not known
+            else "holds"
+            if gap > spread
+            else "reversed"
+            if gap < -spread
+            else "within the spread"
+        )
+        around = f" ± {spread:.1f}" if known else ""
         notes.append(f"{by_name[better].label} > {by_name[worse].label}: {word} ({gap:+.1f}{around} points)")
     return notes
 
