@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fedspan.core.method import Round
 
 
+Direction = Callable[[Vector], Vector]
+"""Where a local step goes from a point. One with a `walk(start, lr, steps)` takes plain steps in place, and faster."""
+
+
 class Objective(ABC):
     """f_i of the clients in a cohort. Every call of a gradient draws a fresh mini-batch."""
 
@@ -37,7 +41,11 @@ class Objective(ABC):
         """The same after the local work, to be averaged over the clients."""
         return None
 
-    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
+    def direction(self, plus: Vector | None = None) -> Direction:
+        """y ↦ ∇f_i(y; ξ) + plus."""
+        return self.grad if plus is None else lambda y: self.grad(y) + plus
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks that can do better do so."""
         if plus is None:
             return lambda z: P @ self.grad(x + P.T @ z)

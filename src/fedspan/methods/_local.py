@@ -21,6 +21,9 @@ def descend(
     start: Vector, direction: Callable[[Vector], Vector], lr: float, steps: int, momentum: float = 0.0
 ) -> Vector:
     """y ← y − η direction(y), `steps` times; with momentum v ← β v + direction(y), y ← y − η v."""
+    walk: Callable[[Vector, float, int], Vector] | None = getattr(direction, "walk", None)
+    if walk is not None and not momentum:
+        return walk(start, lr, steps)
     y, v = start, None
     for _ in range(steps):
         d = direction(y)

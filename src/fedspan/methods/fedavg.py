@@ -59,7 +59,7 @@ class FedAvg(LocalSteps[ServerState, ClientState, Down, Up]):
         return Down(server.x)  # 1
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        y = descend(down.x, f.grad, self.rate(rnd.t), self.local_steps, self.momentum)  # 2
+        y = descend(down.x, f.direction(), self.rate(rnd.t), self.local_steps, self.momentum)  # 2
         return client, Up(y - down.x)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

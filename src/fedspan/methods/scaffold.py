@@ -83,12 +83,13 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
-        u, grad = c - c_i, Averaged(f.grad) if self.momentum else f.grad
-        dy = descend(x, lambda y: grad(y) + u, self.rate(rnd.t), self.local_steps, self.momentum) - x  # 10
+        u = c - c_i
+        direction = Averaged(f.direction(u)) if self.momentum else f.direction(u)
+        dy = descend(x, direction, self.rate(rnd.t), self.local_steps, self.momentum) - x  # 10
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
         else:
-            dc = grad.mean - c_i if isinstance(grad, Averaged) else self._control_change(dy, c, rnd)
+            dc = direction.mean - c if isinstance(direction, Averaged) else self._control_change(dy, c, rnd)
         return ClientState(c_i + dc), Up(dy, dc if self.uplink == "classic" or self.momentum else None)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
-from fedspan.core.objective import Objective, Problem
+from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.nn.cover import Choice, layout_of
 from fedspan.nn.restricted import FlatModule, Restricted
 from fedspan.nn.source import Batch, Loss, Source, placed
@@ -111,7 +110,7 @@ class TorchObjective(Objective):
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
         self.problem, self.rnd, self.client = problem, rnd, int(rnd.ids[0, 0])
-        self._batches = self._draw()
+        self._losses = (self._loss(batch) for batch in self._draw())
         problem.model.train()
 
     def begin(self, aside: Vector | None) -> None:
@@ -125,8 +124,7 @@ class TorchObjective(Objective):
     def grad(self, y: Vector) -> Vector:
         """∇f_i(y) on the next mini-batch."""
         with torch.inference_mode(False):
-            batch = next(self._batches)
-            g = self.problem.module.grad(y, functools.partial(self._on, batch)).to(y.device)
+            g = self.problem.module.grad(y, next(self._losses)).to(y.device)
         return self._finished(g, y)
 
     def full_grad(self, x: Vector) -> Vector:
@@ -136,11 +134,15 @@ class TorchObjective(Objective):
         for part in torch.arange(n).split(self.problem.batch):
             with torch.inference_mode(False):
                 batch = placed(source.take(part), self.problem.device)
-                g = self.problem.module.grad(x, functools.partial(self._on, batch))
+                g = self.problem.module.grad(x, self._loss(batch))
             total = total + g.to(x.device) * (len(part) / n)
         return self._finished(total, x)
 
-    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
+    def direction(self, plus: Vector | None = None) -> Direction:
+        """y ↦ ∇f_i(y) + plus."""
+        return _Along(self, self.grad, plus, self.problem.module.walk)
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus, with no full gradient for the covered layers."""
         with torch.inference_mode(False):
             inside = self.problem.activate(x, P)
@@ -148,15 +150,14 @@ class TorchObjective(Objective):
 
         def grad(z: Vector) -> Vector:
             with torch.inference_mode(False):
-                batch = next(self._batches)
-                g = inside.grad(z, functools.partial(self._on, batch)).to(z.device)
-            g = self._finished(g, z if base is None else base + z)
-            return g if plus is None else g + plus
+                g = inside.grad(z, next(self._losses)).to(z.device)
+            return self._finished(g, z if base is None else base + z)
 
-        return grad
+        covered = all(choice.how != "fallback" for choice in self.problem.choices)
+        return _Along(self, grad, plus, inside.walk if covered else None)
 
-    def _on(self, batch: Batch, model: nn.Module) -> torch.Tensor:
-        return self.problem.loss(model, batch)
+    def _loss(self, batch: Batch) -> Callable[[nn.Module], torch.Tensor]:
+        return lambda model: self.problem.loss(model, batch)
 
     def _finished(self, g: Vector, point: Vector) -> Vector:
         if self.problem.clip is not None:
@@ -179,3 +180,24 @@ class TorchObjective(Objective):
                     batch = problem.augment(batch, torch.Generator().manual_seed(state))
                 left, number = left[size:], number + 1
                 yield batch
+
+
+class _Along:
+    """A direction of one client; `walk` is there where plain steps can be taken in place."""
+
+    def __init__(
+        self, of: TorchObjective, grad: Direction, plus: Vector | None, walk: Callable[..., Vector] | None
+    ) -> None:
+        self.of, self.grad, self.plus, self._walk = of, grad, plus, walk
+        plain = of.problem.clip is None and not of.problem.weight_decay and of.problem.device.type == "cpu"
+        if walk is not None and plain:
+            self.walk = self._in_place
+
+    def __call__(self, y: Vector) -> Vector:
+        g = self.grad(y)
+        return g if self.plus is None else g + self.plus
+
+    def _in_place(self, start: Vector, lr: float, steps: int) -> Vector:
+        assert self._walk is not None
+        with torch.inference_mode(False):
+            return self._walk(start, self.plus, self.of._losses, lr, steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -14,13 +14,14 @@ from fedspan.nn.cover import Choice
 from fedspan.nn.layers import restricted_forward
 
 Tensor = torch.Tensor
+Loss = Callable[[nn.Module], Tensor]
 
 
 class FlatModule:
     """A module whose trained tensors are views of one flat vector, so that loading x is one copy."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.model, self.layout = model, layout
+        self.model, self.layout, self.checked = model, layout, False
         named = dict(model.named_parameters())
         self.flat = torch.cat([named[b.name].detach().reshape(-1) for b in layout.blocks])
         parts = self.flat.split([b.size for b in layout.blocks])
@@ -34,13 +35,47 @@ class FlatModule:
         """Put the flat vector x into the module."""
         self.flat.copy_(x.view(-1))
 
-    def grad(self, y: Vector, loss: Callable[[nn.Module], Tensor]) -> Vector:
+    def grad(self, y: Vector, loss: Loss) -> Vector:
         """∇f(y), flat."""
         self.load(y)
         with torch.enable_grad():
             found = torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
         flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(found, self.params, strict=True)]
         return torch.cat(flat).view(1, 1, -1)
+
+    def walk(self, y: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
+        """y ← y − η (∇f(y) + plus), `steps` times in place: backward adds each gradient to `plus` where it lies."""
+        self.load(y)
+        total = torch.empty_like(self.flat)
+        sizes = [b.size for b in self.layout.blocks]
+        for parameter, part, block in zip(self.params, total.split(sizes), self.layout.blocks, strict=True):
+            parameter.grad = part.view(block.shape)
+        _walk(self.flat, total, plus, lambda: next(losses)(self.model), lr, steps)
+        for parameter in self.params:
+            parameter.grad = None
+        return self.flat.clone().view(1, 1, -1)
+
+
+def _walk(
+    y: Tensor,
+    total: Tensor,
+    plus: Vector | None,
+    loss: Callable[[], Tensor],
+    lr: float,
+    steps: int,
+    wrote: Callable[[], None] = lambda: None,
+) -> None:
+    """Plain steps; `total` is where backward leaves the gradient, `wrote` is told after each change of y."""
+    start = None if plus is None else plus.reshape(-1)
+    with torch.enable_grad():
+        for _ in range(steps):
+            if start is None:
+                total.zero_()
+            else:
+                total.copy_(start)
+            loss().backward()
+            y.add_(total, alpha=-lr)
+            wrote()
 
 
 class Restricted:
@@ -60,7 +95,7 @@ class Restricted:
         for piece in self.pieces:
             piece.remove()
 
-    def grad(self, z: Vector, loss: Callable[[nn.Module], Tensor]) -> Vector:
+    def grad(self, z: Vector, loss: Loss) -> Vector:
         """P ∇f(x + Pᵀz) on one batch."""
         parts = z.view(-1).split(list(self.P.sizes))
         for piece, part in zip(self.pieces, parts, strict=True):
@@ -69,6 +104,31 @@ class Restricted:
             found = torch.autograd.grad(loss(self.module.model), [p.leaf for p in self.pieces], allow_unused=True)
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
         return torch.cat(flat).view(1, 1, -1)
+
+    def walk(self, z: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
+        """z ← z − η (P ∇f(x + Pᵀz) + plus), `steps` times in place."""
+        if not self.module.checked:  # the slow way once: it sees whether every layer is really used
+            self.module.checked = True
+            for _ in range(steps):
+                d = self.grad(z, next(losses))
+                z = torch.add(z, d if plus is None else d + plus, alpha=-lr)
+            return z
+        place = z.reshape(-1).clone()
+        total = torch.empty_like(place)
+        sizes = list(self.P.sizes)
+        for piece, part in zip(self.pieces, total.split(sizes), strict=True):
+            piece.leaf.grad = piece.seen(part)
+        parts = place.split(sizes)
+
+        def write() -> None:
+            for piece, part in zip(self.pieces, parts, strict=True):
+                piece.write(part)
+
+        write()
+        _walk(place, total, plus, lambda: next(losses)(self.module.model), lr, steps, write)
+        for piece in self.pieces:
+            piece.leaf.grad = None
+        return place.view(1, 1, -1)
 
 
 class _Piece:
@@ -89,8 +149,8 @@ class _Piece:
         self.inner = (self.shape[0], factor.rank, *self.shape[2:])
         self.sent = (self.shape[0], *self.shape[2:], factor.rank)  # the order in which a LinearMap keeps z
         if self.layer is not None:
-            self.leaf = torch.zeros(self.inner, dtype=self.parameter.dtype, device=self.parameter.device)
-            self.leaf.requires_grad_()
+            flat = torch.zeros(self.sent, dtype=self.parameter.dtype, device=self.parameter.device)
+            self.leaf = flat.movedim(-1, 1).requires_grad_()
             self.index = getattr(factor, "index", None)
             if self.index is not None:
                 self.index = self.index.flatten()
@@ -106,7 +166,7 @@ class _Piece:
             if self.factor is None:
                 torch.add(self.start, part.view(self.shape), out=weight)
                 return
-            b = part.view(self.sent).movedim(-1, 1)
+            b = self.seen(part)
             if self.layer is None:
                 weight.copy_(self.start + lift(self.factor, b))
             elif self.index is not None:
@@ -115,6 +175,10 @@ class _Piece:
             else:
                 weight.add_(lift(self.factor, b - self.leaf))
                 self.leaf.copy_(b)
+
+    def seen(self, part: Tensor) -> Tensor:
+        """The block's part of a flat vector, in the shape of its leaf."""
+        return part.view(self.shape) if self.factor is None else part.view(self.sent).movedim(-1, 1)
 
     def collect(self, g: Tensor | None) -> Tensor:
         """The block's part of P ∇f, flat."""

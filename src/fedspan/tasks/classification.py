@@ -41,6 +41,7 @@ class Classification(Task):
     classes_per_client: int = 2  # of classes
     data_seed: int | None = None  # of the partition; None: the run's seed
     batch: int = 32
+    classes: int | None = None  # only the first classes of the data set; None: all
     per_class: int | None = None  # training examples of each class that are used; None: all
     test_per_class: int | None = None  # test examples of each class that are scored; None: all
     shrink: int = 1  # images are averaged over squares of this many pixels
@@ -56,7 +57,7 @@ class Classification(Task):
         one_of("task.data", self.data, _datasets.LOADERS)
         for name in ("batch", "shrink", "classes_per_client", "least"):
             at_least(name, getattr(self, name), 1)
-        for name in ("clients", "per_class", "test_per_class"):
+        for name in ("clients", "classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         positive("alpha", self.alpha)
@@ -73,7 +74,7 @@ class Classification(Task):
         """Load the data, cut it into clients, and make the network."""
         (seed,) = seeds
         train, test = (
-            _some(split, per_class)
+            _some(split, self.classes, per_class)
             for split, per_class in zip(_datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
         )
         images = _normalised(train.x, test.x, self.shrink, dtype)
@@ -98,7 +99,7 @@ class Classification(Task):
 
     def counts(self, seed: int) -> npt.NDArray[np.int64]:
         """How many examples of each class each client holds: (clients, classes)."""
-        train = _some(_datasets.load(self.data)[0], self.per_class)
+        train = _some(_datasets.load(self.data)[0], self.classes, self.per_class)
         classes = int(train.y.max()) + 1
         return np.stack([np.bincount(train.y[part], minlength=classes) for part in self._cut(train, seed)])
 
@@ -114,11 +115,14 @@ class Classification(Task):
         return cut(train.y, self.clients, seed, *extra.get(self.partition, ()))
 
 
-def _some(split: Split, per_class: int | None) -> Split:
-    """The first examples of each class, in the order of the file."""
-    if per_class is None:
+def _some(split: Split, classes: int | None, per_class: int | None) -> Split:
+    """The first examples of the first classes, in the order of the file."""
+    if classes is None and per_class is None:
         return split
-    places = np.sort(np.concatenate([np.flatnonzero(split.y == c)[:per_class] for c in np.unique(split.y)]))
+    names = np.unique(split.y)
+    if classes is not None and classes > len(names):
+        raise SpecError(f"`task.classes` is {classes}, but the data set has {len(names)}")
+    places = np.sort(np.concatenate([np.flatnonzero(split.y == c)[:per_class] for c in names[:classes]]))
     return Split(split.x[places], split.y[places], None if split.owner is None else split.owner[places])
 
 
