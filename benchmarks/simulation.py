@@ -29,7 +29,7 @@ from fedspan.nn.cover import choose
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.source import as_source
 from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulator
+from fedspan.runtimes.simulator import Simulate, Simulator
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, EXAMPLES, COHORT, BATCH, LR = 100, 100, 10, 20, 0.05
@@ -92,7 +92,7 @@ def plain(model: nn.Module, clients: list[Any], scaffold: bool) -> Go:
     return lambda rounds: [one_round() for _ in range(rounds)]
 
 
-def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: str = "auto") -> Go:
+def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "auto") -> Go:
     """fedspan's own loop and simulator."""
     problem = TorchProblem(
         model,
@@ -104,7 +104,8 @@ def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: str = "auto"
     )
     kind = fedspan.Scaffold if scaffold else fedspan.FedAvg
     method: Method[Any, Any, Any, Any] = kind(lr=LR, local_steps=STEPS)
-    loop = Loop(method, problem, Simulator(method, problem), (0,), COHORT)
+    clients_end = Simulator(method, problem, simulate=how, rounds=10**6)
+    loop = Loop(method, problem, clients_end, (0,), COHORT)
 
     def go(rounds: int) -> None:
         with torch.inference_mode():

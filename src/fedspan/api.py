@@ -27,7 +27,7 @@ from fedspan.nn.source import Loss, as_source
 from fedspan.runtimes.folder import carry_out
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row
-from fedspan.runtimes.simulator import Simulator
+from fedspan.runtimes.simulator import Simulate, Simulator
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,7 @@ def fit(
     keep: Literal["last", "best"] = "last",
     patience: int | None = None,
     device: str = "cpu",
+    simulate: Simulate = "auto",
     states: Path | str | None = None,
     states_dtype: Literal["float32", "bfloat16"] = "float32",
     out: Path | str | None = None,
@@ -81,7 +82,9 @@ def fit(
     returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
     `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. `states`
     names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
-    the disk. With `out` the run is written to a folder as `fedspan run` does, and `resume` goes on with it.
+    the disk. `simulate` says how a cohort is worked through: client by client, batched, or on processes; `auto` times
+    them where the run is long enough. With `out` the run is written to a folder as `fedspan run` does, and `resume`
+    goes on with it.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)
@@ -108,7 +111,8 @@ def fit(
         device=device,
     )
     one_of("states_dtype", states_dtype, ("float32", "bfloat16"))
-    clients_end = Simulator(method, problem, None if states is None else Path(states), states_dtype, resume)
+    folder = None if states is None else Path(states)
+    clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds)
     loop = Loop(method, problem, clients_end, (seed,), per_round or problem.clients)
     watch = _Watch(loop, patience)
     table = {
@@ -123,7 +127,7 @@ def fit(
         if on_row is not None:
             on_row(row)
 
-    with tempfile.TemporaryDirectory() as nowhere:
+    with tempfile.TemporaryDirectory() as nowhere, clients_end:
         result = carry_out(
             loop, table, Path(out) if out is not None else Path(nowhere) / "run", resume=resume, on_row=seen
         )

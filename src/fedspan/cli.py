@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=fedspan.__doc__)
 console = Console()
 
+
+class Ways(StrEnum):
+    """How a cohort is worked through."""
+
+    auto = "auto"
+    loop = "loop"
+    batched = "batched"
+    pool = "pool"
+
+
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")]
 Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds, run as one batched computation.")]
@@ -39,6 +50,9 @@ def run(
         list[Path] | None, typer.Option("--plugin", help="A Python file that registers a method of yours.")
     ] = None,
     threads: Threads = 1,
+    simulate: Annotated[
+        Ways, typer.Option("--simulate", help="How a cohort of networks is worked through; auto times them.")
+    ] = Ways.auto,
 ) -> None:
     """Run one spec; rows go to OUT/history.jsonl as they come."""
     import torch
@@ -58,7 +72,7 @@ def run(
             values = "  ".join(f"{name} {value.mean():.3g}" for name, value in row.metrics.items())
             progress.update(bar, completed=row.round, description=values)
 
-        result = experiment.run(loaded, out, seeds=seeds, resume=resume, on_row=show)
+        result = experiment.run(loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, on_row=show)
     _print_result(result, out)
     if not result.finished:
         raise typer.Exit(130)

@@ -21,7 +21,7 @@ from fedspan.core.task import Task, Weights
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row
-from fedspan.runtimes.simulator import Simulator
+from fedspan.runtimes.simulator import Simulate, Simulator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +119,36 @@ def run(
     *,
     seeds: int = 1,
     resume: bool = False,
+    simulate: Simulate = "loop",
     on_row: Callable[[Row], None] | None = None,
 ) -> Result:
     """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can."""
     at_least("seeds", seeds, 1)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
-        return _run(spec, out, of_runs, resume, on_row)
+        return _run(spec, out, of_runs, resume, simulate, on_row)
     rows: list[list[Line]] = []
     finished = True
     for seed in of_runs:
         folder = out / f"seed-{seed}"
         again = resume and (folder / CHECKPOINT).exists()
-        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, on_row)
+        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, on_row)
         rows, finished = [*rows, *one.rows], one.finished
         if not finished:
             break
     return Result(of_runs[: len(rows)], rows, finished)
 
 
-def _run(spec: Spec, out: Path, of_runs: tuple[int, ...], resume: bool, on_row: Callable[[Row], None] | None) -> Result:
+def _run(
+    spec: Spec,
+    out: Path,
+    of_runs: tuple[int, ...],
+    resume: bool,
+    simulate: Simulate,
+    on_row: Callable[[Row], None] | None,
+) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
-    loop = Loop(spec.method, problem, Simulator(spec.method, problem), of_runs, per_round)
-    return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)
+    with Simulator(spec.method, problem, simulate=simulate, rounds=spec.rounds) as clients:
+        loop = Loop(spec.method, problem, clients, of_runs, per_round)
+        return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)

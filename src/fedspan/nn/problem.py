@@ -15,9 +15,10 @@ from fedspan.core.layout import Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Problem
+from fedspan.nn.batched import Cohort
 from fedspan.nn.cover import Choice, layout_of
 from fedspan.nn.restricted import FlatModule, Restricted
-from fedspan.nn.source import Batch, Loss, Source, placed
+from fedspan.nn.source import Batch, Loss, Source, Tensors, placed
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Augment = Callable[[Batch, torch.Generator], Batch]
@@ -59,10 +60,23 @@ class TorchProblem(Problem):
         self.aside0 = self._read_buffers() if self.buffers else None
         self._active: Restricted | None = None
 
-    def cohort(self, rnd: Round) -> TorchObjective:
-        """The objective of the one client in `rnd`."""
+    def cohort(self, rnd: Round) -> Objective:
+        """The objective of the one client in `rnd`, or of all of them as one batched computation."""
         self.release()
-        return TorchObjective(self, rnd)
+        alone = [TorchObjective(self, rnd, int(client)) for client in rnd.ids[0]]
+        return alone[0] if len(alone) == 1 else Cohort(self, rnd, alone)
+
+    def can_batch(self) -> bool:
+        """Whether a cohort may be one batched computation, as far as can be told without trying."""
+        sizes = {min(self.batch, len(source)) for source in self.sources}
+        tensors = all(isinstance(source, Tensors) for source in self.sources)
+        return tensors and len(sizes) == 1 and not any(True for _ in self.model.buffers()) and self.device.type == "cpu"
+
+    def finished(self, g: Vector, point: Vector) -> Vector:
+        """The gradient clipped, and with weight decay."""
+        if self.clip is not None:
+            g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
+        return g + self.weight_decay * point if self.weight_decay else g
 
     def evaluate(self, x: Vector, aside: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model on the user's own scorer."""
@@ -108,9 +122,10 @@ class TorchProblem(Problem):
 class TorchObjective(Objective):
     """f_i of one client in one round."""
 
-    def __init__(self, problem: TorchProblem, rnd: Round) -> None:
-        self.problem, self.rnd, self.client = problem, rnd, int(rnd.ids[0, 0])
-        self._losses = (self._loss(batch) for batch in self._draw())
+    def __init__(self, problem: TorchProblem, rnd: Round, client: int) -> None:
+        self.problem, self.rnd, self.client = problem, rnd, client
+        self.batches = self._draw()
+        self._losses = (self._loss(batch) for batch in self.batches)
         problem.model.train()
 
     def begin(self, aside: Vector | None) -> None:
@@ -125,7 +140,7 @@ class TorchObjective(Objective):
         """∇f_i(y) on the next mini-batch."""
         with torch.inference_mode(False):
             g = self.problem.module.grad(y, next(self._losses)).to(y.device)
-        return self._finished(g, y)
+        return self.problem.finished(g, y)
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) over all of the client's examples."""
@@ -136,7 +151,7 @@ class TorchObjective(Objective):
                 batch = placed(source.take(part), self.problem.device)
                 g = self.problem.module.grad(x, self._loss(batch))
             total = total + g.to(x.device) * (len(part) / n)
-        return self._finished(total, x)
+        return self.problem.finished(total, x)
 
     def direction(self, plus: Vector | None = None) -> Direction:
         """y ↦ ∇f_i(y) + plus."""
@@ -151,18 +166,13 @@ class TorchObjective(Objective):
         def grad(z: Vector) -> Vector:
             with torch.inference_mode(False):
                 g = inside.grad(z, next(self._losses)).to(z.device)
-            return self._finished(g, z if base is None else base + z)
+            return self.problem.finished(g, z if base is None else base + z)
 
         covered = all(choice.how != "fallback" for choice in self.problem.choices)
         return _Along(self, grad, plus, inside.walk if covered else None)
 
     def _loss(self, batch: Batch) -> Callable[[nn.Module], torch.Tensor]:
         return lambda model: self.problem.loss(model, batch)
-
-    def _finished(self, g: Vector, point: Vector) -> Vector:
-        if self.problem.clip is not None:
-            g = g * min(1.0, self.problem.clip / max(float(g.norm()), 1e-12))
-        return g + self.problem.weight_decay * point if self.problem.weight_decay else g
 
     def _draw(self) -> Iterator[Batch]:
         """Mini-batches by shuffled passes over the client's examples, decided by (seed, round, client) alone."""

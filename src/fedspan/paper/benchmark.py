@@ -65,22 +65,25 @@ class Benchmark:
 
 def _part(name: str, table: dict[str, Any], shared: dict[str, Any], size: dict[str, Any], seeds: int | None) -> Part:
     known = shared["variants"] | table.get("own", {})
-    base = over(over(over(shared["base"], table.get("base", {})), size.get("base", {})), size.get(name, {}))
+    own = size.get(name, {})
+    base = over(over(over(shared["base"], table.get("base", {})), size.get("base", {})), own.get("base", {}))
+    steps = next(level["local_steps"] for level in (own, size, table, shared) if "local_steps" in level)
     comparison = Comparison(
         name=name,
         base=base,
-        variants=[_variant(one, known[one], size.get("points")) for one in table["variants"]],
+        variants=[_variant(one, known[one], steps, size.get("points")) for one in table["variants"]],
         seeds=seeds or size["seeds"],
-        tune_rounds=size.get("tune_rounds"),
+        tune_rounds=own.get("tune_rounds", size.get("tune_rounds")),
         tail=size.get("tail", shared.get("tail", 3)),
     )
     return Part(comparison, table["title"], table["about"], table.get("claim", []), table.get("paper", {}))
 
 
-def _variant(name: str, table: dict[str, Any], points: int | None) -> Variant:
+def _variant(name: str, table: dict[str, Any], steps: int, points: int | None) -> Variant:
     """`points` leaves only that many values of the middle of each grid, for scales that do not tune."""
     grid = {key: _middle(values, points) for key, values in table.get("grid", {}).items()}
     changes: dict[str, Any] = {key: table[key] for key in ("method", "task", "participation") if key in table}
+    changes["method"] = {**changes.get("method", {}), "local_steps": steps}
     return Variant(name, table["label"], table["colour"], changes, grid)
 
 

@@ -1,4 +1,8 @@
-"""All clients in one process; the sampled cohort moves as one batched computation.
+"""All clients on one machine. A cohort moves client by client, as one batched computation, or on several processes.
+
+Which of these is fastest depends on the network and the machine: where a run is long enough to be worth it, the first
+round is timed in every way that is possible. Client by client and on processes the arithmetic is the same; batched
+products may differ in the last digits.
 
 Client states are rows, one table a field (`runtimes.states`). A round reads and writes the rows of its cohort only, so
 its cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from,
@@ -8,26 +12,35 @@ and `down.sync` shows the server's.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import one_of
+from fedspan.core.errors import FedspanError, one_of
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
+from fedspan.runtimes.pool import Pool
 from fedspan.runtimes.states import STORED, InMemory, OnDisk, States
 from fedspan.runtimes.worker import work
 
 Places = npt.NDArray[np.int64]
+Simulate = Literal["auto", "loop", "batched", "pool"]
+WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
+WORTH = 10.0  # seconds of a run client by client from which other ways are tried
+AHEAD = 0.87  # how much faster another way must be, as a share of the time client by client
 
 
 class Simulator:
-    """A Transport whose other end is this process."""
+    """A Transport whose other end is this machine."""
 
     def __init__(
         self,
@@ -36,8 +49,14 @@ class Simulator:
         folder: Path | None = None,
         stored: str = "float32",
         resume: bool = False,
+        simulate: Simulate = "loop",
+        rounds: int | None = None,  # how long the run will be, where that is known
     ) -> None:
-        self.method, self.problem = method, problem
+        one_of("simulate", simulate, WAYS)
+        self.method, self.problem, self.rounds = method, problem, rounds
+        self.way: Simulate = "batched" if problem.together is None else simulate
+        self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
+        self._pool: Pool | None = None
         one = method.init_client(problem.x0[:1], problem.layout)
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
@@ -52,25 +71,83 @@ class Simulator:
                 self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
 
     def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Places, Any, Vector | None]:
-        """Hand the download to the cohort, all at once or in turn; (places that replied, replies, what came beside)."""
+        """Hand the download to the cohort; (places that replied, replies, what came beside)."""
         cohort = rnd.ids.shape[1]
-        size = self.problem.together or cohort
-        if size >= cohort:
-            return np.arange(cohort), *self._some(rnd, down, aside)
-        parts = [
-            self._some(rnd.among(np.arange(i, min(i + size, cohort))), down, aside) for i in range(0, cohort, size)
-        ]
-        beside = None if parts[0][1] is None else torch.cat([part[1] for part in parts if part[1] is not None], 1)
-        return np.arange(cohort), wire.gather([part[0] for part in parts]), beside
+        way = "batched" if cohort == 1 else "loop" if self.way == "auto" else self.way
+        began = time.perf_counter()
+        if way == "loop":
+            parts = []
+            for place in range(cohort):  # one at a time, so that one client's state is in memory
+                one = rnd.among(np.array([place]))
+                new, *answer = work(self.method, self.problem, self._take(one), down, aside, one)
+                self._put(one, new)
+                parts.append((None, *answer))
+            _, up, beside = _joined(parts)
+        else:
+            new, up, beside = self._by(way, rnd, down, aside)
+            self._put(rnd, new)
+        if self.way == "auto" and cohort > 1:
+            self._choose(rnd, down, aside, time.perf_counter() - began)
+        return np.arange(cohort), up, beside
 
-    def _some(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Any, Vector | None]:
+    def _by(self, way: str, rnd: Round, down: Any, aside: Vector | None) -> tuple[Any, Any, Vector | None]:
+        """A cohort's work without any trace: (new states, replies, what is sent beside)."""
+        if way == "batched":
+            return work(self.method, self.problem, self._take(rnd), down, aside, rnd)
+        one_by_one = functools.partial(_one_by_one, self.method, self.problem)
+        if way == "loop":
+            return one_by_one(self._take(rnd), down, aside, rnd)
+        if self._pool is None:
+            self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
+        shares = [rnd.among(part) for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool)) if len(part)]
+        return _joined(self._pool.map([(self._take(share), down, aside, share) for share in shares]))
+
+    def _choose(self, rnd: Round, down: Any, aside: Vector | None, took: float) -> None:
+        """Settle on the fastest way, by timing a round that has been done already."""
+        self.way = "loop"
+        if self.rounds is None or took * self.rounds < WORTH:
+            return
+        ways = ["loop"]
+        if getattr(self.problem, "can_batch", lambda: False)():
+            ways.append("batched")
+        if self._processes(rnd) > 1:
+            ways.append("pool")
+        for way in ways if len(ways) > 1 else ():
+            run = functools.partial(self._by, way, rnd, down, aside)
+            seconds = _timed(run)
+            if seconds is not None:
+                self.times[way] = seconds
+        best = min(self.times, key=lambda way: self.times[way], default="loop")
+        if best != "loop" and self.times[best] < AHEAD * self.times.get("loop", took):
+            self.way = "batched" if best == "batched" else "pool"
+        if self.way != "pool":
+            self.close()
+
+    def _processes(self, rnd: Round) -> int:
+        """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
+        here = getattr(self.problem, "device", torch.device("cpu")).type == "cpu"
+        return min(torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
+
+    def _take(self, rnd: Round) -> Any:
         runs, cohort = rnd.ids.shape
         rows = {name: states.take(rnd.rows) for name, states in self._population.items()}
-        state = self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
-        new, up, beside = work(self.method, self.problem, state, down, aside, rnd)
+        return self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
+
+    def _put(self, rnd: Round, new: Any) -> None:
         for name, states in self._population.items():
             states.put(rnd.rows, getattr(new, name).flatten(0, 1))
-        return up, beside
+
+    def close(self) -> None:
+        """End the worker processes, where there are any."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
@@ -79,9 +156,45 @@ class Simulator:
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        return {name: states.save() for name, states in self._population.items()}
+        way = {"simulate": torch.tensor([WAYS.index(self.way)])}
+        return way | {name: states.save() for name, states in self._population.items()}
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
+        self.way = WAYS[int(arrays["simulate"])]
         for name, states in self._population.items():
             states.load(arrays[name])
+
+
+Answer = tuple[Any, Any, Vector | None]
+
+
+def _one_by_one(
+    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, aside: Vector | None, rnd: Round
+) -> Answer:
+    """Several clients in turn."""
+    parts = []
+    for place in range(rnd.ids.shape[1]):
+        own = type(state)(**{f.name: getattr(state, f.name)[:, place : place + 1] for f in dataclasses.fields(state)})
+        parts.append(work(method, problem, own, down, aside, rnd.among(np.array([place]))))
+    return _joined(parts)
+
+
+def _joined(parts: list[Answer]) -> Answer:
+    """Several answers as one."""
+    states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
+    beside = None if parts[0][2] is None else torch.cat([part[2] for part in parts if part[2] is not None], 1)
+    return states, wire.gather([part[1] for part in parts]), beside
+
+
+def _timed(run: Callable[[], Any]) -> float | None:
+    """Seconds of a second call; None where it cannot be done."""
+    try:
+        run()
+        began = time.perf_counter()
+        run()
+    except FedspanError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # what vmap raises for networks it cannot batch
+        return None
+    return time.perf_counter() - began

@@ -51,7 +51,7 @@ class Classification(Task):
     whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
     project: tuple[str, ...] = ()  # tensors to project although they would go whole
     least: int = LEAST  # tensors of fewer numbers go whole
-    device: str = "cpu"
+    device: str = "cpu"  # auto: cuda where there is one
 
     def __post_init__(self) -> None:
         one_of("task.data", self.data, _datasets.LOADERS)
@@ -81,7 +81,8 @@ class Classification(Task):
         x, y = images[0], torch.from_numpy(train.y)
         channels, height, width = x.shape[1:]
         model = build(self.model, (channels, height, width), int(train.y.max()) + 1, self.norm, seed).to(dtype)
-        device = torch.device(self.device)
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(auto if self.device == "auto" else self.device)
         return TorchProblem(
             model,
             [as_source((x[part], y[part]), f"client {i}") for i, part in enumerate(self._cut(train, seed))],
@@ -94,7 +95,7 @@ class Classification(Task):
             weight_decay=self.weight_decay,
             clip=self.clip,
             augment=AUGMENT[self.augment],
-            device=self.device,
+            device=str(device),
         )
 
     def counts(self, seed: int) -> npt.NDArray[np.int64]:
