@@ -26,7 +26,7 @@ from fedspan.nn.score import scorer
 from fedspan.nn.source import Loss, as_source
 from fedspan.runtimes.folder import carry_out
 from fedspan.runtimes.history import Line
-from fedspan.runtimes.loop import Loop, Row
+from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.simulator import Simulate, Simulator
 
 
@@ -53,6 +53,7 @@ def fit(
     method: Method[Any, Any, Any, Any],
     rounds: int,
     batch: int = 32,
+    epochs: float | None = None,
     per_round: int | None = None,
     test: Any = None,
     eval_every: int = 1,
@@ -78,6 +79,7 @@ def fit(
     """Train `model` over `clients`, each (inputs, targets), a Dataset or a DataLoader.
 
     `loss(outputs, targets)` scores a batch; `objective(model, batch)` replaces it where a batch is something else.
+    `epochs` sets the local steps to so many passes over the mean client's examples, the same number for all.
     `test` is scored every `eval_every` rounds: `loss`, and `accuracy` where targets are classes. `keep = "best"`
     returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
     `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. `states`
@@ -110,6 +112,7 @@ def fit(
         augment=augment,
         device=device,
     )
+    method = over_epochs(method, problem, epochs)
     one_of("states_dtype", states_dtype, ("float32", "bfloat16"))
     folder = None if states is None else Path(states)
     clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds)

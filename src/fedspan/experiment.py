@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least
+from fedspan.core.errors import SpecError, at_least, positive
 from fedspan.core.layout import DTYPES
 from fedspan.core.method import Method
 from fedspan.core.task import Task, Weights
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
 from fedspan.runtimes.history import Line
-from fedspan.runtimes.loop import Loop, Row
+from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.simulator import Simulate, Simulator
 
 
@@ -45,12 +45,15 @@ class Spec:
     task: Task
     seed: int = 0
     eval_every: int = 100
+    epochs: float | None = None  # local steps as passes over the mean client's examples, instead of method.local_steps
     dtype: Literal["float32", "float64"] = "float32"
     participation: Participation = field(default_factory=Participation)
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)
         at_least("eval_every", self.eval_every, 1)
+        if self.epochs is not None:
+            positive("epochs", self.epochs)
         at_least("seed", self.seed, 0)
         if self.seed >= 2**64:
             raise SpecError(f"`seed` must be below 2**64, got {self.seed}")
@@ -75,7 +78,7 @@ class Spec:
 
     def table(self) -> dict[str, Any]:
         """Nested plain values, defaults filled in; `from_table` of it is this spec."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None}
         sharing = {k: v for k, v in dataclasses.asdict(self.participation).items() if v is not None}
         described = {"method": registry.describe(self.method), "task": registry.describe(self.task)}
         return plain | described | {"participation": sharing}
@@ -149,6 +152,7 @@ def _run(
 ) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
-    with Simulator(spec.method, problem, simulate=simulate, rounds=spec.rounds) as clients:
-        loop = Loop(spec.method, problem, clients, of_runs, per_round)
+    method = over_epochs(spec.method, problem, spec.epochs)
+    with Simulator(method, problem, simulate=simulate, rounds=spec.rounds) as clients:
+        loop = Loop(method, problem, clients, of_runs, per_round)
         return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)

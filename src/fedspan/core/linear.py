@@ -40,6 +40,9 @@ class Factor(Protocol):
     def cut(self, runs: slice) -> Factor:
         """The same of some of the runs."""
 
+    def to(self, device: torch.device) -> Factor:
+        """The same on another device."""
+
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:

@@ -59,6 +59,7 @@ class Problem(ABC):
     x0: Vector  # (runs, 1, d)
     clients: int  # N
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
+    pass_steps: int = 1  # mini-batches in one pass over the mean client's examples
     together: int | None = None  # clients that move as one computation; None: the whole cohort
     aside0: Vector | None = (
         None  # (runs, 1, n): numbers averaged beside x, such as running statistics; None: there are none

@@ -6,8 +6,10 @@ bit stream of `core.seeds`, in float64 on the CPU, and cast to the layout's type
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,27 +21,46 @@ from fedspan.core.layout import Block, Layout
 from fedspan.core.linear import Factor, LinearMap
 
 
+class Ranks(dict[str, int | float]):
+    """Name pattern of a block → rank; the first that matches counts."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Projector(ABC):
-    """A distribution of subspaces. `rank` is a number of directions (20) or a share of them (0.2)."""
+    """A distribution of subspaces. `rank` is a number of directions (20), a share of them (0.2), or one by layer."""
 
-    rank: int | float
+    rank: int | float | Mapping[str, int | float]
 
     def __post_init__(self) -> None:
-        ok = self.rank >= 1 if isinstance(self.rank, int) else 0 < self.rank <= 1
-        if isinstance(self.rank, bool) or not ok:
-            raise SpecError(f"`rank` must be a whole number of at least 1 or a ratio in (0, 1], got {self.rank!r}")
+        if isinstance(self.rank, Mapping):
+            object.__setattr__(self, "rank", Ranks(self.rank))
+        for rank in self.rank.values() if isinstance(self.rank, Mapping) else (self.rank,):
+            ok = rank >= 1 if isinstance(rank, int) else 0 < rank <= 1
+            if isinstance(rank, bool) or not ok:
+                raise SpecError(f"`rank` must be a whole number of at least 1 or a ratio in (0, 1], got {rank!r}")
 
     def rank_of(self, block: Block) -> int:
         """r for one block."""
-        if isinstance(self.rank, float):
-            return max(1, round(self.rank * block.inputs))
-        if self.rank > block.inputs:
+        rank = self._asked(block)
+        if isinstance(rank, float):
+            return max(1, round(rank * block.inputs))
+        if rank > block.inputs:
             raise SpecError(
-                f"`rank` {self.rank} is larger than the {block.inputs} inputs of block {block.name!r}; "
+                f"`rank` {rank} is larger than the {block.inputs} inputs of block {block.name!r}; "
                 f"use at most {block.inputs}, or a ratio in (0, 1]"
             )
-        return self.rank
+        return rank
+
+    def _asked(self, block: Block) -> int | float:
+        if not isinstance(self.rank, Mapping):
+            return self.rank
+        for pattern, rank in self.rank.items():
+            if fnmatch.fnmatch(block.name, pattern):
+                return rank
+        raise SpecError(f"`rank` has no pattern for block {block.name!r}; add '*' = … for all others")
 
     @abstractmethod
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Factor | None:

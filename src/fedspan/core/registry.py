@@ -13,6 +13,7 @@ import pkgutil
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +112,8 @@ def describe(value: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return describe(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -139,6 +142,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 return value
         elif type(value) is option:
             return value
+        elif typing.get_origin(option) is Mapping and isinstance(value, dict):
+            kinds = typing.get_args(typing.get_args(option)[1])
+            if all(type(inner) in kinds for inner in value.values()):
+                return value
     if float in options and type(value) is int:
         return float(value)
     wanted = " or ".join(_readable(option) for option in options if option is not type(None))
@@ -148,6 +155,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 def _readable(option: Any) -> str:
     if typing.get_origin(option) is typing.Literal:
         return " or ".join(repr(a) for a in typing.get_args(option))
+    if typing.get_origin(option) is Mapping:
+        return "a table of numbers by name pattern"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return words.get(option, getattr(option, "__name__", str(option)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,7 +55,7 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     """A method of K plain local steps."""
 
     lr: float  # η_l
-    local_steps: int  # K
+    local_steps: int = 10  # K
     server_lr: float = 1.0  # η_g
     momentum: float = 0.0  # β of the local steps; starts at rest in each round
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # of lr over rounds
@@ -89,7 +89,7 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
     """A method whose local steps stay in x + range(Pᵀ), with P drawn by both ends."""
 
     projector: Projector = None  # type: ignore[assignment]  # set from `rank` where it is not given
-    rank: int | float | None = None  # short for a coordinate projector of this rank
+    rank: int | float | Mapping[str, int | float] | None = None  # short for a coordinate projector of this rank
     refresh: int = 1  # rounds between two draws of P
     rank_boost: float = 1.0  # η_l = lr · min(d/r, rank_boost): a step that knows the rank; 1 leaves lr as it is
 

@@ -56,6 +56,7 @@ class TorchProblem(Problem):
         self.clients = len(clients)
         counts = np.array([len(source) for source in clients], np.float64)
         self.weights = counts / counts.sum() if by_examples else None
+        self.pass_steps = max(1, round(float(counts.mean()) / batch))
         self.buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.aside0 = self._read_buffers() if self.buffers else None
         self._active: Restricted | None = None

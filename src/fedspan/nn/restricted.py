@@ -84,7 +84,9 @@ class Restricted:
     def __init__(self, module: FlatModule, choices: Sequence[Choice], x: Vector, P: LinearMap) -> None:
         self.module, self.P, self.choices = module, P, choices
         module.load(x)
-        self.pieces = [_Piece(module, number, P.factors[number], choices[number]) for number in range(len(choices))]
+        here = module.flat.device
+        factors = P.factors if here.type == "cpu" else tuple(f and f.to(here) for f in P.factors)
+        self.pieces = [_Piece(module, *each) for each in zip(range(len(choices)), factors, choices, strict=True)]
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
@@ -97,7 +99,7 @@ class Restricted:
 
     def grad(self, z: Vector, loss: Loss) -> Vector:
         """P ∇f(x + Pᵀz) on one batch."""
-        parts = z.view(-1).split(list(self.P.sizes))
+        parts = z.view(-1).to(self.module.flat.device).split(list(self.P.sizes))
         for piece, part in zip(self.pieces, parts, strict=True):
             piece.write(part)
         with torch.enable_grad():

@@ -44,6 +44,10 @@ class Dense:
         """Some of the runs."""
         return Dense(self.p[runs], self.drawn[runs])
 
+    def to(self, device: torch.device) -> Dense:
+        """On another device; the drawn numbers stay, for the probe."""
+        return Dense(self.p.to(device), self.drawn)
+
 
 @functools.lru_cache(maxsize=32)
 def fixed_numbers(n: int) -> torch.Tensor:

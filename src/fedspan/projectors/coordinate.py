@@ -40,7 +40,7 @@ class Picked:
 
     def columns(self) -> torch.Tensor:
         """Pᵀ."""
-        zero = torch.zeros(self.index.shape[0], self.inputs, self.rank, dtype=self.dtype)
+        zero = torch.zeros(self.index.shape[0], self.inputs, self.rank, dtype=self.dtype, device=self.index.device)
         return zero.scatter_(1, self.index, 1.0)
 
     def probe(self) -> torch.Tensor:
@@ -50,6 +50,10 @@ class Picked:
     def cut(self, runs: slice) -> Picked:
         """Some of the runs."""
         return Picked(self.index[runs], self.inputs, self.dtype)
+
+    def to(self, device: torch.device) -> Picked:
+        """On another device."""
+        return Picked(self.index.to(device), self.inputs, self.dtype)
 
 
 @register

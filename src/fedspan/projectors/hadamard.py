@@ -49,7 +49,7 @@ class Walsh:
 
     def columns(self) -> torch.Tensor:
         """Pᵀ."""
-        eye = torch.eye(self.rank, dtype=self.signs.dtype).expand(self.rows.shape[0], -1, -1)
+        eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device).expand(self.rows.shape[0], -1, -1)
         return self.up(eye).mT
 
     def probe(self) -> torch.Tensor:
@@ -62,6 +62,10 @@ class Walsh:
     def cut(self, runs: slice) -> Walsh:
         """Some of the runs."""
         return Walsh(self.shuffle[runs], self.signs[runs], self.rows[runs])
+
+    def to(self, device: torch.device) -> Walsh:
+        """On another device."""
+        return Walsh(self.shuffle.to(device), self.signs.to(device), self.rows.to(device))
 
 
 def transform(v: torch.Tensor) -> torch.Tensor:

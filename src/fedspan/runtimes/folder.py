@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import platform
+import re
 import signal
 import threading
 import time
@@ -90,8 +91,9 @@ def versions() -> dict[str, str]:
 
 def toml(table: Table, prefix: str = "") -> str:
     """A table as TOML: plain values first, then tables; tables inside tables as `a.b`."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
-    for key, value in table.items():
+    named = {key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key): value for key, value in table.items()}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in named.items() if not isinstance(value, dict)]
+    for key, value in named.items():
         if isinstance(value, dict):
             lines += ["", f"[{prefix}{key}]", toml(value, f"{prefix}{key}.")]
     return "\n".join(lines)

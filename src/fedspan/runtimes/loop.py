@@ -5,6 +5,7 @@ ServerState → broadcast → Down → (transport) → client_step → Up → (t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
-from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.errors import CheckpointError, SpecError, positive
 from fedspan.core.layout import Vector
 from fedspan.core.ledger import Ledger
 from fedspan.core.method import Method, Round, Schedule, flat_rows
@@ -47,6 +48,20 @@ class Row:
     seconds: float
     metrics: dict[str, npt.NDArray[np.float64]]
     diverged: npt.NDArray[np.bool_]
+
+
+def over_epochs(
+    method: Method[Any, Any, Any, Any], problem: Problem, epochs: float | None
+) -> Method[Any, Any, Any, Any]:
+    """The method with as many local steps as `epochs` passes over the mean client's examples take.
+
+    Every client takes the same number, whatever its own amount: controls and averages are of K steps each.
+    """
+    if epochs is None:
+        return method
+    positive("epochs", epochs)
+    steps = max(1, round(epochs * problem.pass_steps))
+    return dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
 
 
 AHEAD = 16  # rounds whose cohorts are drawn in one go

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import DataError
+from fedspan.tasks import _archives
 
 Array = npt.NDArray[Any]
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
@@ -65,9 +66,23 @@ def _mnist() -> tuple[Split, Split]:
 
 
 def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
+    if file == "cifar100.npz" and not (folder() / file).is_file():
+        official = _archives.read(folder(), "cifar-100")
+        if official is not None:
+            return Split(*official[0]), Split(*official[1])
     found = _open(file)
     train, test = (_strips(found, part) for part in ("train", "test"))
     return train, test
+
+
+def _cifar10() -> tuple[Split, Split]:
+    official = _archives.read(folder(), "cifar-10")
+    if official is None:
+        raise DataError(
+            f"CIFAR-10 is not in {str(folder())!r}; put cifar-10-python.tar.gz or cifar-10-binary.tar.gz there "
+            "(www.cs.toronto.edu/~kriz/cifar.html)"
+        )
+    return Split(*official[0]), Split(*official[1])
 
 
 def _strips(found: dict[str, Array], part: str) -> Split:
@@ -127,6 +142,7 @@ def _idx(path: Path) -> npt.NDArray[np.uint8]:
 
 LOADERS = {
     "mnist": _mnist,
+    "cifar10": _cifar10,
     "cifar100": _cifar100,
     "cifar100_mini": lambda: _cifar100("cifar100_mini.npz"),
     "fashion_mnist": _fashion,

@@ -103,6 +103,7 @@ class RegressionProblem(Problem):
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = None if weights == "uniform" else self.counts / self.counts.sum()
+        self.pass_steps = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
         # Rows are kept times 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch with no further factor.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
         joined = np.stack([np.concatenate([a, b], -1) for a, b, _ in data]) * self.scale[:, None, None]
