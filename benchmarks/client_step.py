@@ -2,17 +2,23 @@
 
     python benchmarks/client_step.py [--repeats 15] [--threads 2]
 
-Steps of all kinds are timed in turn, and ratios are of medians. Memory is counted on tensors: gradients of weights, and
-what the forward pass keeps for the backward pass, parameters themselves apart. Writes out/bench-client-step.md.
+Steps of all kinds are timed in turn, and ratios are of medians. Memory is counted on tensors, in MB: all parameters
+(with what a method keeps beside them), gradients of what is trained, what the forward pass keeps for the backward pass
+(each storage once), the state of an optimiser with momentum (one number for each that is trained), and their sum.
+"Covered" is what the covered layers alone keep. LoRA trains as many numbers as SSF at ρ = 0.1. Writes
+out/bench-client-step.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +34,30 @@ from fedspan.nn.restricted import FlatModule, Restricted
 
 ROOT = Path(__file__).parents[1]
 RATIOS = (0.05, 0.1, 0.2)
-Step = tuple[Callable[[], Any], Callable[[], tuple[int, int]]]  # (do one step, bytes of (gradients, kept activations))
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way of training a model."""
+
+    model: nn.Module
+    step: Callable[[], Any]
+    trained: int  # numbers
+    beside: int = 0  # numbers kept beside the parameters
+
+    def memory(self, loss: Loss, layers: list[str]) -> dict[str, float]:
+        """MB of each part."""
+        parameters = sum(p.numel() for p in self.model.parameters()) + self.beside
+        kept, covered = kept_by(self.model, loss, layers)
+        parts = {
+            "parameters": 4 * parameters,
+            "gradients": 4 * self.trained,
+            "kept": kept,
+            "optimiser": 4 * self.trained,
+        }
+        parts |= {"sum": sum(parts.values()), "covered": covered}
+        return {name: size / 1e6 for name, size in parts.items()}
 
 
 class Encoder(nn.Module):
@@ -62,62 +91,82 @@ class _Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def kept_by(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> int:
-    """Bytes that a forward pass keeps, the module's own tensors apart; each storage once."""
+def kept_by(model: nn.Module, loss: Loss, layers: list[str]) -> tuple[int, int]:
+    """Bytes that a forward pass keeps, the module's own tensors apart, each storage once: (in all, in these layers)."""
     own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
     sizes: dict[int, int] = {}
+    inside: dict[int, int] = {}
+    depth = 0
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             sizes[storage.data_ptr()] = storage.nbytes()
+            if depth:
+                inside[storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    found = [m for name, m in model.named_modules() if any(name == one or name.endswith(f".{one}") for one in layers)]
+    hooks = [hook for m in found for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         keep = loss(model)
     del keep
-    return sum(sizes.values())
+    for hook in hooks:
+        hook.remove()
+    return sum(sizes.values()), sum(inside.values())
 
 
-def full(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> Step:
-    """All weights, plain SGD."""
+def full(model: nn.Module, loss: Loss) -> Kind:
+    """All weights that require a gradient, plain SGD."""
     params = [p for p in model.parameters() if p.requires_grad]
 
     def step() -> None:
-        for p, g in zip(params, torch.autograd.grad(loss(model), params), strict=True):
-            p.data.add_(g, alpha=-1e-6)
+        loss(model).backward()
+        for p in params:
+            p.data.add_(p.grad, alpha=-1e-6)
+            p.grad = None
 
-    return step, lambda: (sum(4 * p.numel() for p in params), kept_by(model, loss))
+    return Kind(model, step, sum(p.numel() for p in params))
 
 
-def subspace(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], projector: str, ratio: float) -> Step:
-    """SSF's step inside x + range(Pᵀ)."""
+def subspace(model: nn.Module, loss: Loss, projector: str, ratio: float) -> Kind:
+    """SSF's local step inside x + range(Pᵀ)."""
     choices = choose(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
+    module.checked = True
     P = draw(registry.build("projector", {"name": projector, "rank": ratio}), layout, (0,), 0)
     inside = Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P).__enter__()
     z, u = torch.zeros(1, 1, P.rank), torch.zeros(1, 1, P.rank)
 
     def step() -> None:
         nonlocal z
-        z = torch.add(z, inside.grad(z, loss) + u, alpha=-1e-6)
+        z = inside.walk(z, u, itertools.repeat(loss), 1e-6, 1)
 
-    return step, lambda: (4 * P.rank, kept_by(model, loss))
+    kept = 3 * P.rank  # z, the correction u, and what lies where the subspace's weights lie
+    return Kind(model, step, P.rank, kept)
 
 
-def lora(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], numbers: int) -> Step | None:
+def lora(model: nn.Module, loss: Loss, numbers: int) -> Kind | None:
     """LoRA by PEFT on the same layers, at a rank that trains about as many numbers."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         return None
-    names = [c.layer for c in choose(model) if c.how == "covered"]
-    per_rank = sum(sum(c.shape[:2]) for c in choose(model) if c.how == "covered")
-    adapted = get_peft_model(
-        model, LoraConfig(r=max(1, round(numbers / per_rank)), target_modules=names, lora_dropout=0.0)
+    covered = [c for c in choose(model) if c.how == "covered"]
+    per_rank = sum(c.shape[0] + math.prod(c.shape[1:]) for c in covered)
+    config = LoraConfig(
+        r=max(1, round(numbers / per_rank)), target_modules=[c.layer for c in covered], lora_dropout=0.0
     )
-    return full(adapted, loss)
+    return full(get_peft_model(model, config), loss)
 
 
 def workloads() -> dict[str, tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]]:
@@ -142,35 +191,34 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     lines = []
     for name, (model, loss) in workloads().items():
-        numbers = sum(
-            c.shape[0] * round(0.1 * c.shape[1]) for c in choose(model) if c.how == "covered" and len(c.shape) == 2
-        )
-        kinds: dict[str, Step | None] = {"full": full(copy.deepcopy(model), loss)}
+        layers = [c.layer for c in choose(model) if c.how == "covered"]
+        ready = {"full": full(copy.deepcopy(model), loss)}
         for projector in ("coordinate", "gaussian"):
             for ratio in RATIOS:
-                kinds[f"SSF {projector}, ρ = {ratio:g}"] = subspace(copy.deepcopy(model), loss, projector, ratio)
-        if numbers:
-            kinds["LoRA (PEFT), trained numbers of ρ = 0.1"] = lora(copy.deepcopy(model), loss, numbers)
-        ready = {kind: step for kind, step in kinds.items() if step is not None}
+                ready[f"SSF {projector}, ρ = {ratio:g}"] = subspace(copy.deepcopy(model), loss, projector, ratio)
+        peer = lora(copy.deepcopy(model), loss, ready["SSF coordinate, ρ = 0.1"].trained)
+        if peer is not None:
+            ready["LoRA (PEFT)"] = peer
         times: dict[str, list[float]] = {kind: [] for kind in ready}
         for repeat in range(args.repeats + 2):
-            for kind, (step, _) in ready.items():
+            for kind, one in ready.items():
                 began = time.perf_counter()
-                step()
+                one.step()
                 if repeat >= 2:
                     times[kind].append(time.perf_counter() - began)
-        base, memory = statistics.median(times["full"]), ready["full"][1]()
-        lines += [
-            "",
-            f"**{name}**",
-            "",
-            "| step | ms | time / full | weight gradients / full | kept activations / full |",
-            "|---|---|---|---|---|",
-        ]
-        for kind, (_, count) in ready.items():
-            middle, (grads, kept) = statistics.median(times[kind]), count()
-            parts = f"{middle / base:.2f} | {grads / memory[0]:.2f} | {kept / memory[1]:.2f}"
-            lines.append(f"| {kind} | {middle * 1e3:.1f} | {parts} |")
+        memory = {kind: one.memory(loss, layers) for kind, one in ready.items()}
+        base, parts = (
+            statistics.median(times["full"]),
+            ["parameters", "gradients", "kept", "optimiser", "sum", "covered"],
+        )
+        header = ["step", "trained", "ms", "time / full", *(f"{part}, MB" for part in parts), "covered / full"]
+        lines += ["", f"**{name}**", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+        for kind, one in ready.items():
+            middle = statistics.median(times[kind])
+            cells = [kind, f"{one.trained:,}", f"{middle * 1e3:.1f}", f"{middle / base:.2f}"]
+            cells += [f"{memory[kind][part]:.2f}" for part in parts]
+            cells.append(f"{memory[kind]['covered'] / memory['full']['covered']:.2f}")
+            lines.append(f"| {' | '.join(cells)} |")
     text = "\n".join(lines).strip()
     print(text)
     (ROOT / "out").mkdir(exist_ok=True)
