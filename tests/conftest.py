@@ -12,7 +12,7 @@ import torch
 from fedspan.core import registry, wire
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
-from fedspan.runtimes.loop import Loop
+from fedspan.runtimes.loop import Answers, Loop
 from fedspan.runtimes.simulator import Simulator
 from fedspan.runtimes.worker import Replica, answer
 
@@ -101,7 +101,7 @@ class WireTransport:
         self.up_bytes: list[list[int]] = []
         self.lost: list[int] = []  # places of the cohort whose reply never arrives
 
-    def exchange(self, rnd: Round, down: Any, aside: Any) -> tuple[np.ndarray, Any, Any]:
+    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
         self.down_bytes.append([])
         self.up_bytes.append([])
         ups, arrived = [], []
@@ -117,7 +117,7 @@ class WireTransport:
             self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
             ups.append(wire.unpack(self.method.types()[3], reply))
             arrived.append(place)
-        return np.array(arrived), wire.gather(ups), None
+        return Answers(np.array(arrived), wire.gather(ups))
 
     def save(self) -> wire.Arrays:
         return {}

@@ -74,7 +74,7 @@ def test_the_order_of_replies_does_not_matter(name: str, settings: dict[str, Any
     method = build(name, **settings)
     loop = advance(start(method, problem), 6)
     rnd = loop._round()
-    _, up, _ = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None)
+    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
     order = [2, 0, 1]
     turned = type(up)(**{f: None if v is None else v[:, order] for f, v in vars(up).items()})
     one = tensors(method.server_step(loop.server, up, rnd))
@@ -89,7 +89,7 @@ def test_states_and_messages_survive_the_codec(name: str, settings: dict[str, An
     loop = advance(start(method, problem), 6)
     kinds = method.types()
     rnd = loop._round()
-    _, up, _ = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None)
+    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
     for kind, value in zip((kinds[0], kinds[3]), (loop.server, up), strict=True):
         assert type(value) is kind
         assert same(tensors(wire.unpack(kind, wire.pack(value))), tensors(value))

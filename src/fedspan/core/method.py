@@ -77,7 +77,7 @@ class Round:
     def among(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round as it stands when only these places of the cohort replied (the same in every run)."""
         weights = None if self.weights is None else self.weights[:, arrived]
-        return replace(self, ids=self.ids[:, arrived], since=self.since[:, arrived], weights=weights)
+        return replace(self, ids=self.ids[:, arrived], since=self.since[:, arrived], weights=weights, schedule=None)
 
 
 class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
@@ -108,6 +108,17 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     @abstractmethod
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         """Take in the replies of the clients in `rnd`."""
+
+    def skip(self, server: ServerState, rnd: Round) -> ServerState:
+        """A round in which nobody replied."""
+        return server
+
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        """The state that the cohort has after replying `up`: lets a server keep what its clients keep.
+
+        Methods that do not say it cannot restore a client that lost its state, nor round what they send.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what a reply does to a client's state")
 
     def model(self, server: ServerState) -> Vector:
         """x."""

@@ -87,11 +87,13 @@ class Catchup:
             return np.where(self.whole, _bytes(self.model), (self.log.end - self.since) * entry)
         return self.whole * _bytes(self.model) + self.entries_sent * entry
 
-    def pick(self, client: int) -> Catchup:
-        """The download of one client of a single run, holding only what is sent to it."""
+    def pick(self, client: int, whole: bool = False) -> Catchup:
+        """The download of one client of a single run, holding only what is sent to it; `whole` sends x in any case."""
         start, sent = max(int(self.since[0, client]), 0), int(self.entries_sent[0, client])
+        if whole and self.keep != "all":
+            sent = int(self.keep == "first" and self.since[0, client] >= 0)
         entries = tuple(self.log.at(t) for t in range(start, start + sent))
-        x = self.x if self.whole[0, client] else None
+        x = self.x if whole or self.whole[0, client] else None
         return Catchup(x, Log(entries, start + sent), self.since[:, client : client + 1], self.keep)
 
     def arrays(self) -> dict[str, Vector]:

@@ -48,13 +48,13 @@ def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
     return np.full(shape, fixed, np.int64) if total is None else total + fixed
 
 
-def pick(message: T, client: int) -> T:
+def pick(message: T, client: int, whole: bool = False) -> T:
     """What one client of a single-run cohort is sent (or sent back): the cohort's message cut to one place."""
     cut: dict[str, Any] = {}
     for name in _names(type(message)):
         value = getattr(message, name)
         if isinstance(value, Catchup):
-            value = value.pick(client)
+            value = value.pick(client, whole)
         elif value is not None and value.shape[1] > 1:
             value = value[:, client : client + 1]
         cut[name] = value

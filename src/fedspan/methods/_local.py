@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
 from fedspan.core.projector import Projector, draw
+from fedspan.core.sync import Log
 from fedspan.projectors.coordinate import Coordinate
 
 
@@ -122,6 +123,12 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
         """Pᵀ δ: the log holds what a round added to x in its own subspace."""
         return self.subspace(rnd).T @ entry
 
-    def log_length(self, layout: Layout, entry: Vector) -> int:
-        """As many entries as are worth sending: beyond d/r the whole x is cheaper."""
-        return max(1, layout.size // entry.shape[-1])
+    def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
+        """The log with this round's change, and as many before it as are worth sending: beyond d/r x is cheaper."""
+        return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
+
+    def skip(self, server: ServerState, rnd: Round) -> ServerState:
+        """Nobody replied: x stays, and the log says so."""
+        held: Any = server
+        entry = held.x.new_zeros(*held.x.shape[:-1], self.subspace(rnd).rank)
+        return cast(ServerState, replace(held, log=self.push(held.log, entry, rnd)))

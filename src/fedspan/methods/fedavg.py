@@ -62,5 +62,8 @@ class FedAvg(LocalSteps[ServerState, ClientState, Down, Up]):
         y = descend(down.x, f.direction(), self.rate(rnd.t), self.local_steps, self.momentum)  # 2
         return client, Up(y - down.x)
 
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return client
+
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         return ServerState(server.x + self.server_lr * rnd.mean(up.dy))  # 3

@@ -96,13 +96,22 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         lr = self.step(P, rnd.t)
         direction = f.restrict(x, P, plus=dual / (lr * self.local_steps))
         b = descend(torch.zeros_like(dual), direction, lr, self.local_steps, self.momentum)  # 3
-        stale = self.variant == "stale"
-        return ClientState(dual, b) if stale else ClientState(dual + b, client.end), Up(b)
+        return self._after(client, dual, b), Up(b)
+
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return self._after(client, self._dual_now(client, down.sync, rnd), up.b)
+
+    def _after(self, client: ClientState, dual: Vector, b: Vector) -> ClientState:
+        return ClientState(dual, b) if self.variant == "stale" else ClientState(dual + b, client.end)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         mean_b = rnd.mean(up.b)
         x = server.x + self.server_lr * (self.subspace(rnd).T @ mean_b)  # 4
-        return ServerState(x, server.log.push(mean_b, rnd.t + 1 - rnd.oldest))
+        return ServerState(x, self.push(server.log, mean_b, rnd))
+
+    def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
+        """All b̄ that some client has yet to hear of."""
+        return log.push(entry, rnd.t + 1 - rnd.oldest)
 
     def expand(self, entry: Vector, rnd: Round) -> Vector:
         """η_g Pᵀ b̄."""

@@ -92,6 +92,10 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
             dc = direction.mean - c if isinstance(direction, Averaged) else self._control_change(dy, c, rnd)
         return ClientState(c_i + dc), Up(dy, dc if self.uplink == "classic" or self.momentum else None)
 
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        dc = self._control_change(up.dy, down.c, rnd) if up.dc is None else up.dc
+        return ClientState(client.c + dc)  # 12
+
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         x, c = server.x, server.c
         dc = self._control_change(up.dy, c, rnd) if up.dc is None else up.dc

@@ -98,6 +98,9 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         Pg = a + P @ c_i if self.control == "paper" else None
         return ClientState(c_i + P.T @ a), Up(a, Pg, z if self.momentum else None)  # 6
 
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return ClientState(client.c + self.subspace(rnd).T @ up.a)  # 6
+
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
         Pc, mean_a = P @ c, rnd.mean(up.a)
@@ -107,4 +110,4 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
             delta = self.server_lr * rnd.mean(up.z)
         x = x + P.T @ delta  # 7
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
-        return ServerState(x, c + P.T @ change, server.log.push(delta, self.log_length(rnd.layout, delta)))  # 8
+        return ServerState(x, c + P.T @ change, self.push(server.log, delta, rnd))  # 8

@@ -70,7 +70,10 @@ class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
         start = x.new_zeros(*rnd.ids.shape, P.rank)
         return client, Up(descend(start, grad, self.step(P, rnd.t), self.local_steps, self.momentum))  # 3
 
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return client
+
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         delta = self.server_lr * rnd.mean(up.z)
         x = server.x + self.subspace(rnd).T @ delta  # 4
-        return ServerState(x, server.log.push(delta, self.log_length(rnd.layout, delta)))
+        return ServerState(x, self.push(server.log, delta, rnd))

@@ -15,7 +15,7 @@ from fedspan.core.errors import CheckpointError
 from fedspan.runtimes.loop import Row
 
 NAME = "history.jsonl"
-PLAIN = ("round", "up_bytes", "down_bytes", "seconds", "diverged")  # what every row has besides its metrics
+PLAIN = ("round", "up_bytes", "down_bytes", "seconds", "diverged", "events")  # what every row has besides its metrics
 Line = dict[str, Any]
 
 
@@ -30,6 +30,8 @@ def line_of(row: Row, run: int) -> Line:
     for name, values in row.metrics.items():
         value = float(values[run])
         line[name] = value if math.isfinite(value) else None
+    if row.events:
+        line["events"] = list(row.events)
     return line | {"diverged": True} if row.diverged[run] else line
 
 

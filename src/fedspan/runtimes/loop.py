@@ -25,11 +25,23 @@ from fedspan.core.method import Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 
 
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What came of a round's exchange: which places of the cohort replied, and what."""
+
+    places: npt.NDArray[np.int64]
+    up: Any  # the cohort's message of those places; anything where there are none
+    aside: Vector | None = None
+    sent: npt.NDArray[np.int64] | None = None  # (runs, S): bytes sent, where they are not those of the download
+    received: npt.NDArray[np.int64] | None = None  # (runs, places): the same of the replies
+    events: tuple[str, ...] = ()  # what went wrong, in words
+
+
 class Transport(Protocol):
     """The only thing in which runtimes differ."""
 
-    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[npt.NDArray[np.int64], Any, Vector | None]:
-        """Deliver a round's download and what goes beside it; (places of the cohort that replied, the same of them)."""
+    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
+        """Deliver a round's download and what goes beside it to the cohort."""
 
     def save(self) -> wire.Arrays:
         """What this end must keep of the clients for a later `load`."""
@@ -48,6 +60,7 @@ class Row:
     seconds: float
     metrics: dict[str, npt.NDArray[np.float64]]
     diverged: npt.NDArray[np.bool_]
+    events: tuple[str, ...] = ()  # since the row before
 
 
 def over_epochs(
@@ -91,6 +104,7 @@ class Loop:
     per_round: int
     t: int = 0
     seconds: float = 0.0
+    events: tuple[str, ...] = ()  # since the last row
     stop: bool = False  # set from outside: leave after the round in hand
     server: Any = field(init=False)
     since: npt.NDArray[np.int64] = field(init=False)  # (runs, N)
@@ -129,14 +143,21 @@ class Loop:
         """One round."""
         rnd = self._round()
         down = self.method.broadcast(self.server, rnd)
-        self.ledger.sent(rnd, wire.sizes(down, rnd.ids.shape) + _beside(self.aside))
-        arrived, up, aside = self.transport.exchange(rnd, down, self.aside)
-        if len(arrived) < rnd.ids.shape[1]:
-            rnd = rnd.among(arrived)
-        if len(arrived):
-            self.server = self.method.server_step(self.server, up, rnd)
-            self.ledger.received(rnd, wire.sizes(up, rnd.ids.shape) + _beside(aside))
-            self.aside = None if aside is None else rnd.mean(aside)
+        found = self.transport.exchange(rnd, down, self.aside)
+        sent = wire.sizes(down, rnd.ids.shape) + _beside(self.aside) if found.sent is None else found.sent
+        self.ledger.sent(rnd, sent)
+        self.events += found.events
+        if len(found.places) < rnd.ids.shape[1]:
+            rnd = rnd.among(found.places)
+        if not len(found.places):
+            self.server = self.method.skip(self.server, rnd)
+        else:
+            self.server = self.method.server_step(self.server, found.up, rnd)
+            received = found.received
+            self.ledger.received(
+                rnd, wire.sizes(found.up, rnd.ids.shape) + _beside(found.aside) if received is None else received
+            )
+            self.aside = None if found.aside is None else rnd.mean(found.aside)
             self.since.reshape(-1)[rnd.rows] = self.t
         self.t += 1
 
@@ -164,7 +185,8 @@ class Loop:
     def _evaluate(self) -> Row:
         metrics = dict(self.problem.evaluate(self.method.model(self.server), self.aside))
         up, down = self.ledger.totals()
-        return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics))
+        events, self.events = self.events, ()
+        return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics), events)
 
     def save(self) -> wire.Arrays:
         """Everything a later `load` needs to go on to the same bits."""

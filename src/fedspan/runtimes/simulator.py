@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
@@ -28,11 +27,11 @@ from fedspan.core.errors import FedspanError, one_of
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
+from fedspan.runtimes.loop import Answers
 from fedspan.runtimes.pool import Pool
 from fedspan.runtimes.states import STORED, InMemory, OnDisk, States
 from fedspan.runtimes.worker import work
 
-Places = npt.NDArray[np.int64]
 Simulate = Literal["auto", "loop", "batched", "pool"]
 WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
 WORTH = 10.0  # seconds of a run client by client from which other ways are tried
@@ -70,8 +69,8 @@ class Simulator:
                 path, dtype = folder / f"{field.name}.states", STORED[stored]
                 self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
 
-    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> tuple[Places, Any, Vector | None]:
-        """Hand the download to the cohort; (places that replied, replies, what came beside)."""
+    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
+        """Hand the download to the cohort, and all of it replies."""
         cohort = rnd.ids.shape[1]
         way = "batched" if cohort == 1 else "loop" if self.way == "auto" else self.way
         began = time.perf_counter()
@@ -88,7 +87,7 @@ class Simulator:
             self._put(rnd, new)
         if self.way == "auto" and cohort > 1:
             self._choose(rnd, down, aside, time.perf_counter() - began)
-        return np.arange(cohort), up, beside
+        return Answers(np.arange(cohort), up, beside)
 
     def _by(self, way: str, rnd: Round, down: Any, aside: Vector | None) -> tuple[Any, Any, Vector | None]:
         """A cohort's work without any trace: (new states, replies, what is sent beside)."""

@@ -1,0 +1,234 @@
+"""The server's end of a run across machines: a Transport over any link that carries letters.
+
+The round goes on with whoever replied well. A reply is counted when it comes first, in its own round, from a client
+that computes the same thing, and with finite numbers of the right shape; anything else becomes an event in words. A
+client that lost its state is sent it again: from the server's own copy, which follows from the replies it has
+accepted, or as a newcomer's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core import wire
+from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Objective
+from fedspan.runtimes.letters import CASTS, Letter, fingerprint, restored, same_shapes
+from fedspan.runtimes.loop import Answers
+from fedspan.runtimes.site import RESTORE, SINCE
+from fedspan.runtimes.states import InMemory, OnDisk, States
+from fedspan.runtimes.worker import ASIDE
+
+
+class Link(Protocol):
+    """Carries letters to clients and brings back what they reply."""
+
+    def deliver(self, letters: list[Letter]) -> Iterator[tuple[int, Letter | str]]:
+        """(number of the letter, its reply or what went wrong), as they come; ends when no more are waited for."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What goes into the events of a run."""
+
+    client: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"client {self.client}: {self.what}"
+
+
+class Remote:
+    """A Transport whose other end is wherever the link leads."""
+
+    def __init__(
+        self,
+        method: Method[Any, Any, Any, Any],
+        layout: Layout,
+        x0: Vector,
+        clients: int,
+        link: Link,
+        seed: int,
+        *,
+        minimum: int = 1,
+        cast: str = "float32",
+        backup: bool = True,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        at_least("minimum", minimum, 1)
+        one_of("cast", cast, CASTS)
+        self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast
+        self.mark = fingerprint(method, layout, seed)
+        self.acked = np.zeros(clients, np.int64)
+        self.first = method.init_client(x0[:1], layout)
+        self._wanted: wire.Arrays | None = None
+        self._copies: dict[str, States] | None = None
+        if backup:
+            self._copies = {f.name: self._copy(f.name, clients, folder, resume) for f in dataclasses.fields(self.first)}
+
+    def _copy(self, name: str, clients: int, folder: Path | None, resume: bool) -> States:
+        first = getattr(self.first, name)[0]
+        if folder is None or not first.numel():
+            return InMemory(first, clients)
+        return OnDisk(folder / f"{name}.states", first, clients, first.dtype, resume=resume)
+
+    def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
+        """One round of letters; those whose state is lost get a second one that brings it back."""
+        ids = rnd.ids[0].tolist()
+        beside = {} if aside is None else {ASIDE: aside}
+        wanted, events = self._template(rnd, down, aside), list[Told]()
+        letters = [self._letter(rnd, place, wire.pack(wire.pick(down, place)) | beside) for place in range(len(ids))]
+        found: dict[int, Letter] = {}
+        lost = self._collect(letters, list(range(len(ids))), wanted, found, events)
+        sent = np.array([letter.bytes for letter in letters])
+        again = []
+        for place in lost:
+            letter = self._restore(rnd, place, down, beside, events)
+            if letter is not None:
+                again.append((place, letter))
+                sent[place] += letter.bytes
+        if again:
+            self._collect([letter for _, letter in again], [place for place, _ in again], wanted, found, events)
+        for place, client in enumerate(ids):
+            if place not in found and all(told.client != client for told in events):
+                events.append(Told(client, "no reply in time"))
+        said = tuple(f"round {rnd.t}: {told}" for told in events)
+        if len(found) < self.minimum:
+            few = f"round {rnd.t}: {len(found)} of {len(ids)} replies, fewer than {self.minimum}; nothing counted"
+            return Answers(np.array([], np.int64), None, aside, sent[None], events=(*said, few))
+        return self._accepted(rnd, down, found, sent, said)
+
+    def _letter(self, rnd: Round, place: int, arrays: wire.Arrays) -> Letter:
+        client = int(rnd.ids[0, place])
+        return Letter("train", rnd.t, client, int(self.acked[client]), self.mark, arrays, cast=self.cast)
+
+    def _collect(
+        self,
+        letters: list[Letter],
+        places: list[int],
+        wanted: wire.Arrays,
+        found: dict[int, Letter],
+        events: list[Told],
+    ) -> list[int]:
+        """Take in replies as they come; the places whose client has lost its state."""
+        lost = []
+        for number, reply in self.link.deliver(letters):
+            letter, place = letters[number], places[number]
+            if isinstance(reply, str):
+                events.append(Told(letter.client, reply))
+            elif (reply.t, reply.client, reply.seq) != (letter.t, letter.client, letter.seq):
+                events.append(Told(letter.client, f"a reply to another letter (round {reply.t}) was dropped"))
+            elif place in found:
+                events.append(Told(letter.client, "a second reply was dropped"))
+            elif reply.status == "lost":
+                events.append(Told(letter.client, f"state lost: {reply.reason}"))
+                lost.append(place)
+            elif reply.status != "ok":
+                events.append(Told(letter.client, f"{reply.status}: {reply.reason}"))
+            else:
+                try:
+                    reply.matches(self.mark)
+                    arrays = restored(reply.arrays, self.cast, self.layout.dtype)
+                    same_shapes(arrays, wanted)
+                    found[place] = reply
+                except ProtocolError as error:
+                    events.append(Told(letter.client, f"reply refused: {error}"))
+        return lost
+
+    def _restore(self, rnd: Round, place: int, down: Any, beside: wire.Arrays, events: list[Told]) -> Letter | None:
+        """A letter that brings a client's state back, and x whole."""
+        client, since = int(rnd.ids[0, place]), int(rnd.since[0, place])
+        brought: wire.Arrays = {}
+        if self._copies is not None:
+            row = np.array([client])
+            brought = {f"{RESTORE}{name}": states.take(row).unsqueeze(0) for name, states in self._copies.items()}
+            events.append(Told(client, "state restored from the server's copy"))
+        else:
+            since = -1
+            events.append(Told(client, "re-enters with an empty state: there is no copy of it"))
+        brought[f"{RESTORE}{SINCE}"] = torch.tensor([since])
+        try:
+            arrays = wire.pack(wire.pick(_as_if(down, place, since), place, whole=True))
+        except ProtocolError as error:
+            events.append(Told(client, f"cannot be brought back: {error}"))
+            return None
+        return self._letter(rnd, place, arrays | brought | beside)
+
+    def _accepted(
+        self, rnd: Round, down: Any, found: dict[int, Letter], sent: npt.NDArray[np.int64], events: tuple[str, ...]
+    ) -> Answers:
+        places = np.array(sorted(found))
+        replies = [restored(found[place].arrays, self.cast, self.layout.dtype) for place in places.tolist()]
+        kind = self.method.types()[3]
+        up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != ASIDE}) for r in replies])
+        aside = torch.cat([r[ASIDE] for r in replies], 1) if ASIDE in replies[0] else None
+        here = rnd.among(places)
+        if self._copies is not None:
+            rows = here.ids[0]
+            old = {name: states.take(rows).unsqueeze(0) for name, states in self._copies.items()}
+            new = self.method.settle(type(self.first)(**old), _among(down, places), up, here)
+            for name, states in self._copies.items():
+                states.put(rows, getattr(new, name)[0])
+        self.acked[here.ids[0]] += 1
+        received = np.array([[found[place].bytes for place in places.tolist()]])
+        return Answers(places, up, aside, sent[None], received, events)
+
+    def _template(self, rnd: Round, down: Any, aside: Vector | None) -> wire.Arrays:
+        """A reply as it must look, from the method's own step on an objective that is flat."""
+        if self._wanted is None:
+            alone = rnd.among(np.array([0]))
+            _, up = self.method.client_step(self.first, down, _Flat(), alone)
+            self._wanted = wire.pack(up) | ({} if aside is None else {ASIDE: aside})
+        return self._wanted
+
+    def save(self) -> wire.Arrays:
+        """How many updates of each client are counted, and the copies of their states."""
+        copies = (
+            {} if self._copies is None else {f"copy.{name}": states.save() for name, states in self._copies.items()}
+        )
+        return {"acked": torch.from_numpy(self.acked)} | copies
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Go back to what `save` gave."""
+        self.acked = arrays["acked"].numpy().copy()
+        for name, states in (self._copies or {}).items():
+            if f"copy.{name}" not in arrays:
+                raise SpecError("the checkpoint was made without copies of the clients' states; resume with backup off")
+            states.load(arrays[f"copy.{name}"])
+
+
+def _as_if(down: Any, place: int, since: int) -> Any:
+    """The download for a client whose copy dates from another round."""
+    sync = getattr(down, "sync", None)
+    if sync is None:
+        return down
+    dated = sync.since.copy()
+    dated[0, place] = since
+    return replace(down, sync=replace(sync, since=dated))
+
+
+def _among(down: Any, places: npt.NDArray[np.int64]) -> Any:
+    """The download of some of the cohort."""
+    sync = getattr(down, "sync", None)
+    return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, places]))
+
+
+class _Flat(Objective):
+    """f = 0."""
+
+    def grad(self, y: Vector) -> Vector:
+        return torch.zeros_like(y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        return torch.zeros_like(x)
