@@ -140,6 +140,37 @@ def partition(
 
 
 @app.command()
+def plan(spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")], changes: Changes = None) -> None:
+    """What a run of this spec will cost in bytes, memory and disk, for every method side by side."""
+    import dataclasses
+
+    from fedspan import experiment
+
+    loaded = experiment.Spec.load(spec, tuple(changes or ()))
+    layout, costs = experiment.plan(loaded)
+    console.print(f"{layout.size:,} numbers in {len(layout.blocks)} tensors; {loaded.rounds:,} rounds", highlight=False)
+    table = Table("method", box=None, header_style="dim", padding=(0, 1, 0, 0))
+    for head in ("up", "down", "up, run", "down, run", "state", "disk", "server", "copies"):
+        table.add_column(head, justify="right")
+    for name, cost in costs.items():
+        table.add_row(name, *(_size(value) for value in dataclasses.astuple(cost)))
+    console.print(table)
+    console.print(
+        "up, down: one client and round; run: all clients and rounds; state, disk: of one client; server: model, "
+        "controls and log; copies: of all clients' states, on the server's disk",
+        highlight=False,
+    )
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+@app.command()
 def version() -> None:
     """The versions that a run's numbers depend on."""
     from fedspan.runtimes.folder import versions

@@ -15,12 +15,13 @@ from typing import Any, Literal
 
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, positive
-from fedspan.core.layout import DTYPES
+from fedspan.core.layout import DTYPES, Layout
 from fedspan.core.method import Method
 from fedspan.core.task import Task, Weights
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
+from fedspan.runtimes.plan import Cost, cost
 from fedspan.runtimes.simulator import Simulate, Simulator
 
 
@@ -156,3 +157,20 @@ def _run(
     with Simulator(method, problem, simulate=simulate, rounds=spec.rounds) as clients:
         loop = Loop(method, problem, clients, of_runs, per_round)
         return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)
+
+
+def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
+    """The model, and what each registered method would cost on it under the spec's steps and subspace."""
+    problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    per_round = spec.participation.per_round or problem.clients
+    own = registry.describe(spec.method)
+    costs = {}
+    for name, kind in registry.choices("method").items():
+        known = {field.name for field in dataclasses.fields(kind)}
+        shared = {key: own[key] for key in ("lr", "local_steps", "momentum") if key in own and key in known}
+        if "projector" in known:
+            shared["projector"] = own.get("projector", {"name": "coordinate", "rank": 0.1})
+        method = spec.method if name == own["name"] else registry.build("method", {"name": name} | shared)
+        method.check(problem.layout)
+        costs[name] = cost(method, problem, per_round, spec.rounds, spec.seed)
+    return problem.layout, costs

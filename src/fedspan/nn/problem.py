@@ -54,9 +54,10 @@ class TorchProblem(Problem):
         self.module = FlatModule(model, self.layout)
         self.x0 = self.module.flat.detach().clone().cpu().view(1, 1, -1)
         self.clients = len(clients)
-        counts = np.array([len(source) for source in clients], np.float64)
+        here: Callable[[], Sequence[Source]] = getattr(clients, "here", lambda: clients)  # across machines not all are
+        counts = np.array([len(source) for source in here()], np.float64)
         self.weights = counts / counts.sum() if by_examples else None
-        self.pass_steps = max(1, round(float(counts.mean()) / batch))
+        self.pass_steps = max(1, round(float(counts.mean()) / batch)) if len(counts) else 1
         self.buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.aside0 = self._read_buffers() if self.buffers else None
         self._active: Restricted | None = None

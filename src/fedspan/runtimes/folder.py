@@ -55,18 +55,29 @@ class Result:
 
 
 def carry_out(
-    loop: Loop, table: Table, out: Path, *, resume: bool = False, on_row: Callable[[Row], None] | None = None
+    loop: Loop,
+    table: Table,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+    every: int | None = None,
 ) -> Result:
-    """Run a loop into `out`. `table` is the resolved spec: how far to go, and what a resumed run must agree with."""
+    """Run a loop into `out`. `table` is the resolved spec: how far to go, and what a resumed run must agree with.
+
+    A checkpoint is written with a row every few seconds, or after `every` rounds.
+    """
     folders = [out] if len(loop.seeds) == 1 else [out / f"seed-{seed}" for seed in loop.seeds]
     histories = _open(loop, table, out, folders, resume)
     saved = time.monotonic()
+    if every is not None:
+        loop.after_round = lambda: _save(loop, table, out) if loop.t % every == 0 else None
     rows = iter(()) if all(one.ended for one in histories) else loop.rows(table["rounds"], table["eval_every"])
     with _stop_signals(loop):
         for row in rows:
             for number, one in enumerate(histories):
                 one.append(history.line_of(row, number))
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            if every is None and time.monotonic() - saved > CHECKPOINT_SECONDS:
                 _save(loop, table, out)
                 saved = time.monotonic()
             if on_row is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,6 +105,7 @@ class Loop:
     t: int = 0
     seconds: float = 0.0
     events: tuple[str, ...] = ()  # since the last row
+    after_round: Callable[[], None] | None = None  # called after each round
     stop: bool = False  # set from outside: leave after the round in hand
     server: Any = field(init=False)
     since: npt.NDArray[np.int64] = field(init=False)  # (runs, N)
@@ -131,6 +132,8 @@ class Loop:
             with torch.inference_mode():
                 while self.t < until and not self.stop:
                     self.step()
+                    if self.after_round is not None:
+                        self.after_round()
             self.seconds += time.perf_counter() - began
             if self.stop and self.t < until:
                 return

@@ -22,9 +22,9 @@ from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
-from fedspan.core.objective import Objective
 from fedspan.runtimes.letters import CASTS, Letter, fingerprint, restored, same_shapes
 from fedspan.runtimes.loop import Answers
+from fedspan.runtimes.plan import Flat
 from fedspan.runtimes.site import RESTORE, SINCE
 from fedspan.runtimes.states import InMemory, OnDisk, States
 from fedspan.runtimes.worker import ASIDE
@@ -188,7 +188,7 @@ class Remote:
         """A reply as it must look, from the method's own step on an objective that is flat."""
         if self._wanted is None:
             alone = rnd.among(np.array([0]))
-            _, up = self.method.client_step(self.first, down, _Flat(), alone)
+            _, up = self.method.client_step(self.first, down, Flat(), alone)
             self._wanted = wire.pack(up) | ({} if aside is None else {ASIDE: aside})
         return self._wanted
 
@@ -222,13 +222,3 @@ def _among(down: Any, places: npt.NDArray[np.int64]) -> Any:
     """The download of some of the cohort."""
     sync = getattr(down, "sync", None)
     return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, places]))
-
-
-class _Flat(Objective):
-    """f = 0."""
-
-    def grad(self, y: Vector) -> Vector:
-        return torch.zeros_like(y)
-
-    def full_grad(self, x: Vector) -> Vector:
-        return torch.zeros_like(x)

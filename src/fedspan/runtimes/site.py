@@ -8,7 +8,7 @@ counted is never lost.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,12 @@ class Store:
         state: Any = wire.unpack(kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")})
         return Replica(state, own.get("x"), meta["since"][number])
 
-    def save(self, seq: int, before: Replica, after: Replica, mark: str) -> None:
-        """Write both versions, in one step that survives a crash."""
+    def save(self, seq: int, before: Replica, after: Replica, mark: str, keep_x: bool) -> None:
+        """Write both versions, in one step that survives a crash; x only where the server sends changes of it."""
         arrays: wire.Arrays = {}
         for number, one in enumerate((before, after)):
             arrays |= {f"{number}.state.{k}": v for k, v in wire.pack(one.state).items()}
-            arrays |= {} if one.x is None else {f"{number}.x": one.x}
+            arrays |= {} if one.x is None or not keep_x else {f"{number}.x": one.x}
         since = [before.since, after.since]
         checkpoint.save(self.path, arrays, {"fingerprint": mark, "seqs": [seq, seq + 1], "since": since})
 
@@ -118,7 +118,8 @@ class Site:
         if sent is not up:  # the client must go by the rounded numbers too, as the server will
             there = restored(sent, letter.cast, self.problem.layout.dtype)
             after = replace(after, state=settled(self.method, before, down, there, rnd))
-        self.store.save(letter.seq, before, after, mark)
+        changes = any(field.name == "sync" for field in fields(self.method.types()[2]))
+        self.store.save(letter.seq, before, after, mark, changes)
         return sent
 
     def _down(self, letter: Letter) -> wire.Arrays:

@@ -1,0 +1,125 @@
+"""A SuperLink and SuperNodes on this machine, for trying things out; everything it starts, it ends by process id."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+APP = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Cluster:
+    """`with Cluster(folder, nodes=3) as cluster: cluster.run(out="…")`."""
+
+    def __init__(self, folder: Path, nodes: int, *, database: bool = False) -> None:
+        self.folder, self.count, self.database = folder, nodes, database
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.env = os.environ | {
+            "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FEDSPAN_STATES": str(folder / "states"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}",
+        }  # fmt: skip
+
+    def __enter__(self) -> Cluster:
+        (self.folder / "home").mkdir(parents=True, exist_ok=True)
+        config = f'[superlink]\ndefault = "dep"\n[superlink.dep]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        (self.folder / "home" / "config.toml").write_text(config)
+        try:
+            self.start_link()
+            for number in range(self.count):
+                self.start_node(number)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.end(name)
+
+    def start_link(self) -> None:
+        more = ["--database", str(self.folder / "link.db")] if self.database else []
+        self._start("link", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), *more)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with socket.socket() as one:
+                if one.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            if self.processes["link"].poll() is not None:
+                break
+            time.sleep(0.2)
+        raise RuntimeError(f"the SuperLink did not start; see {self.folder / 'link.log'}")
+
+    def start_node(self, number: int) -> None:
+        self._start(
+            f"node{number}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}",
+            "--host", "127.0.0.1", "--port", str(free_port()),
+            "--node-config", f'partition-id={number} client-id="site-{number}"',
+        )  # fmt: skip
+
+    def _start(self, name: str, command: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                [str(BIN / command), *arguments], stdout=out, stderr=out, env=self.env, start_new_session=True
+            )
+
+    def end(self, name: str, how: int = signal.SIGTERM) -> None:
+        """End a process and the children it started."""
+        process = self.processes.pop(name)
+        for sign in (how, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, sign)
+            except ProcessLookupError:
+                break
+            try:
+                process.wait(timeout=8)
+                if sign == signal.SIGKILL:
+                    break
+                time.sleep(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+        process.wait()
+
+    def run(self, app: Path = APP, **config: Any) -> str:
+        """Submit a run; its id."""
+        text = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
+        done = self._flwr("run", str(app), "dep", "--run-config", text, "--format", "json")
+        return str(json.loads(done)["run-id"])
+
+    def status(self, run: str) -> dict[str, Any]:
+        """What Flower says of a run."""
+        runs = json.loads(self._flwr("ls", "dep", "--format", "json"))["runs"]
+        return next(one for one in runs if str(one["run-id"]) == run)
+
+    def wait(self, run: str, seconds: float = 300) -> dict[str, Any]:
+        """Until a run is over."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found = self.status(run)
+            if str(found["status"]).startswith("finished"):
+                return found
+            time.sleep(1)
+        raise TimeoutError(f"run {run} is not over after {seconds} s")
+
+    def _flwr(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [str(BIN / "flwr"), *arguments], capture_output=True, text=True, env=self.env, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"flwr {arguments[0]} failed: {done.stdout} {done.stderr}")
+        return done.stdout

@@ -1,0 +1,42 @@
+"""One SuperLink, three SuperNodes, SSF on handwritten digits: starts everything here, shows progress, ends everything.
+
+python examples/flower/demo.py
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from cluster import Cluster
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        print("starting a SuperLink and three SuperNodes on 127.0.0.1 …", flush=True)
+        with Cluster(folder, nodes=3) as cluster:
+            run = cluster.run(out=str(folder / "out"))
+            print(f"run {run} submitted", flush=True)
+            seen, history = 1, folder / "out" / "history.jsonl"
+            while True:
+                lines = history.read_text().splitlines() if history.exists() else []
+                for line in lines[seen:]:
+                    row = json.loads(line)
+                    sizes = f"{row['up_bytes'] / 1e3:.0f} kB up, {row['down_bytes'] / 1e3:.0f} kB down"
+                    print(f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}", flush=True)
+                seen = max(seen, len(lines))
+                status = str(cluster.status(run)["status"])
+                if status.startswith("finished"):
+                    break
+                time.sleep(1)
+            print(status)
+            counted = json.loads((folder / "out" / "bytes.json").read_text())
+            print("bytes:", ", ".join(f"{name} {size:,}" for name, size in counted.items()))
+        print("everything is stopped")
+
+
+if __name__ == "__main__":
+    main()

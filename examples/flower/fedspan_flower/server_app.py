@@ -1,0 +1,5 @@
+from pathlib import Path
+
+from fedspan.flower import server_app
+
+app = server_app(Path(__file__).with_name("spec.toml"))
