@@ -3,10 +3,13 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow check bench reproduce clean
+.PHONY: demo demo-flower test test-slow check bench reproduce clean
 
 demo: .venv/ready
 	$(BIN)/fedspan reproduce toy --quick --jobs 2 --out out/demo --again
+
+demo-flower: .venv/ready
+	$(BIN)/python examples/flower/demo.py
 
 test: check
 	$(BIN)/pytest -n 2

@@ -20,18 +20,16 @@ def main() -> None:
         with Cluster(folder, nodes=3) as cluster:
             run = cluster.run(out=str(folder / "out"))
             print(f"run {run} submitted", flush=True)
-            seen, history = 1, folder / "out" / "history.jsonl"
-            while True:
+            seen, history, status = 1, folder / "out" / "history.jsonl", ""
+            while not status.startswith("finished"):
+                time.sleep(1)
+                status = str(cluster.status(run)["status"])
                 lines = history.read_text().splitlines() if history.exists() else []
                 for line in lines[seen:]:
                     row = json.loads(line)
                     sizes = f"{row['up_bytes'] / 1e3:.0f} kB up, {row['down_bytes'] / 1e3:.0f} kB down"
                     print(f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}", flush=True)
                 seen = max(seen, len(lines))
-                status = str(cluster.status(run)["status"])
-                if status.startswith("finished"):
-                    break
-                time.sleep(1)
             print(status)
             counted = json.loads((folder / "out" / "bytes.json").read_text())
             print("bytes:", ", ".join(f"{name} {size:,}" for name, size in counted.items()))

@@ -167,7 +167,7 @@ def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
     costs = {}
     for name, kind in registry.choices("method").items():
         known = {field.name for field in dataclasses.fields(kind)}
-        shared = {key: own[key] for key in ("lr", "local_steps", "momentum") if key in own and key in known}
+        shared: dict[str, Any] = {key: own[key] for key in ("lr", "local_steps", "momentum") if key in own}
         if "projector" in known:
             shared["projector"] = own.get("projector", {"name": "coordinate", "rank": 0.1})
         method = spec.method if name == own["name"] else registry.build("method", {"name": name} | shared)

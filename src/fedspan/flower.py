@@ -199,7 +199,10 @@ class GridLink:
 
 
 def _records(content: RecordDict) -> int:
-    return sum(record.count_bytes() for record in content.values())
+    """Bytes of a message's records: arrays with Flower's own headers, and ours as text."""
+    arrays, header = content.get(ARRAYS), content.get(HEADER)
+    sized = arrays.count_bytes() if isinstance(arrays, ArrayRecord) else 0
+    return sized + (len(json.dumps(dict(header))) if isinstance(header, ConfigRecord) else 0)
 
 
 def serve(spec: Spec, grid: Grid, settings: Config) -> Result:

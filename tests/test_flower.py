@@ -1,0 +1,250 @@
+"""fedspan on Flower: letters as messages, a grid in this process for every method, and a real deployment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from conftest import METHODS, SMALL
+from fedspan import experiment, flower
+from fedspan.core import registry
+from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.experiment import Spec
+from fedspan.runtimes.letters import Letter
+
+ROOT = Path(__file__).parents[1]
+SSF = {"name": "ssf", "projector": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}
+
+
+def spec_of(method: dict[str, Any] = SSF, rounds: int = 6) -> Spec:
+    table = {"rounds": rounds, "eval_every": 2, "method": method, "task": SMALL, "participation": {"per_round": 3}}
+    return Spec.from_table(table)
+
+
+@pytest.fixture(autouse=True)
+def inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages can only be made inside one of Flower's own tasks."""
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    monkeypatch.setattr(flower, "POLL", 0.001)
+
+
+class FakeGrid:
+    """Flower's grid with the client apps in this process; node 100 + i speaks for client i."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self.app, self.folder = flower.client_app(spec), folder
+        self.clients = {100 + i: i for i in range(SMALL["clients"])}  # type: ignore[call-overload]
+        self.waiting: dict[str, Message] = {}
+        self.count = 0
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        idents = []
+        for message in messages:
+            self.count += 1
+            ident = f"m{self.count}"
+            message.metadata.__dict__["_message_id"] = ident
+            idents.append(ident)
+            reply = self.answer(message)
+            if reply is not None:
+                reply.metadata.__dict__["_reply_to_message_id"] = ident
+                self.waiting[ident] = reply
+        return idents
+
+    def answer(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        config = {"partition-id": self.clients[node], "states": str(self.folder)}
+        context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        found = self.app(message, context)
+        assert isinstance(found, Message)
+        return found
+
+    def pull_messages(self, idents: Iterable[str]) -> list[Message]:
+        return [self.waiting.pop(i) for i in list(idents) if i in self.waiting]
+
+
+def serve(spec: Spec, grid: Any, out: Path, **settings: Any) -> Any:
+    return flower.serve(spec, grid, flower.SETTINGS | {"out": str(out), "timeout": 0.5, "wait": 0.0} | settings)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path: Path) -> None:
+    spec = spec_of({"name": name, "lr": 0.02, "local_steps": 3} | METHODS[name][0])
+    here = experiment.run(spec, tmp_path / "here").rows[0][-1]
+    there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").rows[0][-1]
+    assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
+    assert (there["up_bytes"], there["down_bytes"]) == (here["up_bytes"], here["down_bytes"])
+    counted = json.loads((tmp_path / "there" / "bytes.json").read_text())
+    assert counted["payload_up"] == there["up_bytes"] < counted["records_up"]
+
+
+class Lossy(FakeGrid):
+    """Errors, silence and nonsense from some clients in some rounds."""
+
+    def __init__(self, spec: Spec, folder: Path, faults: dict[int, Any]) -> None:
+        super().__init__(spec, folder)
+        self.faults, self.trained = faults, 0
+
+    def answer(self, message: Message) -> Message | None:
+        found = super().answer(message)
+        if message.metadata.message_type != "train":
+            return found
+        self.trained += 1
+        fault = self.faults.get(self.trained)
+        return found if fault is None else fault(found, message)
+
+
+def spoilt(found: Message, message: Message, **arrays: Any) -> Message:
+    content = RecordDict({"header": found.content["header"], "arrays": ArrayRecord(arrays)})
+    return Message(content, reply_to=message)
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "error": (lambda _, m: Message(Error(code=8, reason="gone"), reply_to=m), "Flower error 8: gone"),
+    "silence": (lambda _, __: None, "no reply in time"),
+    "nan": (lambda f, m: spoilt(f, m, a=Array(np.full((1, 1, 6), np.nan, np.float32))), "not finite"),
+    "huge": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 90000), np.float32))), "bytes of arrays"),
+    "type": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 6), np.complex64))), "complex64"),
+    "foreign": (lambda _, m: Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=m), "not one of fedspan's"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_faults_on_the_grid_are_events(kind: str, tmp_path: Path) -> None:
+    fault, words = FAULTS[kind]
+    spec = spec_of()
+    result = serve(spec, Lossy(spec, tmp_path / "states", {2: fault, 7: fault}), tmp_path / "out")
+    events = [event for row in result.rows[0] for event in row.get("events", [])]
+    assert len(events) == 2
+    assert all(words in event for event in events)
+    assert result.finished
+
+
+def test_a_client_under_a_new_node_and_one_that_leaves(tmp_path: Path) -> None:
+    """Client 0 comes back as another node; client 6 is never there: rounds go on, and say so."""
+    spec = spec_of(rounds=10)
+
+    class Moving(FakeGrid):
+        def get_node_ids(self) -> list[int]:
+            if self.count > 12 and 100 in self.clients:
+                self.clients[200] = self.clients.pop(100)
+            return [node for node in super().get_node_ids() if node != 106]
+
+    result = serve(spec, Moving(spec, tmp_path / "states"), tmp_path / "out")
+    events = [event for row in result.rows[0] for event in row.get("events", [])]
+    assert events
+    assert all("client 6: not connected" in event for event in events)
+    assert (tmp_path / "states" / "run" / "client-0.safetensors").exists()
+
+
+def test_a_server_is_resumed_to_the_same_result(tmp_path: Path) -> None:
+    spec = spec_of(rounds=8)
+    straight = serve(spec, FakeGrid(spec, tmp_path / "a"), tmp_path / "straight").rows[0][-1]
+
+    class Stops(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            if self.count > 25:
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(spec, Stops(spec, tmp_path / "b"), tmp_path / "parts", **{"checkpoint-every": 2})
+    end = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "parts", resume=True).rows[0][-1]
+    assert end["rel_err"] == pytest.approx(straight["rel_err"], rel=1e-6)
+
+
+def test_half_the_bytes_up(tmp_path: Path) -> None:
+    spec = spec_of()
+    for cast in ("bfloat16", "float16"):
+        end = serve(spec, FakeGrid(spec, tmp_path / cast), tmp_path / f"{cast}-out", cast=cast).rows[0][-1]
+        assert end["up_bytes"] == 6 * 3 * 6 * 2
+        assert "events" not in end
+
+
+def test_settings_are_checked() -> None:
+    assert flower.settings_of({"timeout": 5})["timeout"] == 5.0
+    with pytest.raises(SpecError, match="'resume' must be bool"):
+        flower.settings_of({"resume": "yes"})
+    with pytest.raises(SpecError, match="'out' is missing"):
+        flower.serve(spec_of(), None, flower.SETTINGS)  # type: ignore[arg-type]
+    changed = flower.spec_of(spec_of(), flower.SETTINGS | {"set": "rounds=3; method.lr=0.5"})
+    assert (changed.rounds, changed.method.lr) == (3, 0.5)
+
+
+def test_letters_survive_flowers_records() -> None:
+    arrays = {"a": torch.randn(1, 1, 5), "p": torch.randn(1, 1, 1, dtype=torch.float64), "b": torch.randn(3).bfloat16()}
+    letter = Letter("ok", 3, 1, 2, "f" * 12, arrays, cast="bfloat16")
+    again = flower.letter_of(flower.record_of(letter), 1 << 20)
+    assert again.header() == letter.header()
+    assert all(torch.equal(arrays[name], again.arrays[name]) for name in arrays)
+    with pytest.raises(ProtocolError, match="at most 10"):
+        flower.letter_of(flower.record_of(letter), 10)
+
+
+def test_own_model_and_data(tmp_path: Path) -> None:
+    """A two-function module on each machine; the server has no client's data."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def model(): return torch.nn.Linear(6, 2)\n"
+        "def data(client):\n"
+        "    g = torch.Generator().manual_seed(client)\n"
+        "    return torch.randn(20, 6, generator=g), torch.randint(0, 2, (20,), generator=g)\n"
+        "def test(): return data(99)\n"
+    )
+    task = registry.build("task", {"name": "own", "module": str(path), "clients": 4, "batch": 5})
+    whole, site, centre = (
+        task.build((0,), torch.float32),
+        task.site(2, (0,), torch.float32),
+        task.centre((0,), torch.float32),
+    )
+    assert whole.layout.fingerprint == site.layout.fingerprint == centre.layout.fingerprint
+    assert len(site.sources[2]) == 20
+    for empty in (site.sources, centre.sources):
+        with pytest.raises(Exception, match="not on this machine"):
+            empty[0]
+    table = {"rounds": 3, "method": SSF | {"projector": {"name": "identity"}}, "task": registry.describe(task)}
+    spec = Spec.from_table(table)
+    here = experiment.run(spec, tmp_path / "here").rows[0][-1]
+    grid = FakeGrid(spec, tmp_path / "states")
+    grid.clients = {100 + i: i for i in range(4)}
+    there = serve(spec, grid, tmp_path / "there").rows[0][-1]
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
+    (tmp_path / "bad.py").write_text("x = 1\n")
+    bad = registry.build("task", {"name": "own", "module": str(tmp_path / "bad.py"), "clients": 1})
+    with pytest.raises(SpecError, match="no function model"):
+        bad.centre((0,), torch.float32)
+    with pytest.raises(SpecError, match="does not exist"):
+        registry.build("task", {"name": "own", "module": "no.py", "clients": 1}).build((0,), torch.float32)
+
+
+@pytest.mark.slow
+def test_a_real_deployment_gives_the_simulators_result(tmp_path: Path) -> None:
+    """A SuperLink and three SuperNodes on 127.0.0.1; one is killed and restarted on the way."""
+    sys.path.insert(0, str(ROOT / "examples" / "flower"))
+    from cluster import Cluster
+
+    with Cluster(tmp_path, nodes=3) as cluster:
+        run = cluster.run(out=str(tmp_path / "out"), set="rounds=4; eval_every=1; dtype=float32")
+        status = cluster.wait(run, 400)
+    assert status["status"] == "finished:completed", status
+    spec = Spec.load(ROOT / "examples" / "flower" / "fedspan_flower" / "spec.toml", ("rounds=4", "eval_every=1"))
+    here = experiment.run(spec, tmp_path / "here").rows[0][-1]
+    there = [json.loads(line) for line in (tmp_path / "out" / "history.jsonl").read_text().splitlines()][-1]
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-5)
+    assert (there["up_bytes"], there["down_bytes"]) == (here["up_bytes"], here["down_bytes"])
