@@ -25,8 +25,8 @@ def free_port() -> int:
 class Cluster:
     """`with Cluster(folder, nodes=3) as cluster: cluster.run(out="…")`."""
 
-    def __init__(self, folder: Path, nodes: int, *, database: bool = False) -> None:
-        self.folder, self.count, self.database = folder, nodes, database
+    def __init__(self, folder: Path, nodes: int, *, database: bool = False, tls: bool = False) -> None:
+        self.folder, self.count, self.database, self.tls = folder, nodes, database, tls
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = os.environ | {
@@ -37,11 +37,16 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         (self.folder / "home").mkdir(parents=True, exist_ok=True)
-        config = f'[superlink]\ndefault = "dep"\n[superlink.dep]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        if self.tls:
+            make_certificates(self.folder)
+        trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.tls else "insecure = true"
+        config = f'[superlink]\ndefault = "dep"\n[superlink.dep]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         (self.folder / "home" / "config.toml").write_text(config)
         try:
             self.start_link()
             for number in range(self.count):
+                if self.tls:
+                    self._flwr("supernode", "register", str(self._key(number).with_suffix(".pub")), "dep")
                 self.start_node(number)
         except BaseException:
             self.__exit__()
@@ -54,7 +59,13 @@ class Cluster:
 
     def start_link(self) -> None:
         more = ["--database", str(self.folder / "link.db")] if self.database else []
-        self._start("link", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), *more)
+        if self.tls:
+            own = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
+            safety = [part for name, file in own.items() for part in (f"--ssl-{name}", str(self.folder / file))]
+            safety.append("--enable-supernode-auth")
+        else:
+            safety = ["--insecure"]
+        self._start("link", "flower-superlink", *safety, "--host", "127.0.0.1", "--port", str(self.port), *more)
         until = time.monotonic() + 60
         while time.monotonic() < until:
             with socket.socket() as one:
@@ -65,9 +76,21 @@ class Cluster:
             time.sleep(0.2)
         raise RuntimeError(f"the SuperLink did not start; see {self.folder / 'link.log'}")
 
-    def start_node(self, number: int) -> None:
+    def _key(self, number: int) -> Path:
+        """A node's own key pair."""
+        path = self.folder / f"node{number}"
+        if not path.exists():
+            _quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path))
+        return path
+
+    def start_node(self, number: int, key: Path | None = None) -> None:
+        """Start a SuperNode; `key` is another than its own."""
+        safety = ["--insecure"]
+        if self.tls:
+            mine = str(key or self._key(number))
+            safety = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", mine]
         self._start(
-            f"node{number}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}",
+            f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
             "--host", "127.0.0.1", "--port", str(free_port()),
             "--node-config", f'partition-id={number} client-id="site-{number}"',
         )  # fmt: skip
@@ -123,3 +146,21 @@ class Cluster:
         if done.returncode:
             raise RuntimeError(f"flwr {arguments[0]} failed: {done.stdout} {done.stderr}")
         return done.stdout
+
+
+def make_certificates(folder: Path) -> None:
+    """A certificate authority of one's own and a certificate for 127.0.0.1."""
+    ca, server = folder / "ca", folder / "server"
+    short = ["-days", "2", "-nodes", "-newkey", "rsa:2048"]
+    _quietly("openssl", "req", "-x509", *short, "-subj", "/CN=fedspan-ca", "-keyout", f"{ca}.key", "-out", f"{ca}.crt")
+    _quietly(
+        "openssl", "req", "-x509", *short, "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+        "-addext", "basicConstraints=critical,CA:FALSE", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key",
+        "-keyout", f"{server}.key", "-out", f"{server}.pem",
+    )  # fmt: skip
+
+
+def _quietly(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr}")

@@ -296,7 +296,9 @@ def client_app(spec: Spec | Path | str) -> ClientApp:
 def _ready(table: str, client: int) -> tuple[Any, Any]:
     """Method and problem of a client; kept where one process answers several letters."""
     spec = Spec.from_table(json.loads(table))
-    return spec.method, spec.task.site(client, (spec.seed,), DTYPES[spec.dtype])
+    with torch.inference_mode(False):
+        problem = spec.task.site(client, (spec.seed,), DTYPES[spec.dtype])
+    return spec.method, problem
 
 
 def number_of(context: Context) -> int:
