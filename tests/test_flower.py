@@ -152,6 +152,27 @@ def test_a_client_under_a_new_node_and_one_that_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "states" / "run" / "client-0.safetensors").exists()
 
 
+def test_of_two_nodes_for_one_client_the_newest_is_spoken_to(tmp_path: Path) -> None:
+    spec = spec_of()
+    grid = FakeGrid(spec, tmp_path / "states")
+    link = flower.GridLink(grid, 7, 1.0, 1 << 20)  # type: ignore[arg-type]
+    link.look()
+    assert link.nodes == {i: 100 + i for i in range(7)}
+    grid.clients[300] = 2
+    link.look()
+    asked = grid.count
+    link.look()
+    assert (link.nodes[2], grid.count) == (300, asked)  # and nobody is asked again
+    del grid.clients[300]
+    link.look()
+    assert link.nodes[2] == 102
+    grid.clients[301] = 9
+    link.look()
+    link.look()
+    assert 9 not in link.nodes
+    assert grid.count == asked + 1
+
+
 def test_a_server_is_resumed_to_the_same_result(tmp_path: Path) -> None:
     spec = spec_of(rounds=8)
     straight = serve(spec, FakeGrid(spec, tmp_path / "a"), tmp_path / "straight").rows[0][-1]

@@ -44,6 +44,7 @@ log = logging.getLogger("flwr")
 HEADER, ARRAYS, WHO = "header", "arrays", "who"
 KINDS = {"float32", "float64", "float16", "int16", "int64"}  # bfloat16 travels as int16
 POLL = 0.1  # seconds between two looks for replies
+LOOK = 0.5  # between two looks for clients that are not there yet
 ASK = 60.0  # seconds in which a node must say which client it is
 Config = dict[str, Any]
 SETTINGS: Config = {
@@ -123,7 +124,9 @@ class GridLink:
     timeout: float
     limit: int
     nodes: dict[int, int] = field(default_factory=dict)  # client → node
-    asked: set[int] = field(default_factory=set)
+    told: dict[int, int] = field(default_factory=dict)  # node → the client it says it is, in the order of answers
+    asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # message → (node, until when it may answer)
+    refused: set[int] = field(default_factory=set)
     wire_down: int = 0  # bytes of records, headers included
     wire_up: int = 0
 
@@ -167,25 +170,33 @@ class GridLink:
                 time.sleep(POLL)
 
     def look(self) -> None:
-        """Ask nodes that are new which client they are; the newest node speaks for a client."""
-        here = set(self.grid.get_node_ids())
-        self.nodes = {client: node for client, node in self.nodes.items() if node in here}
-        new = sorted(here - self.asked)
-        if not new:
+        """Ask nodes that are new which client they are, and hear what has been answered; never waits.
+
+        The newest node speaks for a client. A node that does not answer in time is asked again.
+        """
+        here, now = set(self.grid.get_node_ids()), time.monotonic()
+        self.told = {node: client for node, client in self.told.items() if node in here}
+        self.asked = {i: (node, until) for i, (node, until) in self.asked.items() if node in here and until > now}
+        known = {*self.told, *self.refused, *(node for node, _ in self.asked.values())}
+        new = sorted(here - known)
+        idents = self.grid.push_messages([Message(RecordDict(), node, "query", ttl=ASK) for node in new]) if new else []
+        self.asked |= {ident: (node, now + ASK) for ident, node in zip(idents, new, strict=True) if ident}
+        for message in self.grid.pull_messages(list(self.asked)) if self.asked else ():
+            node, _ = self.asked.pop(message.metadata.reply_to_message_id, (0, 0.0))
+            if node:
+                self._hear(node, message)
+        self.nodes = {client: node for node, client in self.told.items()}  # of two for one client, who answered last
+
+    def _hear(self, node: int, message: Message) -> None:
+        if message.has_error():
+            log.warning("a node did not say which client it is: %s", message.error.reason)
             return
-        empty = RecordDict()
-        idents = list(self.grid.push_messages([Message(empty, node, "query", ttl=ASK) for node in new]))
-        by_ident = dict(zip(idents, new, strict=True))
-        for ident, message in self._replies([i for i in idents if i], ASK):
-            self.asked.add(by_ident[ident])
-            if message.has_error():
-                log.warning("a node did not say which client it is: %s", message.error.reason)
-                continue
-            client = message.content[WHO]["client"] if WHO in message.content else None
-            if not isinstance(client, int) or not 0 <= client < self.clients:
-                log.warning("a node says it is client %r, but the run has clients 0 to %d", client, self.clients - 1)
-                continue
-            self.nodes[client] = by_ident[ident]
+        client = message.content[WHO]["client"] if WHO in message.content else None
+        if isinstance(client, int) and 0 <= client < self.clients:
+            self.told[node] = client
+        else:
+            self.refused.add(node)
+            log.warning("a node says it is client %r, but the run has clients 0 to %d", client, self.clients - 1)
 
     def wait(self, seconds: float) -> None:
         """Until all clients are connected, or the time is up."""
@@ -195,7 +206,7 @@ class GridLink:
             if len(self.nodes) >= self.clients or time.monotonic() > until:
                 log.info("%d of %d clients are connected", len(self.nodes), self.clients)
                 return
-            time.sleep(1)
+            time.sleep(LOOK)
 
 
 def _records(content: RecordDict) -> int:
