@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo demo-flower test test-slow check bench reproduce clean
 
 demo: .venv/ready
-	$(BIN)/fedspan reproduce toy --quick --jobs 2 --out out/demo --again
+	$(BIN)/fedspan reproduce toy --scale smoke --jobs 2 --out out/demo --again
 
 demo-flower: .venv/ready
 	$(BIN)/python examples/flower/demo.py
