@@ -134,6 +134,13 @@ def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not problem_of(network("resnet8", (1, 8, 8), 4, "batch")).can_batch()
 
 
+def test_batched_is_refused_where_it_would_be_wrong() -> None:
+    """Running statistics would be lost without a word."""
+    problem = problem_of(network("resnet8", (1, 8, 8), 4, "batch"))
+    with pytest.raises(fedspan.FedspanError, match="running statistics"):
+        Simulator(method_of("fedavg"), problem, simulate="batched")
+
+
 def test_an_error_on_a_process_reaches_the_caller() -> None:
     parent = os.getpid()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
@@ -52,6 +53,16 @@ class Objective(ABC):
         return lambda z: P @ self.grad(x + P.T @ z) + plus
 
 
+class Flat(Objective):
+    """f = 0: for walking through a round without data."""
+
+    def grad(self, y: Vector) -> Vector:
+        return torch.zeros_like(y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        return torch.zeros_like(x)
+
+
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
 
@@ -64,6 +75,10 @@ class Problem(ABC):
     aside0: Vector | None = (
         None  # (runs, 1, n): numbers averaged beside x, such as running statistics; None: there are none
     )
+
+    def can_batch(self) -> bool:
+        """Whether a problem that goes client by client could also take a cohort as one computation."""
+        return False
 
     @abstractmethod
     def cohort(self, rnd: Round) -> Objective:

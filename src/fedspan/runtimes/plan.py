@@ -18,21 +18,11 @@ import torch
 from fedspan.core import wire
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
-from fedspan.core.objective import Objective, Problem
+from fedspan.core.objective import Flat, Objective, Problem
 from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.simulator import Simulator
 
 WALKED = 40  # rounds that are walked through
-
-
-class Flat(Objective):
-    """f = 0."""
-
-    def grad(self, y: Vector) -> Vector:
-        return torch.zeros_like(y)
-
-    def full_grad(self, x: Vector) -> Vector:
-        return torch.zeros_like(x)
 
 
 class FlatProblem(Problem):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import FedspanError, one_of
+from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
@@ -52,6 +52,11 @@ class Simulator:
         rounds: int | None = None,  # how long the run will be, where that is known
     ) -> None:
         one_of("simulate", simulate, WAYS)
+        if simulate == "batched" and problem.together is not None and not problem.can_batch():
+            raise SpecError(
+                "simulate 'batched' needs batches of equal size, tensors as data and a network without running "
+                "statistics; use 'auto', 'loop' or 'pool'"
+            )
         self.method, self.problem, self.rounds = method, problem, rounds
         self.way: Simulate = "batched" if problem.together is None else simulate
         self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
@@ -72,13 +77,14 @@ class Simulator:
     def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
         """Hand the download to the cohort, and all of it replies."""
         cohort = rnd.ids.shape[1]
-        if self.way == "batched":
+        if self.way == "batched" or cohort == 1:
             new, up, beside = work(self.method, self.problem, self._take(rnd), down, aside, rnd)
             self._put(rnd, new)
-            return Answers(np.arange(cohort), up, beside)
-        way = "batched" if cohort == 1 else "loop" if self.way == "auto" else self.way
-        began = time.perf_counter()
-        if way == "loop":
+        elif self.way == "pool":
+            new, up, beside = self._by("pool", rnd, down, aside)
+            self._put(rnd, new)
+        else:
+            began = time.perf_counter()
             parts = []
             for place in range(cohort):  # one at a time, so that one client's state is in memory
                 one = rnd.among(np.array([place]))
@@ -86,11 +92,8 @@ class Simulator:
                 self._put(one, new)
                 parts.append((None, *answer))
             _, up, beside = _joined(parts)
-        else:
-            new, up, beside = self._by(way, rnd, down, aside)
-            self._put(rnd, new)
-        if self.way == "auto" and cohort > 1:
-            self._choose(rnd, down, aside, time.perf_counter() - began)
+            if self.way == "auto":
+                self._choose(rnd, down, aside, time.perf_counter() - began)
         return Answers(np.arange(cohort), up, beside)
 
     def _by(self, way: str, rnd: Round, down: Any, aside: Vector | None) -> tuple[Any, Any, Vector | None]:
@@ -111,7 +114,7 @@ class Simulator:
         if self.rounds is None or took * self.rounds < WORTH:
             return
         ways = ["loop"]
-        if getattr(self.problem, "can_batch", lambda: False)():
+        if self.problem.can_batch():
             ways.append("batched")
         if self._processes(rnd) > 1:
             ways.append("pool")
