@@ -22,9 +22,9 @@ from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
+from fedspan.core.objective import Flat
 from fedspan.runtimes.letters import CASTS, Letter, fingerprint, restored, same_shapes
 from fedspan.runtimes.loop import Answers
-from fedspan.runtimes.plan import Flat
 from fedspan.runtimes.site import RESTORE, SINCE
 from fedspan.runtimes.states import InMemory, OnDisk, States
 from fedspan.runtimes.worker import ASIDE
@@ -127,6 +127,8 @@ class Remote:
             letter, place = letters[number], places[number]
             if isinstance(reply, str):
                 events.append(Told(letter.client, reply))
+            elif reply.status in ("refused", "failed"):
+                events.append(Told(letter.client, f"{reply.status}: {reply.reason}"))
             elif (reply.t, reply.client, reply.seq) != (letter.t, letter.client, letter.seq):
                 events.append(Told(letter.client, f"a reply to another letter (round {reply.t}) was dropped"))
             elif place in found:
@@ -135,7 +137,7 @@ class Remote:
                 events.append(Told(letter.client, f"state lost: {reply.reason}"))
                 lost.append(place)
             elif reply.status != "ok":
-                events.append(Told(letter.client, f"{reply.status}: {reply.reason}"))
+                events.append(Told(letter.client, f"a reply of status {reply.status!r} was dropped"))
             else:
                 try:
                     reply.matches(self.mark)
