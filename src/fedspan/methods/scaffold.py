@@ -86,11 +86,15 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
         u = c - c_i
         direction = Averaged(f.direction(u)) if self.momentum else f.direction(u)
         dy = descend(x, direction, self.rate(rnd.t), self.local_steps, self.momentum) - x  # 10
+        dc = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
-        else:
-            dc = direction.mean - c if isinstance(direction, Averaged) else self._control_change(dy, c, rnd)
-        return ClientState(c_i + dc), Up(dy, dc if self.uplink == "classic" or self.momentum else None)
+        elif isinstance(direction, Averaged):
+            dc = direction.mean - c  # of ḡ + c − c_i
+        elif self.uplink == "classic":
+            dc = self._control_change(dy, c, rnd)
+        up = Up(dy, dc)
+        return self.settle(client, down, up, rnd), up
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         dc = self._control_change(up.dy, down.c, rnd) if up.dc is None else up.dc

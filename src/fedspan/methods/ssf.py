@@ -96,7 +96,8 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         z = descend(torch.zeros_like(u), direction, lr, self.local_steps, self.momentum)  # 4
         a = (direction.mean if isinstance(direction, Averaged) else z / (-lr * self.local_steps)) - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
-        return ClientState(c_i + P.T @ a), Up(a, Pg, z if self.momentum else None)  # 6
+        up = Up(a, Pg, z if self.momentum else None)
+        return self.settle(client, down, up, rnd), up
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return ClientState(client.c + self.subspace(rnd).T @ up.a)  # 6
