@@ -172,7 +172,7 @@ def test_every_study_of_networks_runs_in_small(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["mnist", "cifar100"])
 def test_every_scale_makes_valid_specs(name: str) -> None:
-    """Every point of every grid, whatever its scale, is a spec; SSF's grid reaches to 1/ρ times SCAFFOLD's steps."""
+    """Every point of every grid, whatever its scale, is a spec; on CIFAR-100 SSF's reaches to 1/ρ times SCAFFOLD's."""
     for scale in ("smoke", "laptop", *(["paper"] if name == "cifar100" else [])):
         study = Benchmark.load(name, scale, None)
         for part in study.parts:
@@ -180,8 +180,8 @@ def test_every_scale_makes_valid_specs(name: str) -> None:
                 for point in variant.points():
                     assert part.comparison.spec(variant, point).rounds >= 2
         grids = {v.name: v.grid["method.lr"] for v in study.parts[0].comparison.variants}
-        if scale != "smoke":
-            assert max(grids["ssf"]) >= 4 * max(grids["scaffold"])
+        if scale != "smoke" and name == "cifar100":
+            assert max(grids["ssf"]) >= 5 * max(grids["scaffold"])
     with pytest.raises(SpecError, match="scale"):
         Benchmark.load(name, "huge", None)
 
