@@ -124,3 +124,32 @@ class WireTransport:
 
     def load(self, arrays: wire.Arrays) -> None:
         pass
+
+
+class Scripted:
+    """The simulator with some replies missing."""
+
+    def __init__(self, inner: Simulator, missing: set[tuple[int, int]]) -> None:
+        self.inner, self.missing = inner, missing
+
+    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
+        there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
+        if not len(there):
+            return Answers(there, None)
+        found = self.inner.exchange(rnd.among(there), replace_since(down, there), aside)
+        return replace(found, places=there)
+
+    def save(self) -> Any:
+        return self.inner.save()
+
+    def load(self, arrays: Any) -> None:
+        self.inner.load(arrays)
+
+
+def replace_since(down: Any, there: np.ndarray) -> Any:
+    sync = getattr(down, "sync", None)
+    return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, there]))
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

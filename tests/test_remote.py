@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, every_method, model, small, start
+from conftest import Scripted, advance, build, close, every_method, model, small, start
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.method import Round
 from fedspan.runtimes.letters import Letter
-from fedspan.runtimes.loop import Answers, Loop
+from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.remote import Remote
 from fedspan.runtimes.simulator import Simulator
 from fedspan.runtimes.site import Site, Store
@@ -58,38 +58,9 @@ def remote(method: Any, problem: Any, sites: Path, **settings: Any) -> tuple[Loo
     return start(method, problem, transport=end), link, end
 
 
-class Scripted:
-    """The simulator with some replies missing."""
-
-    def __init__(self, inner: Simulator, missing: set[tuple[int, int]]) -> None:
-        self.inner, self.missing = inner, missing
-
-    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
-        there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
-        if not len(there):
-            return Answers(there, None)
-        found = self.inner.exchange(rnd.among(there), replace_since(down, there), aside)
-        return replace(found, places=there)
-
-    def save(self) -> Any:
-        return self.inner.save()
-
-    def load(self, arrays: Any) -> None:
-        self.inner.load(arrays)
-
-
-def replace_since(down: Any, there: np.ndarray) -> Any:
-    sync = getattr(down, "sync", None)
-    return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, there]))
-
-
 def simulated(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] = frozenset()) -> Loop:  # type: ignore[assignment]
     clients = Simulator(method, problem)
     return advance(start(method, problem, transport=Scripted(clients, set(missing))), rounds)
-
-
-def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())

@@ -31,8 +31,10 @@ def main() -> None:
                     print(f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}", flush=True)
                 seen = max(seen, len(lines))
             print(status)
-            counted = json.loads((folder / "out" / "bytes.json").read_text())
-            print("bytes:", ", ".join(f"{name} {size:,}" for name, size in counted.items()))
+            rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
+            for way in ("up", "down"):
+                payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))
+                print(f"{way}: {payload:,} bytes of numbers, {records:,} with the records around them")
         print("everything is stopped")
 
 

@@ -9,7 +9,7 @@ accepted, or as a newcomer's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,12 +65,14 @@ class Remote:
         backup: bool = True,
         folder: Path | None = None,
         resume: bool = False,
+        on_round: Callable[[Round, Answers], None] | None = None,
     ) -> None:
         at_least("minimum", minimum, 1)
         one_of("cast", cast, CASTS)
         self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast
         self.mark = fingerprint(method, layout, seed)
         self.acked = np.zeros(clients, np.int64)
+        self.on_round = on_round
         self.first = method.init_client(x0[:1], layout)
         self._wanted: wire.Arrays | None = None
         self._copies: dict[str, States] | None = None
@@ -85,6 +87,12 @@ class Remote:
 
     def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
         """One round of letters; those whose state is lost get a second one that brings it back."""
+        found = self._exchange(rnd, down, aside)
+        if self.on_round is not None:
+            self.on_round(rnd, found)
+        return found
+
+    def _exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
         ids = rnd.ids[0].tolist()
         beside = {} if aside is None else {ASIDE: aside}
         wanted, events = self._template(rnd, down, aside), list[Told]()
