@@ -235,7 +235,9 @@ def test_a_server_is_resumed_to_the_same_result(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         serve(spec, Stops(spec, tmp_path / "b"), tmp_path / "parts", **{"checkpoint-every": 2})
+    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(range(7))
     end = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "parts", resume=True).rows[0][-1]
+    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(range(8))
     assert end["rel_err"] == pytest.approx(straight["rel_err"], rel=1e-6)
 
 

@@ -53,6 +53,9 @@ def run(
     simulate: Annotated[
         Ways, typer.Option("--simulate", help="How a cohort of networks is worked through; auto times them.")
     ] = Ways.auto,
+    trail: Annotated[
+        bool, typer.Option("--trail", help="Keep clients' controls as the r numbers of each round they took part in.")
+    ] = False,
 ) -> None:
     """Run one spec; rows go to OUT/history.jsonl as they come."""
     import torch
@@ -72,7 +75,9 @@ def run(
             values = "  ".join(f"{name} {value.mean():.3g}" for name, value in row.metrics.items())
             progress.update(bar, completed=row.round, description=values)
 
-        result = experiment.run(loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, on_row=show)
+        result = experiment.run(
+            loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, trail=trail, on_row=show
+        )
     _print_result(result, out)
     if not result.finished:
         raise typer.Exit(130)

@@ -124,19 +124,20 @@ def run(
     seeds: int = 1,
     resume: bool = False,
     simulate: Simulate = "loop",
+    trail: bool = False,
     on_row: Callable[[Row], None] | None = None,
 ) -> Result:
     """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can."""
     at_least("seeds", seeds, 1)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
-        return _run(spec, out, of_runs, resume, simulate, on_row)
+        return _run(spec, out, of_runs, resume, simulate, trail, on_row)
     rows: list[list[Line]] = []
     finished = True
     for seed in of_runs:
         folder = out / f"seed-{seed}"
         again = resume and (folder / CHECKPOINT).exists()
-        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, on_row)
+        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, trail, on_row)
         rows, finished = [*rows, *one.rows], one.finished
         if not finished:
             break
@@ -149,12 +150,13 @@ def _run(
     of_runs: tuple[int, ...],
     resume: bool,
     simulate: Simulate,
+    trail: bool,
     on_row: Callable[[Row], None] | None,
 ) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
     method = over_epochs(spec.method, problem, spec.epochs)
-    with Simulator(method, problem, simulate=simulate, rounds=spec.rounds) as clients:
+    with Simulator(method, problem, simulate=simulate, rounds=spec.rounds, trail=trail) as clients:
         loop = Loop(method, problem, clients, of_runs, per_round)
         return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)
 

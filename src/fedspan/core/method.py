@@ -120,6 +120,14 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what a reply does to a client's state")
 
+    def trace(self, up: Up) -> Vector | None:
+        """The numbers of a reply from which the client's new state follows by `grow`; None: it takes more than these."""
+        return None
+
+    def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
+        """The state after a round whose trace is `entry`; only for methods that have a trace."""
+        raise NotImplementedError(f"{type(self).__name__} has no trace from which a state could be made again")
+
     def model(self, server: ServerState) -> Vector:
         """x."""
         return typing.cast(Vector, server.x)  # type: ignore[attr-defined]

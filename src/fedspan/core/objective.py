@@ -66,6 +66,7 @@ class Flat(Objective):
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
 
+    seeds: tuple[int, ...]  # one a run
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N

@@ -100,7 +100,13 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         return self.settle(client, down, up, rnd), up
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        return ClientState(client.c + self.subspace(rnd).T @ up.a)  # 6
+        return self.grow(client, up.a, rnd)
+
+    def trace(self, up: Up) -> Vector:
+        return up.a
+
+    def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
+        return ClientState(client.c + self.subspace(rnd).T @ entry)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
