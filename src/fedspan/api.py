@@ -86,9 +86,9 @@ def fit(
     `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. `states`
     names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
     the disk. `trail` keeps them in memory as the r numbers of each round a client took part in, as long as these are
-    fewer than a state (`ssf`). `simulate` says how a cohort is worked through: client by client, batched, or on processes; `auto` times
-    them where the run is long enough. With `out` the run is written to a folder as `fedspan run` does, and `resume`
-    goes on with it.
+    fewer than a state (`ssf`). `simulate` says how a cohort is worked through: client by client, batched, or on
+    processes; `auto` times them where the run is long enough. With `out` the run is written to a folder as
+    `fedspan run` does, and `resume` goes on with it.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)

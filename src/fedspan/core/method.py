@@ -121,7 +121,7 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         raise NotImplementedError(f"{type(self).__name__} does not say what a reply does to a client's state")
 
     def trace(self, up: Up) -> Vector | None:
-        """The numbers of a reply from which the client's new state follows by `grow`; None: it takes more than these."""
+        """The part of a reply that the client's new state follows from, by `grow`; None: it takes more than that."""
         return None
 
     def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
