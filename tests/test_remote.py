@@ -227,6 +227,25 @@ def test_without_a_copy_a_client_re_enters_empty(tmp_path: Path) -> None:
     close(gap, -before[client] / problem.clients)  # what c no longer matches: the lost control's share, for good
 
 
+def test_who_re_enters_empty_does_what_a_newcomer_would(tmp_path: Path) -> None:
+    """FedSub's dual is owed a change since the last round of a client; one that starts anew is owed none."""
+    method, problem = build("fedsub", projector={"name": "coordinate", "rank": 4}), small()
+    loop, link, end = remote(method, problem, tmp_path / "sites", backup=False)
+    advance(loop, 7)
+    client = ids_of(loop, 7)[0]
+    assert end.acked[client]
+    link.site(client).store.path.unlink()
+    advance(loop, 1)
+    letter, reply = link.letters[-1]
+    assert letter.client == client
+    assert reply is not None
+    fresh = Wire(method, problem, tmp_path / "fresh").site(client)
+    plain = {name: array for name, array in letter.arrays.items() if not name.startswith("restore.")}
+    newcomer = fresh.answer(replace(letter, seq=0, arrays=plain))
+    assert newcomer.status == "ok"
+    close(reply.arrays["b"], newcomer.arrays["b"])
+
+
 def test_a_server_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Clients are rounds ahead of the checkpoint: their files no longer have the version, the copies do."""
     method, problem = build("ssf", **SSF), small()
