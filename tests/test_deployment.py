@@ -108,7 +108,7 @@ class Harm:
 
     def node(self, rng: random.Random) -> bool:
         number = rng.randrange(3)
-        kill(self.cluster.processes[f"node{number}"].pid)
+        self.cluster.crash(f"node{number}")
         self.cluster.start_node(number)
         return True
 
@@ -201,8 +201,7 @@ def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) 
         run = cluster.run(out=str(out), set=changes(spec), timeout=60.0)
         while rounds_done(out) < 3:
             time.sleep(0.2)
-        kill(cluster.processes["link"].pid)
-        cluster.processes["link"].wait()
+        cluster.crash("link")
         time.sleep(2)
         cluster.start_link()
         status = cluster.wait(run, 500)

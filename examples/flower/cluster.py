@@ -129,6 +129,12 @@ class Cluster:
                 [str(BIN / command), *arguments], stdout=out, stderr=out, env=self.env, start_new_session=True
             )
 
+    def crash(self, name: str) -> None:
+        """End one process at once; what it has started lives on."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
     def run(self, app: Path = APP, **config: Any) -> str:
         """Submit a run; its id."""
         settings = self.folder / "run.toml"  # a file: on the command line Flower takes no quotes inside a value
