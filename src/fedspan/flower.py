@@ -42,7 +42,7 @@ from fedspan.runtimes.site import Site, Store
 
 log = logging.getLogger("flwr")
 HEADER, ARRAYS, WHO = "header", "arrays", "who"
-KINDS = {"float32", "float64", "float16", "int16", "int64"}  # bfloat16 travels as int16
+KINDS = {"float32", "float64", "float16", "uint8", "int16", "int32", "int64"}  # bfloat16 travels as int16
 POLL = 0.1  # seconds between two looks for replies
 LOOK = 0.5  # between two looks for clients that are not there yet
 ASK = 60.0  # seconds in which a node must say which client it is
