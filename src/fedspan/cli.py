@@ -85,7 +85,7 @@ def run(
 
 @app.command("list")
 def list_() -> None:
-    """Methods, projectors and tasks that a spec can name."""
+    """Methods, projectors, compressors and tasks that a spec can name."""
     from fedspan.core import registry
 
     for kind in registry.KINDS:

@@ -42,6 +42,13 @@ def at_least(name: str, value: int, least: int) -> None:
         raise SpecError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
 
 
+def count_or_ratio(name: str, value: float) -> None:
+    """Refuse what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
+    ok = value >= 1 if isinstance(value, int) else 0 < value <= 1
+    if isinstance(value, bool) or not ok:
+        raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {value!r}")
+
+
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse what is not among the choices, naming them and the nearest one."""
     known = sorted(choices)

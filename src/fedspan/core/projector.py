@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import SpecError, count_or_ratio
 from fedspan.core.layout import Block, Layout
 from fedspan.core.linear import Factor, LinearMap
 
@@ -38,9 +38,7 @@ class Projector(ABC):
         if isinstance(self.rank, Mapping):
             object.__setattr__(self, "rank", Ranks(self.rank))
         for rank in self.rank.values() if isinstance(self.rank, Mapping) else (self.rank,):
-            ok = rank >= 1 if isinstance(rank, int) else 0 < rank <= 1
-            if isinstance(rank, bool) or not ok:
-                raise SpecError(f"`rank` must be a whole number of at least 1 or a ratio in (0, 1], got {rank!r}")
+            count_or_ratio("rank", rank)
 
     def rank_of(self, block: Block) -> int:
         """r for one block."""
