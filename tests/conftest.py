@@ -30,6 +30,8 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
         {"projector": {"name": "identity"}},
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "schedule_rounds": 60},
+        {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "compressor": {"name": "topk", "k": 0.5}},
     ],
     "subavg": [{"projector": GAUSSIAN}],
     "fedsub": [

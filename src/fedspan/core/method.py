@@ -120,7 +120,7 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what a reply does to a client's state")
 
-    def trace(self, up: Up) -> Vector | None:
+    def trace(self, up: Up, rnd: Round) -> Vector | None:
         """The part of a reply that the client's new state follows from, by `grow`; None: it takes more than that."""
         return None
 

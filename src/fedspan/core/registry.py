@@ -119,6 +119,10 @@ def _plain(value: Any) -> Any:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    real = [option for option in options if option is not type(None)]
+    if len(real) == 1 and value is not None:
+        (hint,) = options = (real[0],)
     for kind, base in KINDS.items():
         cls = typing.get_origin(hint) or hint
         if isinstance(cls, type) and issubclass(cls, base):
@@ -136,7 +140,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise SpecError(f"`{where}` must be a list of texts, got {value!r}")
         return tuple(value)
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:
             if value in typing.get_args(option):
@@ -149,7 +152,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 return value
     if float in options and type(value) is int:
         return float(value)
-    wanted = " or ".join(_readable(option) for option in options if option is not type(None))
+    wanted = " or ".join(_readable(option) for option in real)
     raise SpecError(f"`{where}` must be {wanted}, got {value!r}")
 
 

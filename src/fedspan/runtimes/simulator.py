@@ -146,7 +146,7 @@ class Simulator:
     def _put(self, rnd: Round, new: Any, up: Any) -> None:
         for name, states in self._population.items():
             if isinstance(states, Trails):
-                states.note(rnd.rows, rnd.t, self.method.trace(up).flatten(0, 1))  # type: ignore[union-attr]
+                states.note(rnd.rows, rnd.t, self.method.trace(up, rnd).flatten(0, 1))  # type: ignore[union-attr]
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
