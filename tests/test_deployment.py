@@ -196,15 +196,20 @@ def replayed(spec: Spec, uncounted: set[tuple[int, int]]) -> Loop:
 
 @pytest.mark.slow
 def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) -> None:
-    spec, out = spec_of(10, 3, 2), tmp_path / "out"
+    """Its server app ends with it, its SuperNodes do not; the run is resumed on the same database."""
+    spec, out = spec_of(8, 3, 2), tmp_path / "out"
+    config = {"out": str(out), "set": changes(spec), "timeout": 60.0}
     with Cluster(tmp_path, nodes=3, database=True) as cluster:
-        run = cluster.run(out=str(out), set=changes(spec), timeout=60.0)
+        cluster.run(**config)
         while rounds_done(out) < 3:
             time.sleep(0.2)
         cluster.crash("link")
-        time.sleep(2)
+        until = time.monotonic() + 60
+        while cluster.living("flwr-serverapp"):
+            assert time.monotonic() < until
+            time.sleep(0.2)
         cluster.start_link()
-        status = cluster.wait(run, 500)
+        status = cluster.wait(cluster.run(**config, resume=True), 400)
     assert status["status"] == "finished:completed", status
     rounds = Rounds(out / "rounds.jsonl").read()
     assert [one["round"] for one in rounds] == list(range(spec.rounds))

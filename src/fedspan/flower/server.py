@@ -173,7 +173,8 @@ def serve(spec: Spec, grid: Grid, settings: Config) -> Result:
     loop = Loop(method, problem, end, (spec.seed,), spec.participation.per_round or problem.clients)
     link.wait(settings["wait"])
     result = carry_out(
-        loop, spec.table(), out, resume=settings["resume"], on_row=watch.row, every=settings["checkpoint-every"]
-    )
+        loop, spec.table(), out, resume=settings["resume"], on_row=watch.row, every=settings["checkpoint-every"],
+        signals=False,  # Flower's own end the app at once, and the last checkpoint is there to go on from
+    )  # fmt: skip
     log.info("fedspan %s; results in %s", result.status(0), out)
     return result

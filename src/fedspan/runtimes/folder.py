@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,12 @@ def carry_out(
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
     every: int | None = None,
+    signals: bool = True,
 ) -> Result:
     """Run a loop into `out`. `table` is the resolved spec: how far to go, and what a resumed run must agree with.
 
-    A checkpoint is written with a row every few seconds, or after `every` rounds.
+    A checkpoint is written with a row every few seconds, or after `every` rounds. Ctrl-C and SIGTERM end the run after
+    the round in hand, unless `signals` leaves them to whoever has set them.
     """
     folders = [out] if len(loop.seeds) == 1 else [out / f"seed-{seed}" for seed in loop.seeds]
     histories = _open(loop, table, out, folders, resume)
@@ -73,7 +75,7 @@ def carry_out(
     if every is not None:
         loop.after_round = lambda: _save(loop, table, out) if loop.t % every == 0 else None
     rows = iter(()) if all(one.ended for one in histories) else loop.rows(table["rounds"], table["eval_every"])
-    with _stop_signals(loop):
+    with _stop_signals(loop) if signals else nullcontext():
         for row in rows:
             for number, one in enumerate(histories):
                 one.append(history.line_of(row, number))
