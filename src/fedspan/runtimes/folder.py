@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 import fedspan
@@ -156,8 +155,7 @@ def _finish(loop: Loop, folders: list[Path]) -> None:
     model = loop.method.model(loop.server)
     for number, folder in enumerate(folders):
         parts = loop.problem.layout.split(model[number : number + 1])
-        tensors = {name: part[0, 0].contiguous() for name, part in parts.items()}
-        checkpoint.write_atomic(folder / "model.safetensors", safetensors.torch.save(tensors))
+        checkpoint.write_tensors(folder / "model.safetensors", {name: part[0, 0] for name, part in parts.items()})
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
