@@ -23,7 +23,8 @@ def main() -> None:
             seen, history, status = 1, folder / "out" / "history.jsonl", ""
             while not status.startswith("finished"):
                 time.sleep(1)
-                status = str(cluster.status(run)["status"])
+                found = cluster.status(run)
+                status = str(found["status"])
                 lines = history.read_text().splitlines() if history.exists() else []
                 for line in lines[seen:]:
                     row = json.loads(line)
@@ -32,9 +33,11 @@ def main() -> None:
                 seen = max(seen, len(lines))
             print(status)
             rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
-            for way in ("up", "down"):
+            letters = sum(len(one["asked"]) for one in rounds)
+            for way, told in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
                 payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))
-                print(f"{way}: {payload:,} bytes of numbers, {records:,} with the records around them")
+                print(f"{way}: {payload:,} bytes of numbers in {letters} messages, {records:,} with their records,")
+                print(f"    {found['network-traffic'][told]:,} as the SuperLink counts")
         print("everything is stopped")
 
 
