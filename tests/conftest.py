@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,11 @@ SMALL = {
 def build(name: str, **settings: Any) -> Method[Any, Any, Any, Any]:
     """A method with small defaults."""
     return registry.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | settings)
+
+
+def takes(name: str, field: str) -> bool:
+    """Whether a method has a hyper-parameter."""
+    return any(one.name == field for one in dataclasses.fields(registry.choices("method")[name]))
 
 
 def every_method() -> list[Any]:
