@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedspan.runtimes.worker import Replica, answer
 torch.set_num_threads(1)
 
 GAUSSIAN = {"name": "gaussian", "rank": 3}
+TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
+QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
@@ -39,6 +42,27 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
         {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1},
     ],
+    "compressed": [{}, {"compressor": RANDK, "server_lr": 0.5}, {"compressor": {"name": "natural"}, "momentum": 0.5}],
+    "ef": [
+        {},
+        {"compressor": {"name": "randk", "k": 5, "unbiased": False}, "server_lr": 0.7},
+        {"compressor": {"name": "sign"}, "momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+    ],
+    "ef21": [{"compressor": TOPK}, {"compressor": {"name": "cast"}, "momentum": 0.5, "server_lr": 0.7}],
+    "qsparse": [{}, {"compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK}}],
+    "doublesqueeze": [
+        {},
+        {"compressor": {"name": "qsgd", "levels": 31}, "server_lr": 0.7},
+        {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}, "momentum": 0.5},
+        {"compressor": {"name": "identity"}},
+    ],
+    "scallion": [
+        {"compressor": RANDK},
+        {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
+        {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine", "schedule_rounds": 60},
+        {"compressor": {"name": "identity"}},
+    ],
+    "scafcom": [{"compressor": TOPK}, {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7}],
 }
 SMALL = {
     "name": "regression",
@@ -55,6 +79,11 @@ SMALL = {
 def build(name: str, **settings: Any) -> Method[Any, Any, Any, Any]:
     """A method with small defaults."""
     return registry.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | settings)
+
+
+def takes(name: str, field: str) -> bool:
+    """Whether a method has a hyper-parameter."""
+    return any(one.name == field for one in dataclasses.fields(registry.choices("method")[name]))
 
 
 def every_method() -> list[Any]:

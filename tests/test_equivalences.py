@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, advance, build, model, small, start
+from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
@@ -87,6 +88,94 @@ def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:
     assert classic.ledger.up.sum() == 2 * one.ledger.up.sum()
 
 
+IDENTITY = {"name": "identity"}
+
+
+@pytest.mark.parametrize("per_round", [3, 7])
+@pytest.mark.parametrize("name", ["compressed", "ef", "doublesqueeze"])
+def test_without_compression_they_are_fedavg(name: str, per_round: int) -> None:
+    problem = small()
+    for settings in ({"server_lr": 0.6}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 40}):
+        plain = advance(start(build("fedavg", **settings), problem, per_round), ROUNDS)
+        coded = advance(start(build(name, compressor=IDENTITY, **settings), problem, per_round), ROUNDS)
+        assert relative(model(coded), model(plain)) < 1e-12
+
+
+@pytest.mark.parametrize("per_round", [3, 7])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("scallion", {}), ("scallion", {"alpha": 1.0}), ("scafcom", {"beta": 1.0})]
+)
+def test_without_compression_they_are_scaffold(
+    name: str, settings: dict[str, Any], per_round: int, tmp_path: Any
+) -> None:
+    problem = small(weights="examples", **unequal(tmp_path))
+    shared = {"server_lr": 0.6, "schedule": "cosine", "schedule_rounds": 40}
+    coded = start(build(name, compressor=IDENTITY, **settings, **shared), problem, per_round)
+    scaffold = start(build("scaffold", **shared), problem, per_round)
+    for _ in range(ROUNDS):
+        advance(coded, 1)
+        advance(scaffold, 1)
+        assert relative(model(coded), model(scaffold)) < 1e-12
+    assert relative(coded.transport.clients().c, scaffold.transport.clients().c) < 1e-12
+    assert relative(coded.server.c, scaffold.server.c) < 1e-12
+
+
+def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None:
+    """x ← x − η_g η K mean_i h_i, with h_i the mean gradient of client i's last round, zero before its first."""
+    problem = small()
+    loop = start(build("ef21", compressor=IDENTITY, server_lr=0.8), problem)
+    x, last = problem.x0.clone(), torch.zeros(1, 7, 24, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        rnd = loop._round()
+        f, y = problem.cohort(rnd), x
+        for _ in range(3):
+            y = y - 0.02 * f.grad(y)
+        last[:, rnd.ids[0]] = (x - y) / (0.02 * 3)
+        x = x - 0.8 * 0.02 * 3 * last.mean(1, keepdim=True)
+        advance(loop, 1)
+        assert relative(model(loop), x) < 1e-12
+        assert relative(loop.server.h, last.mean(1, keepdim=True)) < 1e-12
+
+
+def test_qsparse_is_error_feedback_with_another_compressor() -> None:
+    problem, qsparse = small(), build("qsparse")
+    ef = build("ef", compressor=registry.describe(qsparse.compressor))
+    assert torch.equal(model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9)))
+    assert qsparse.compressor.delta(24) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("ef", {"compressor": {"name": "randk", "k": 0.3}}, "ef needs a contractive compressor, and randk"),
+        ("ef21", {"compressor": {"name": "qsgd", "levels": 1}}, "qsgd is not on 24 numbers as it stands"),
+        ("doublesqueeze", {"compressor": {"name": "randk", "k": 0.3}}, "unbiased = false"),
+        ("scafcom", {"compressor": {"name": "randk", "k": 0.3}}, "contractive"),
+        ("scallion", {"compressor": {"name": "topk", "k": 0.3}}, "scallion needs an unbiased compressor, and topk"),
+        ("scallion", {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}}, "unbiased = true"),
+        ("compressed", {"compressor": {"name": "topk", "k": 25}}, "`k` 25 is larger than the 24 numbers"),
+    ],
+)
+def test_a_compressor_that_the_method_cannot_use_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        start(build(name, **settings), small())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("scallion", {"momentum": 0.5}, "scallion takes no local `momentum`, got 0.5"),
+        ("scafcom", {"momentum": 0.5}, "scafcom takes no local `momentum`, got 0.5"),
+        ("scallion", {"alpha": 0.0}, "`alpha` must be above 0"),
+        ("scallion", {"alpha": 1.5}, "`alpha` must be above 0"),
+        ("scafcom", {"beta": 0.0}, "`beta` must be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        build(name, **settings)
+
+
 def unequal(tmp_path: Any) -> dict[str, Any]:
     """Clients of 2 to 9 rows."""
     rng = np.random.default_rng(0)
@@ -97,17 +186,21 @@ def unequal(tmp_path: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
-@pytest.mark.parametrize("name", ["scaffold", "ssf"])
-def test_the_server_control_is_the_mean_of_all_client_controls(name: str, weights: str, tmp_path: Any) -> None:
-    """c = Σ w_i c_i over ALL clients, in every round, under sampling."""
+@pytest.mark.parametrize(
+    ("name", "letter"), [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")]
+)
+def test_the_server_control_is_the_mean_of_all_client_controls(
+    name: str, letter: str, weights: str, tmp_path: Any
+) -> None:
+    """c = Σ w_i c_i over ALL clients, in every round, under sampling; h of EF21 likewise."""
     problem = small(weights=weights, **unequal(tmp_path))
     extra = {"projector": GAUSSIAN} if name == "ssf" else {}
     loop = start(build(name, **extra), problem)
     w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
     for _ in range(ROUNDS):
         advance(loop, 1)
-        mean = (loop.transport.clients().c * w[None, :, None]).sum(1, keepdim=True)
-        assert relative(mean, loop.server.c) < 1e-12
+        mean = (getattr(loop.transport.clients(), letter) * w[None, :, None]).sum(1, keepdim=True)
+        assert relative(mean, getattr(loop.server, letter)) < 1e-12
 
 
 def test_the_papers_control_rule_breaks_the_mean() -> None:

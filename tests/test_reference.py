@@ -40,6 +40,8 @@ class Reference:
     B: list[Array]
     w: Array  # weights of the clients, Σ w = 1
     option: dict[str, Any]
+    seed: int = 0
+    t: int = 0
     x: Array = field(default_factory=lambda: np.zeros((D, M)))
     c: Array = field(default_factory=lambda: np.zeros((D, M)))
     ci: list[Array] = field(default_factory=lambda: [np.zeros((D, M)) for _ in range(N)])
@@ -58,6 +60,14 @@ class Reference:
         for i, value in v.items():
             total = total + self.w[i] * value
         return total / sum(self.w[i] for i in v)
+
+    def server(self, method: str) -> dict[str, Array]:
+        """What the server keeps besides x, by the package's names."""
+        return {"c": self.c} if method in ("scaffold", "ssf") else {}
+
+    def clients(self, method: str) -> dict[str, list[Array]]:
+        """The same of all clients."""
+        return {"c": self.ci} if method in ("scaffold", "ssf") else {}
 
     def fedavg(self, rows: Rows, P: Array) -> None:
         delta = {}
@@ -132,6 +142,7 @@ def compare(
     weights: Literal["uniform", "examples"] = "uniform",
     batch: int | Literal["full"] = "full",
     unequal: bool = False,
+    kind: type[Reference] = Reference,
 ) -> None:
     """Run the package and the reference side by side."""
     rng = np.random.default_rng(3)
@@ -151,7 +162,7 @@ def compare(
     w = counts / counts.sum() if weights == "examples" else np.full(N, 1 / N)
     option = {"server_lr": 1.0, "option": "II", "control": "exact", "variant": "zero_sum", **spec}
     own = [[v[i, : counts[i]] for i in range(N)] for v in (A, B)]
-    references = [Reference(*own, w, option) for _ in SEEDS]
+    references = [kind(*own, w, option, seed) for seed in SEEDS]
     Ps = [np.eye(D)] * len(SEEDS)
     seen: set[int] = set()
     for t in range(ROUNDS):
@@ -170,12 +181,14 @@ def compare(
             for place, i in enumerate(ids[run].tolist()):
                 full = [np.arange(counts[i])] * STEPS
                 rows[i] = full if batch == "full" else list(picks[:, run, place])
+            reference.t = t
             getattr(reference, spec["name"])(rows, Ps[run])
             close(matrix(method.model(loop.server)[run, 0]), reference.x, "x", t)
-            if spec["name"] in ("scaffold", "ssf"):
-                close(matrix(loop.server.c[run, 0]), reference.c, "c", t)
+            for name, theirs in reference.server(spec["name"]).items():
+                close(matrix(getattr(loop.server, name)[run, 0]), theirs, name, t)
+            for name, of_clients in reference.clients(spec["name"]).items():
                 for i in range(N):
-                    close(matrix(simulator.clients().c[run, i]), reference.ci[i], f"c_{i}", t)
+                    close(matrix(getattr(simulator.clients(), name)[run, i]), of_clients[i], f"{name}_{i}", t)
         seen |= set(ids[0].tolist())
     assert len(seen) == N  # every client came, so every kind of absence was met
     assert 0.1 < np.linalg.norm(references[0].x) < 100

@@ -5,6 +5,7 @@ spec.toml  →  build  →  loop  →  history.jsonl, checkpoint.safetensors, mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import tomllib
@@ -162,17 +163,32 @@ def _run(
 
 
 def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
-    """The model, and what each registered method would cost on it under the spec's steps and subspace."""
+    """The model, and what each registered method would cost on it under the spec's steps, subspace and compressor."""
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
-    own = registry.describe(spec.method)
     costs = {}
-    for name, kind in registry.choices("method").items():
-        known = {field.name for field in dataclasses.fields(kind)}
-        shared: dict[str, Any] = {key: own[key] for key in ("lr", "local_steps", "momentum") if key in own}
-        if "projector" in known:
-            shared["projector"] = own.get("projector", {"name": "coordinate", "rank": 0.1})
-        method = spec.method if name == own["name"] else registry.build("method", {"name": name} | shared)
-        method.check(problem.layout)
+    for name in registry.choices("method"):
+        method = _alike(spec.method, name, problem.layout)
         costs[name] = cost(method, problem, per_round, spec.rounds, spec.seed)
     return problem.layout, costs
+
+
+def _alike(method: Method[Any, Any, Any, Any], name: str, layout: Layout) -> Method[Any, Any, Any, Any]:
+    """The method of another name with what it can take of this one's steps, subspace and compressor."""
+    own = registry.describe(method)
+    if name == own["name"]:
+        method.check(layout)
+        return method
+    usual = {"projector": {"name": "coordinate", "rank": 0.1}}
+    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
+    table = {"name": name} | {key: value for key, value in usual.items() if key in known}
+    for key in ("lr", "local_steps", "projector"):
+        table |= {key: own[key]} if key in known and key in own else {}
+    for key in ("momentum", "compressor"):  # which some methods refuse
+        if key in known and key in own:
+            with contextlib.suppress(SpecError):
+                registry.build("method", table | {key: own[key]}).check(layout)
+                table |= {key: own[key]}
+    found: Method[Any, Any, Any, Any] = registry.build("method", table)
+    found.check(layout)
+    return found

@@ -1,6 +1,6 @@
 """Numbers of 16 bits: float16 or bfloat16, after division by a power of two near the largest.
 
-So float16 neither overflows nor loses small vectors. Contractive, with 1 − δ about 2⁻²² or 2⁻¹⁸.
+So float16 neither overflows nor loses small vectors. Contractive, with 1 − δ below 2⁻²⁰ or 2⁻¹⁴.
 """
 
 from __future__ import annotations

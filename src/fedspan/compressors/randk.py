@@ -5,6 +5,7 @@ Times n/k it is unbiased with ω = n/k − 1; `unbiased = false` leaves the numb
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,4 +42,10 @@ class RandK(Unbiased, Sparse):
         return super().keys(replace(rnd, ids=np.zeros_like(rnd.ids)) if self.common else rnd)
 
     def _places(self, n: int, keys: seeds.Keys, device: torch.device) -> torch.Tensor:
-        return torch.from_numpy(seeds.choose(keys, n, self.kept(n))).to(device)
+        return _drawn(keys.tobytes(), keys.shape, n, self.kept(n)).to(device)
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn(keys: bytes, shape: tuple[int, ...], n: int, k: int) -> torch.Tensor:
+    """Kept, because a round asks for the same places at the client, in settling its state, and at the server."""
+    return torch.from_numpy(seeds.choose(np.frombuffer(keys, np.uint64).reshape(shape), n, k))
