@@ -22,6 +22,11 @@ GAUSSIAN = {"name": "gaussian", "rank": 3}
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "fedprox": [{}, {"mu": 2.0, "server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}],
+    "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1}],
+    "fedyogi": [{}],
+    "fedadagrad": [{}, {"beta1": 0.5}],
     "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
     "ssf": [
         {"projector": GAUSSIAN},

@@ -61,6 +61,44 @@ def test_one_local_step_with_everybody_is_gradient_descent() -> None:
         torch.testing.assert_close(model(loop).view(m, d).mT, x)
 
 
+def test_without_what_sets_them_apart_fedprox_and_fedavgm_are_fedavg() -> None:
+    problem = small()
+    fedavg = model(advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS))
+    for name, key in (("fedprox", "mu"), ("fedavgm", "server_momentum")):
+        without, with_it = (
+            model(advance(start(build(name, server_lr=0.8, **{key: value}), problem), ROUNDS)) for value in (0.0, 0.5)
+        )
+        assert relative(without, fedavg) < 1e-12
+        assert relative(with_it, fedavg) > 1e-3
+
+
+def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
+    """On y ↦ f(y) + (μ/2) ‖y − x‖² the end point is within ‖∇f(x)‖/μ of x."""
+    problem = small(batch="full")
+    for mu, steps in ((50.0, 400), (500.0, 400)):
+        method = build("fedprox", mu=mu, lr=1e-3, local_steps=steps)
+        loop = start(method, problem)
+        rnd = loop._round()
+        _, up = method.client_step(
+            loop.transport._take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
+        )
+        reach = problem.cohort(rnd).full_grad(problem.x0).norm(dim=-1) / mu
+        moved = up.dy.norm(dim=-1)
+        assert (moved <= reach).all()
+        assert (moved > 0.5 * reach).all()
+
+
+def test_a_server_without_memory_scales_each_coordinate() -> None:
+    """β_1 = β_2 = 0: FedAdam goes η_g Δ / (|Δ| + τ). With a huge τ the scale is flat: FedAvg at η_g / 2τ."""
+    problem = small()
+    delta = model(advance(start(build("fedavg"), problem), 1)) - problem.x0
+    adam = advance(start(build("fedadam", beta1=0.0, beta2=0.0, tau=1e-2, server_lr=0.1), problem), 1)
+    assert relative(model(adam) - problem.x0, 0.1 * delta / (delta.abs() + 1e-2)) < 1e-12
+    flat = advance(start(build("fedadagrad", beta1=0.0, tau=1e8, server_lr=2e8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=1.0), problem), ROUNDS)
+    assert relative(model(flat), model(fedavg)) < 1e-12
+
+
 def test_fedsub_in_the_whole_space_with_everybody_is_scaffold() -> None:
     problem = small()
     fedsub = advance(start(build("fedsub", projector={"name": "identity"}), problem, 7), ROUNDS)

@@ -46,6 +46,8 @@ class Reference:
     dual: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # Λ_i
     end: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # E_i
     before: Array | None = None  # P of the last round
+    m: Array = field(default_factory=lambda: np.zeros((D, M)))  # moments of the server's optimizer
+    v: Array | None = None
 
     def grad(self, i: int, y: Array, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Array:
         """∇f_i(y; rows), f_i(X) = ‖A_i X − B_i‖² / (2 n_i) + (λ/2) ‖X‖²."""
@@ -59,14 +61,45 @@ class Reference:
             total = total + self.w[i] * value
         return total / sum(self.w[i] for i in v)
 
-    def fedavg(self, rows: Rows, P: Array) -> None:
+    def plain(self, rows: Rows, mu: float = 0.0) -> dict[int, Array]:
+        """y_i − x after K gradient steps on f_i(y) + (μ/2) ‖y − x‖²."""
         delta = {}
         for i in rows:
             y = self.x
             for batch in rows[i]:
-                y = y - LR * self.grad(i, y, batch)
+                y = y - LR * (self.grad(i, y, batch) + mu * (y - self.x))
             delta[i] = y - self.x
-        self.x = self.x + self.option["server_lr"] * self.mean(delta)
+        return delta
+
+    def fedavg(self, rows: Rows, P: Array) -> None:
+        self.x = self.x + self.option["server_lr"] * self.mean(self.plain(rows))
+
+    def fedprox(self, rows: Rows, P: Array) -> None:
+        self.x = self.x + self.option["server_lr"] * self.mean(self.plain(rows, self.option["mu"]))
+
+    def fedavgm(self, rows: Rows, P: Array) -> None:
+        self.m = self.option["server_momentum"] * self.m + self.mean(self.plain(rows))
+        self.x = self.x + self.option["server_lr"] * self.m
+
+    def adaptive(self, rows: Rows, P: Array) -> None:
+        """One number after the other, with Algorithm 2's three rules for v written out."""
+        delta, tau, beta1 = self.mean(self.plain(rows)), self.option["tau"], self.option["beta1"]
+        self.v = np.full((D, M), tau**2) if self.v is None else self.v
+        x = self.x.copy()
+        for at in np.ndindex(D, M):
+            square, v = delta[at] ** 2, self.v[at]
+            self.m[at] = beta1 * self.m[at] + (1 - beta1) * delta[at]
+            if self.option["name"] == "fedadagrad":
+                v = v + square
+            elif self.option["name"] == "fedadam":
+                v = self.option["beta2"] * v + (1 - self.option["beta2"]) * square
+            else:
+                v = v - (1 - self.option["beta2"]) * square * (1 if v > square else -1 if v < square else 0)
+            self.v[at] = v
+            x[at] += self.option["server_lr"] * self.m[at] / (v**0.5 + tau)
+        self.x = x
+
+    fedadam = fedyogi = fedadagrad = adaptive
 
     def scaffold(self, rows: Rows, P: Array) -> None:
         delta, change = {}, np.zeros((D, M))
@@ -203,6 +236,23 @@ def test_fedavg(tmp_path: Path, server_lr: float) -> None:
     compare(tmp_path, {"name": "fedavg", "server_lr": server_lr})
 
 
+@pytest.mark.parametrize(("mu", "server_lr"), [(0.5, 1.0), (3.0, 0.7)])
+def test_fedprox(tmp_path: Path, mu: float, server_lr: float) -> None:
+    compare(tmp_path, {"name": "fedprox", "mu": mu, "server_lr": server_lr})
+
+
+@pytest.mark.parametrize(("server_momentum", "server_lr"), [(0.9, 1.0), (0.5, 0.7)])
+def test_fedavgm(tmp_path: Path, server_momentum: float, server_lr: float) -> None:
+    compare(tmp_path, {"name": "fedavgm", "server_momentum": server_momentum, "server_lr": server_lr})
+
+
+@pytest.mark.parametrize(("beta1", "tau"), [(0.9, 1e-3), (0.0, 0.1)])
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_adaptive_servers(tmp_path: Path, name: str, beta1: float, tau: float) -> None:
+    beta2 = {} if name == "fedadagrad" else {"beta2": 0.8}
+    compare(tmp_path, {"name": name, "server_lr": 0.1, "beta1": beta1, "tau": tau, **beta2})
+
+
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
 @pytest.mark.parametrize(("option", "uplink"), SCAFFOLDS)
 def test_scaffold(tmp_path: Path, option: str, uplink: str, server_lr: float) -> None:
@@ -231,6 +281,9 @@ def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int, serv
 
 MIXED = [
     {"name": "fedavg"},
+    {"name": "fedprox", "mu": 0.5},
+    {"name": "fedavgm", "server_momentum": 0.9},
+    {"name": "fedadam", "server_lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 1e-2},
     *({"name": "scaffold", "option": option, "uplink": uplink} for option, uplink in SCAFFOLDS),
     projected("ssf", "gaussian", refresh=3),
     projected("ssf", "hadamard", control="paper"),

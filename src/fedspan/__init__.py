@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from fedspan.methods._local import InSubspace as InSubspace
     from fedspan.methods._local import LocalSteps as LocalSteps
     from fedspan.methods._local import descend as descend
+    from fedspan.methods.fedadagrad import FedAdagrad as FedAdagrad
+    from fedspan.methods.fedadam import FedAdam as FedAdam
     from fedspan.methods.fedavg import FedAvg as FedAvg
+    from fedspan.methods.fedavgm import FedAvgM as FedAvgM
+    from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsub import FedSub as FedSub
+    from fedspan.methods.fedyogi import FedYogi as FedYogi
     from fedspan.methods.scaffold import Scaffold as Scaffold
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
@@ -60,6 +65,11 @@ _WHERE = {
     "InSubspace": "methods._local",
     "LocalSteps": "methods._local",
     "FedAvg": "methods.fedavg",
+    "FedAdagrad": "methods.fedadagrad",
+    "FedAdam": "methods.fedadam",
+    "FedAvgM": "methods.fedavgm",
+    "FedProx": "methods.fedprox",
+    "FedYogi": "methods.fedyogi",
     "Scaffold": "methods.scaffold",
     "SSF": "methods.ssf",
     "SubAvg": "methods.subavg",
@@ -70,8 +80,13 @@ __all__ = [
     "SSF",
     "Block",
     "Catchup",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedProx",
     "FedSub",
+    "FedYogi",
     "FedspanError",
     "Fit",
     "InSubspace",
