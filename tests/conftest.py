@@ -27,6 +27,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1}],
     "fedyogi": [{}],
     "fedadagrad": [{}, {"beta1": 0.5}],
+    "fedit": [{"rank": 3}, {"rank": 0.3, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5}],
+    "ffalora": [
+        {"rank": 3},
+        {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
+        {"rank": {"*": 1.0}, "schedule": "cosine", "schedule_rounds": 60},
+    ],
     "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
     "ssf": [
         {"projector": GAUSSIAN},

@@ -113,6 +113,47 @@ def test_subavg_in_the_whole_space_is_fedavg() -> None:
     assert relative(model(subavg), model(fedavg)) < 1e-12
 
 
+@pytest.mark.parametrize("others", ["trained", "frozen"])  # there are none
+def test_ffalora_of_full_rank_is_fedavg(others: str) -> None:
+    problem = small()
+    lora = advance(start(build("ffalora", rank=1.0, others=others, server_lr=0.8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS)
+    assert relative(model(lora), model(fedavg)) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_ffalora_is_subavg_with_one_subspace_for_good(momentum: float) -> None:
+    """And α is a step: W + s B A moves by s² where B moves by 1."""
+    problem = small()
+    lora = advance(start(build("ffalora", rank=3, alpha=4.5, lr=0.02, momentum=momentum), problem), ROUNDS)
+    subavg = build("subavg", projector=GAUSSIAN, refresh=10**6, lr=0.02 * 1.5**2, momentum=momentum)
+    assert relative(model(lora), model(advance(start(subavg, problem), ROUNDS))) < 1e-12
+
+
+def test_from_its_start_fedit_takes_the_first_step_of_ffalora() -> None:
+    """B = 0, so A has no gradient yet; from the second step on the two differ."""
+    problem = small()
+    one, two = (start(build(name, rank=3, alpha=2.0, local_steps=1), problem) for name in ("fedit", "ffalora"))
+    assert relative(model(advance(one, 1)), model(advance(two, 1))) < 1e-12
+    assert relative(model(advance(one, 1)), model(advance(two, 1))) > 1e-3
+
+
+def test_fedit_averages_factors_and_ffalora_models() -> None:
+    """mean(B_i) mean(A_i) is not mean(B_i A_i), unless all A_i are the same."""
+    problem = small(batch="full")
+    off = {}
+    for name in ("fedit", "ffalora"):
+        method = build(name, rank=3, lr=0.02, local_steps=5)
+        loop = advance(start(method, problem), 5)
+        rnd, server = loop._round(), loop.server
+        down = method.broadcast(server, rnd)
+        _, up = method.client_step(loop.transport._take(rnd), down, problem.cohort(rnd), rnd)
+        models = method.merged(server.base, server.u + up.du, rnd)
+        off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
+    assert off["ffalora"] < 1e-12
+    assert off["fedit"] > 1e-4
+
+
 def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:
     problem = small()
     one, classic = (start(build("scaffold", uplink=uplink), problem) for uplink in ("one", "classic"))

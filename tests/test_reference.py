@@ -20,6 +20,7 @@ import torch
 
 from fedspan.core import registry
 from fedspan.core.projector import draw
+from fedspan.projectors.gaussian import Gaussian
 from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.simulator import Simulator
 
@@ -46,6 +47,7 @@ class Reference:
     dual: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # Λ_i
     end: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # E_i
     before: Array | None = None  # P of the last round
+    lora: tuple[Array, Array] | None = None  # B (M × R) and A (R × D)
     m: Array = field(default_factory=lambda: np.zeros((D, M)))  # moments of the server's optimizer
     v: Array | None = None
 
@@ -140,6 +142,25 @@ class Reference:
             end[i] = z
         self.x = self.x + self.option["server_lr"] * P.T @ self.mean(end)
 
+    def adapted(self, rows: Rows, P: Array) -> None:
+        """LoRA on Xᵀ from 0: FedIT trains both factors, FFA-LoRA leaves A at P; each factor is averaged by itself."""
+        B, A = self.lora or (np.zeros((M, R)), P)
+        s = self.option.get("alpha", R) / R
+        ends_b, ends_a = {}, {}
+        for i in rows:
+            b, a = B, A
+            for batch in rows[i]:
+                G = self.grad(i, s * (b @ a).T, batch).T
+                step_b, step_a = s * G @ a.T, s * b.T @ G
+                b = b - LR * step_b
+                a = a if self.option["name"] == "ffalora" else a - LR * step_a
+            ends_b[i], ends_a[i] = b, a
+        rate = self.option["server_lr"]
+        self.lora = (1 - rate) * B + rate * self.mean(ends_b), (1 - rate) * A + rate * self.mean(ends_a)
+        self.x = s * (self.lora[0] @ self.lora[1]).T
+
+    fedit = ffalora = adapted
+
     def fedsub(self, rows: Rows, P: Array) -> None:
         if self.before is not None and self.before is not P:
             turn = P @ self.before.T
@@ -189,8 +210,10 @@ def compare(
     seen: set[int] = set()
     for t in range(ROUNDS):
         ids = loop._round().ids
-        if "projector" in spec and t % method.refresh == 0:
-            columns = draw(method.projector, problem.layout, SEEDS, t // method.refresh).factors[0].columns()
+        if ("projector" in spec and t % method.refresh == 0) or ("rank" in spec and t == 0):
+            projector = method.projector if "projector" in spec else Gaussian(rank=spec["rank"])
+            epoch = t // method.refresh if "projector" in spec else 0
+            columns = draw(projector, problem.layout, SEEDS, epoch).factors[0].columns()
             Ps = [v.T.numpy().copy() for v in columns]
             for P in Ps:
                 close(P @ P.T, np.eye(R), "P Pᵀ", t)
@@ -279,6 +302,12 @@ def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int, serv
     compare(tmp_path, projected("fedsub", projector, variant=variant, refresh=refresh, server_lr=server_lr))
 
 
+@pytest.mark.parametrize(("alpha", "server_lr"), [(R, 1.0), (6.0, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize("name", ["fedit", "ffalora"])
+def test_lora(tmp_path: Path, name: str, alpha: float, server_lr: float) -> None:
+    compare(tmp_path, {"name": name, "rank": R, "alpha": float(alpha), "server_lr": server_lr})
+
+
 MIXED = [
     {"name": "fedavg"},
     {"name": "fedprox", "mu": 0.5},
@@ -288,6 +317,8 @@ MIXED = [
     projected("ssf", "gaussian", refresh=3),
     projected("ssf", "hadamard", control="paper"),
     projected("subavg", "gaussian"),
+    {"name": "fedit", "rank": R},
+    {"name": "ffalora", "rank": R},
     projected("fedsub", "gaussian", refresh=2),
     projected("fedsub", "coordinate", refresh=2, variant="stale"),
 ]

@@ -46,6 +46,17 @@ def test_full_methods_send_d(name: str, up: int, down: int) -> None:
     assert loop.ledger.down.sum() == 10 * 3 * down * D * M * ITEM
 
 
+@pytest.mark.parametrize(("name", "trained"), [("fedit", 3 * (D + M)), ("ffalora", 3 * M)])
+def test_lora_sends_the_base_weights_once_and_then_the_adapters(name: str, trained: int) -> None:
+    method, problem = build(name, rank=3), small()
+    loop = start(method, problem, transport=WireTransport(method, problem))
+    for _ in range(20):
+        _, new = gaps(loop)
+        advance(loop, 1)
+        assert loop.transport.down_bytes[-1] == ((new * D * M + trained) * ITEM + PROBE).tolist()
+        assert loop.transport.up_bytes[-1] == [trained * ITEM] * 3
+
+
 def test_fedsub_always_sends_the_mean_of_a_clients_last_round() -> None:
     method = build("fedsub", projector={"name": "gaussian", "rank": 5}, refresh=2)
     problem = small()

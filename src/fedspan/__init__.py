@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from fedspan.methods.fedadam import FedAdam as FedAdam
     from fedspan.methods.fedavg import FedAvg as FedAvg
     from fedspan.methods.fedavgm import FedAvgM as FedAvgM
+    from fedspan.methods.fedit import FedIT as FedIT
     from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsub import FedSub as FedSub
     from fedspan.methods.fedyogi import FedYogi as FedYogi
+    from fedspan.methods.ffalora import FFALoRA as FFALoRA
     from fedspan.methods.scaffold import Scaffold as Scaffold
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
@@ -68,6 +70,8 @@ _WHERE = {
     "FedAdagrad": "methods.fedadagrad",
     "FedAdam": "methods.fedadam",
     "FedAvgM": "methods.fedavgm",
+    "FedIT": "methods.fedit",
+    "FFALoRA": "methods.ffalora",
     "FedProx": "methods.fedprox",
     "FedYogi": "methods.fedyogi",
     "Scaffold": "methods.scaffold",
@@ -80,10 +84,12 @@ __all__ = [
     "SSF",
     "Block",
     "Catchup",
+    "FFALoRA",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedIT",
     "FedProx",
     "FedSub",
     "FedYogi",

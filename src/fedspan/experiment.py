@@ -164,12 +164,15 @@ def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
     own = registry.describe(spec.method)
+    rank = own.get("projector", own).get("rank", 0.1)
     costs = {}
     for name, kind in registry.choices("method").items():
         known = {field.name for field in dataclasses.fields(kind)}
         shared: dict[str, Any] = {key: own[key] for key in ("lr", "local_steps", "momentum") if key in own}
         if "projector" in known:
-            shared["projector"] = own.get("projector", {"name": "coordinate", "rank": 0.1})
+            shared["projector"] = own.get("projector", {"name": "coordinate", "rank": rank})
+        elif "rank" in known:
+            shared["rank"] = rank
         method = spec.method if name == own["name"] else registry.build("method", {"name": name} | shared)
         method.check(problem.layout)
         costs[name] = cost(method, problem, per_round, spec.rounds, spec.seed)
