@@ -3,7 +3,7 @@
 The round goes on with whoever replied well. A reply is counted when it comes first, in its own round, from a client
 that computes the same thing, and with finite numbers of the right shape; anything else becomes an event in words. A
 client that lost its state is sent it again: from the server's own copy, which follows from the replies it has
-accepted, or as a newcomer's.
+accepted, or as a newcomer's. Private fields of a state, which no reply tells, begin anew.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Flat
+from fedspan.core.registry import name_of
 from fedspan.runtimes.letters import CASTS, Letter, fingerprint, restored, same_shapes
 from fedspan.runtimes.loop import Answers
 from fedspan.runtimes.site import RESTORE, SINCE
@@ -68,6 +69,11 @@ class Remote:
     ) -> None:
         at_least("minimum", minimum, 1)
         one_of("cast", cast, CASTS)
+        if method.private and CASTS[cast] is not None:
+            raise SpecError(
+                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it left unsent; use 'float32', "
+                "and {name = 'cast'} as its compressor"
+            )
         self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast
         self.mark = fingerprint(method, layout, seed)
         self.acked = np.zeros(clients, np.int64)
@@ -75,7 +81,8 @@ class Remote:
         self._wanted: wire.Arrays | None = None
         self._copies: dict[str, States] | None = None
         if backup:
-            self._copies = {f.name: self._copy(f.name, clients, folder, resume) for f in dataclasses.fields(self.first)}
+            names = [f.name for f in dataclasses.fields(self.first) if f.name not in method.private]
+            self._copies = {name: self._copy(name, clients, folder, resume) for name in names}
 
     def _copy(self, name: str, clients: int, folder: Path | None, resume: bool) -> States:
         first = getattr(self.first, name)[0]
@@ -155,7 +162,8 @@ class Remote:
         if self._copies is not None:
             row = np.array([client])
             brought = {f"{RESTORE}{name}": states.take(row).unsqueeze(0) for name, states in self._copies.items()}
-            events.append(Told(client, "state restored from the server's copy"))
+            anew = f"; {', '.join(self.method.private)} begins anew" if self.method.private else ""
+            events.append(Told(client, f"state restored from the server's copy{anew}"))
         else:
             since = -1
             events.append(Told(client, "re-enters with an empty state: there is no copy of it"))
@@ -176,10 +184,10 @@ class Remote:
         up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != ASIDE}) for r in replies])
         aside = torch.cat([r[ASIDE] for r in replies], 1) if ASIDE in replies[0] else None
         here = rnd.among(places)
-        if self._copies is not None:
+        if self._copies:
             rows = here.ids[0]
             old = {name: states.take(rows).unsqueeze(0) for name, states in self._copies.items()}
-            new = self.method.settle(type(self.first)(**old), _among(down, places), up, here)
+            new = self.method.settle(replace(self.first, **old), _among(down, places), up, here)
             for name, states in self._copies.items():
                 states.put(rows, getattr(new, name)[0])
         self.acked[here.ids[0]] += 1
