@@ -33,6 +33,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine", "schedule_rounds": 60},
     ],
+    "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {}],
     "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
     "ssf": [
         {"projector": GAUSSIAN},
@@ -128,7 +129,7 @@ class WireTransport:
             self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
             ups.append(wire.unpack(self.method.types()[3], reply))
             arrived.append(place)
-        return Answers(np.array(arrived), wire.gather(ups))
+        return Answers(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
 
     def save(self) -> wire.Arrays:
         return {}

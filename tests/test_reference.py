@@ -48,6 +48,8 @@ class Reference:
     end: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # E_i
     before: Array | None = None  # P of the last round
     lora: tuple[Array, Array] | None = None  # B (M × R) and A (R × D)
+    error: list[Array] = field(default_factory=lambda: [np.zeros((D, M)) for _ in range(N)])  # PowerSGD's e_i
+    turn: Array | None = None  # and its P of the coming round, r = 1
     m: Array = field(default_factory=lambda: np.zeros((D, M)))  # moments of the server's optimizer
     v: Array | None = None
 
@@ -161,6 +163,19 @@ class Reference:
 
     fedit = ffalora = adapted
 
+    def powersgd(self, rows: Rows, P: Array) -> None:
+        """Rank one: a unit vector on the left (D) or the right (M) of X, made of what came in the round before."""
+        unit = P[0] if self.turn is None else self.turn
+        sent, plain = {}, self.plain(rows)
+        for i in rows:
+            whole = plain[i] + self.error[i]
+            sent[i] = unit @ whole if len(unit) == D else whole @ unit
+            kept = np.outer(unit, sent[i]) if len(unit) == D else np.outer(sent[i], unit)
+            self.error[i] = whole - kept
+        mean = self.mean(sent)
+        self.x = self.x + self.option["server_lr"] * (np.outer(unit, mean) if len(unit) == D else np.outer(mean, unit))
+        self.turn = mean / np.linalg.norm(mean)
+
     def fedsub(self, rows: Rows, P: Array) -> None:
         if self.before is not None and self.before is not P:
             turn = P @ self.before.T
@@ -210,13 +225,15 @@ def compare(
     seen: set[int] = set()
     for t in range(ROUNDS):
         ids = loop._round().ids
-        if ("projector" in spec and t % method.refresh == 0) or ("rank" in spec and t == 0):
+        if ("projector" in spec and t % method.refresh == 0) or (spec["name"] in LORA and t == 0):
             projector = method.projector if "projector" in spec else Gaussian(rank=spec["rank"])
             epoch = t // method.refresh if "projector" in spec else 0
             columns = draw(projector, problem.layout, SEEDS, epoch).factors[0].columns()
             Ps = [v.T.numpy().copy() for v in columns]
             for P in Ps:
                 close(P @ P.T, np.eye(R), "P Pᵀ", t)
+        if spec["name"] == "powersgd" and t == 0:
+            Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
             picks = problem.picks(SEEDS, (t,), 0, ids[None], STEPS)[0].numpy().reshape(STEPS, *ids.shape, batch)
         with torch.inference_mode():
@@ -232,6 +249,9 @@ def compare(
                 close(matrix(loop.server.c[run, 0]), reference.c, "c", t)
                 for i in range(N):
                     close(matrix(simulator.clients().c[run, i]), reference.ci[i], f"c_{i}", t)
+            if spec["name"] == "powersgd":
+                for i in range(N):
+                    close(matrix(simulator.clients().e[run, i]), reference.error[i], f"e_{i}", t)
         seen |= set(ids[0].tolist())
     assert len(seen) == N  # every client came, so every kind of absence was met
     assert 0.1 < np.linalg.norm(references[0].x) < 100
@@ -250,6 +270,7 @@ def projected(name: str, projector: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "projector": {"name": projector, "rank": R}, **more}
 
 
+LORA = ("fedit", "ffalora")
 SCAFFOLDS = [("II", "one"), ("II", "classic"), ("I", "classic")]
 PROJECTORS = ["gaussian", "coordinate", "hadamard"]
 
@@ -303,9 +324,14 @@ def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int, serv
 
 
 @pytest.mark.parametrize(("alpha", "server_lr"), [(R, 1.0), (6.0, 1.0), (2.0, 0.7)])
-@pytest.mark.parametrize("name", ["fedit", "ffalora"])
+@pytest.mark.parametrize("name", LORA)
 def test_lora(tmp_path: Path, name: str, alpha: float, server_lr: float) -> None:
     compare(tmp_path, {"name": name, "rank": R, "alpha": float(alpha), "server_lr": server_lr})
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
+def test_powersgd(tmp_path: Path, server_lr: float) -> None:
+    compare(tmp_path, {"name": "powersgd", "rank": 1, "server_lr": server_lr})
 
 
 MIXED = [
@@ -319,6 +345,7 @@ MIXED = [
     projected("subavg", "gaussian"),
     {"name": "fedit", "rank": R},
     {"name": "ffalora", "rank": R},
+    {"name": "powersgd", "rank": 1},
     projected("fedsub", "gaussian", refresh=2),
     projected("fedsub", "coordinate", refresh=2, variant="stale"),
 ]

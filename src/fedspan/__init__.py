@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedspan.methods.fedsub import FedSub as FedSub
     from fedspan.methods.fedyogi import FedYogi as FedYogi
     from fedspan.methods.ffalora import FFALoRA as FFALoRA
+    from fedspan.methods.powersgd import PowerSGD as PowerSGD
     from fedspan.methods.scaffold import Scaffold as Scaffold
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
@@ -74,6 +75,7 @@ _WHERE = {
     "FFALoRA": "methods.ffalora",
     "FedProx": "methods.fedprox",
     "FedYogi": "methods.fedyogi",
+    "PowerSGD": "methods.powersgd",
     "Scaffold": "methods.scaffold",
     "SSF": "methods.ssf",
     "SubAvg": "methods.subavg",
@@ -101,6 +103,7 @@ __all__ = [
     "Log",
     "Method",
     "Objective",
+    "PowerSGD",
     "Problem",
     "Projector",
     "Result",
