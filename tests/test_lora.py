@@ -133,11 +133,11 @@ def test_mistakes_are_named(name: str) -> None:
         ({"rank": 1.5}, "`rank` must be"),
         ({"rank": 2, "alpha": 0.0}, "`alpha` must be"),
         ({"rank": 2, "others": "some"}, "`method.others` must be one of frozen, trained"),
-        ({}, "`method.rank` is missing"),
     ]:
         with pytest.raises(SpecError, match=words):
             build(name, **wrong)
-    with pytest.raises(SpecError, match="larger than the 3 inputs of block"):
-        fit(build(name, rank=4))
+    for rank, words in ((4, "larger than the 3 inputs of block"), ({"0.*": 2}, "no pattern for block '3")):
+        with pytest.raises(SpecError, match=words):
+            fit(build(name, rank=rank))
     with pytest.raises(SpecError, match="nothing to train"):
         fedspan.fit(network(), clients(), method=build(name, rank=2, others="frozen"), rounds=1, least=10**6)

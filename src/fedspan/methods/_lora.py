@@ -63,7 +63,7 @@ class Up:
 class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
     """Adapters on every projected block, averaged as they are."""
 
-    rank: int | float | Mapping[str, int | float]  # r: a number, a share of a block's inputs, or one by layer
+    rank: int | float | Mapping[str, int | float] = 0.1  # r: a number, a share of a block's inputs, or one by layer
     alpha: float | None = None  # α; None: that of each block is its r, so that the scale α/r is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without adapters
 

@@ -17,10 +17,10 @@ largest; SSF and SubAvg draw theirs at random. The first P is drawn.
 
 Differences from the paper: its step has two exchanges, mean M Q and then mean Mᵀ P̂ with P̂ = orth(mean M Q), and the
 second carries the change. A federated round has one, so the two take turns, and each carries as much of the change as
-it sees; P is one round old, and at small r that bears a smaller step than the paper's does. What is sent is linear in
-M_i, as there, so only the mean of replies is needed. There e_i is what the mean of all left over; here it is what the
-client's own projection did, which it knows at once. Gradients became changes by local steps, the server has no
-momentum, and Gram-Schmidt became QR. A block goes whole where r ≥ min(n, m), for then one of the sides saves nothing.
+it sees. P is one round old, and at r = 1 only a smaller step is stable than with the paper's two. What is sent is
+linear in M_i, as there, so only the mean of replies is needed. There e_i is what the mean of all left over; here it is
+what the client's own projection did, which it knows at once. Gradients became changes by local steps, the server has
+no momentum, and Gram-Schmidt became QR. A block goes whole where r ≥ min(n, m), for then a side saves nothing.
 
 A change of x is logged, and sent, as its two factors: min(d, G r (n + m)) numbers for the G rounds that i missed. e_i
 follows from the client's own data: no server can keep a copy.
