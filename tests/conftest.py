@@ -25,6 +25,18 @@ QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "fedprox": [{}, {"mu": 2.0, "server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}],
+    "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1}],
+    "fedyogi": [{}],
+    "fedadagrad": [{}, {"beta1": 0.5}],
+    "fedit": [{"rank": 3}, {"rank": 0.3, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5}],
+    "ffalora": [
+        {"rank": 3},
+        {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
+        {"rank": {"*": 1.0}, "schedule": "cosine", "schedule_rounds": 60},
+    ],
+    "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {}],
     "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
     "ssf": [
         {"projector": GAUSSIAN},
@@ -148,7 +160,7 @@ class WireTransport:
             self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
             ups.append(wire.unpack(self.method.types()[3], reply))
             arrived.append(place)
-        return Answers(np.array(arrived), wire.gather(ups))
+        return Answers(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
 
     def save(self) -> wire.Arrays:
         return {}

@@ -92,7 +92,7 @@ def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:
 def test_every_method_on_both_engines(simulation: bool, tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, simulation=simulation) as cluster:
         for name, settings in METHODS.items():
-            spec = spec_of(4, 3, 2, name, settings[0])
+            spec = spec_of(3, 3, 2, name, settings[0])
             out = tmp_path / name
             status = cluster.wait(cluster.run(out=str(out), set=changes(spec), run=name), 300)
             assert status["status"] == "finished:completed", (name, status)

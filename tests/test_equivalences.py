@@ -13,6 +13,7 @@ import torch
 from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
+from fedspan.core.layout import Block, Layout
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 
@@ -65,6 +66,44 @@ def test_one_local_step_with_everybody_is_gradient_descent() -> None:
         torch.testing.assert_close(model(loop).view(m, d).mT, x)
 
 
+def test_without_what_sets_them_apart_fedprox_and_fedavgm_are_fedavg() -> None:
+    problem = small()
+    fedavg = model(advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS))
+    for name, key in (("fedprox", "mu"), ("fedavgm", "server_momentum")):
+        without, with_it = (
+            model(advance(start(build(name, server_lr=0.8, **{key: value}), problem), ROUNDS)) for value in (0.0, 0.5)
+        )
+        assert relative(without, fedavg) < 1e-12
+        assert relative(with_it, fedavg) > 1e-3
+
+
+def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
+    """On y ↦ f(y) + (μ/2) ‖y − x‖² the end point is within ‖∇f(x)‖/μ of x."""
+    problem = small(batch="full")
+    for mu, steps in ((50.0, 400), (500.0, 400)):
+        method = build("fedprox", mu=mu, lr=1e-3, local_steps=steps)
+        loop = start(method, problem)
+        rnd = loop._round()
+        _, up = method.client_step(
+            loop.transport._take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
+        )
+        reach = problem.cohort(rnd).full_grad(problem.x0).norm(dim=-1) / mu
+        moved = up.dy.norm(dim=-1)
+        assert (moved <= reach).all()
+        assert (moved > 0.5 * reach).all()
+
+
+def test_a_server_without_memory_scales_each_coordinate() -> None:
+    """β_1 = β_2 = 0: FedAdam goes η_g Δ / (|Δ| + τ). With a huge τ the scale is flat: FedAvg at η_g / 2τ."""
+    problem = small()
+    delta = model(advance(start(build("fedavg"), problem), 1)) - problem.x0
+    adam = advance(start(build("fedadam", beta1=0.0, beta2=0.0, tau=1e-2, server_lr=0.1), problem), 1)
+    assert relative(model(adam) - problem.x0, 0.1 * delta / (delta.abs() + 1e-2)) < 1e-12
+    flat = advance(start(build("fedadagrad", beta1=0.0, tau=1e8, server_lr=2e8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=1.0), problem), ROUNDS)
+    assert relative(model(flat), model(fedavg)) < 1e-12
+
+
 def test_fedsub_in_the_whole_space_with_everybody_is_scaffold() -> None:
     problem = small()
     fedsub = advance(start(build("fedsub", projector={"name": "identity"}), problem, 7), ROUNDS)
@@ -77,6 +116,93 @@ def test_subavg_in_the_whole_space_is_fedavg() -> None:
     subavg = advance(start(build("subavg", projector={"name": "identity"}), problem), ROUNDS)
     fedavg = advance(start(build("fedavg"), problem), ROUNDS)
     assert relative(model(subavg), model(fedavg)) < 1e-12
+
+
+@pytest.mark.parametrize("others", ["trained", "frozen"])  # there are none
+def test_ffalora_of_full_rank_is_fedavg(others: str) -> None:
+    problem = small()
+    lora = advance(start(build("ffalora", rank=1.0, others=others, server_lr=0.8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS)
+    assert relative(model(lora), model(fedavg)) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_ffalora_is_subavg_with_one_subspace_for_good(momentum: float) -> None:
+    """And α is a step: W + s B A moves by s² where B moves by 1."""
+    problem = small()
+    lora = advance(start(build("ffalora", rank=3, alpha=4.5, lr=0.02, momentum=momentum), problem), ROUNDS)
+    subavg = build("subavg", projector=GAUSSIAN, refresh=10**6, lr=0.02 * 1.5**2, momentum=momentum)
+    assert relative(model(lora), model(advance(start(subavg, problem), ROUNDS))) < 1e-12
+
+
+def test_from_its_start_fedit_takes_the_first_step_of_ffalora() -> None:
+    """B = 0, so A has no gradient yet; from the second step on the two differ."""
+    problem = small()
+    one, two = (start(build(name, rank=3, alpha=2.0, local_steps=1), problem) for name in ("fedit", "ffalora"))
+    assert relative(model(advance(one, 1)), model(advance(two, 1))) < 1e-12
+    assert relative(model(advance(one, 1)), model(advance(two, 1))) > 1e-3
+
+
+def test_fedit_averages_factors_and_ffalora_models() -> None:
+    """mean(B_i) mean(A_i) is not mean(B_i A_i), unless all A_i are the same."""
+    problem = small(batch="full")
+    off = {}
+    for name in ("fedit", "ffalora"):
+        method = build(name, rank=3, lr=0.02, local_steps=5)
+        loop = advance(start(method, problem), 5)
+        rnd, server = loop._round(), loop.server
+        down = method.broadcast(server, rnd)
+        _, up = method.client_step(loop.transport._take(rnd), down, problem.cohort(rnd), rnd)
+        models = method.merged(server.base, server.u + up.du, rnd)
+        off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
+    assert off["ffalora"] < 1e-12
+    assert off["fedit"] > 1e-4
+
+
+@pytest.mark.parametrize("rank", [2, 1.0, 5])
+def test_powersgd_of_full_rank_is_fedavg_in_model_and_bytes(rank: int | float) -> None:
+    problem = small()
+    full = advance(start(build("powersgd", rank=rank, server_lr=0.8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS)
+    assert relative(model(full), model(fedavg)) < 1e-12
+    assert full.ledger.totals() == fedavg.ledger.totals()
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_powersgd_sends_or_keeps_every_change(rank: int) -> None:
+    """With everybody there, x + η_g mean e moves as FedAvg would from x."""
+    problem = small(outputs=5)
+    loop = start(build("powersgd", rank=rank, server_lr=0.8), problem, 7)
+    fedavg = start(build("fedavg", server_lr=0.8), problem, 7)
+
+    def with_errors() -> torch.Tensor:
+        return model(loop) + 0.8 * loop.transport.clients().e.mean(1, keepdim=True)
+
+    for _ in range(ROUNDS):
+        x, before = model(loop), with_errors()
+        fedavg.server = replace(fedavg.server, x=x)  # the same round with the same batches from the same model
+        moved = model(advance(fedavg, 1)) - x
+        advance(loop, 1)
+        assert relative(with_errors(), before + moved) < 1e-12
+    assert loop.transport.clients().e.norm() > 0.1
+
+
+def test_the_sides_of_powersgd_in_turn_are_a_power_iteration() -> None:
+    """On a matrix that stays, what is sent becomes its best approximation of rank r."""
+    layout = Layout((Block("w", (6, 4, 3), 1), Block("b", (6,))), torch.float64)
+    method = build("powersgd", rank=2)
+    rounds = [replace(start(method, small())._round(), t=t, layout=layout) for t in range(60)]
+    M = torch.randn(1, 1, 78, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    basis = method.side(rounds[0]).drawn((5,), 0)
+    for rnd in rounds:
+        side = method.side(rnd)
+        P = side.subspace(basis)
+        assert relative(P @ (P.T @ (P @ M)), P @ M) < 1e-12
+        basis = side.turned(P @ M)
+    u, s, v = torch.linalg.svd(M[0, 0, :72].view(6, 12), full_matrices=False)
+    best = (u[:, :2] * s[:2]) @ v[:2]
+    assert relative((P.T @ (P @ M))[0, 0, :72].view(6, 12), best) < 1e-6
+    assert torch.equal((P.T @ (P @ M))[0, 0, 72:], M[0, 0, 72:])
 
 
 def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:

@@ -5,10 +5,12 @@ The same of compressed methods: which of them go on where others stall, and at w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import advance, build, model, small, start
 
@@ -43,6 +45,48 @@ def test_ssf_reaches_the_exact_optimum_at_a_linear_rate(projector: dict[str, Any
 
 def test_scaffold_reaches_the_exact_optimum() -> None:
     assert errors("scaffold", 1500, 500)[-1] < 1e-10
+
+
+EIGHT = {"batch": "full", "clients": 8, "dim": 40, "outputs": 10, "samples": 50, "het": 0.5, "target_het": 1.0}
+
+
+def after(name: str, rounds: int, per_round: int, lr: float, **settings: Any) -> float:
+    """Relative error of eight clients with their own targets, 40 × 10 numbers."""
+    problem = small(**EIGHT)
+    loop = start(build(name, lr=lr, local_steps=5, **settings), problem, per_round)
+    return float(problem.evaluate(model(advance(loop, rounds)))["rel_err"][0])
+
+
+def two_exchanges(rounds: int, lr: float) -> float:
+    """The same of the paper's PowerSGD at r = 1: this round's left factor, then the right one that goes with it."""
+    problem, method = small(**EIGHT), build("fedavg", lr=lr, local_steps=5)
+    loop = start(method, problem, 8)
+    rnd, server = loop._round(), loop.server
+    kept, q = torch.zeros(10, 40, dtype=torch.float64), torch.ones(40, dtype=torch.float64)
+    for _ in range(rounds):
+        _, up = method.client_step(None, method.broadcast(server, rnd), problem.cohort(rnd), rnd)
+        M = up.dy.mean(1).view(10, 40) + kept
+        left = M @ q / (M @ q).norm()
+        q = M.T @ left
+        kept = M - torch.outer(left, q)
+        server = replace(server, x=server.x + torch.outer(left, q).view(1, 1, -1))
+    return float(problem.evaluate(server.x)["rel_err"][0])
+
+
+def test_with_everybody_powersgd_ends_where_fedavg_does() -> None:
+    """The errors that are kept are sent in the end."""
+    wanted = after("fedavg", 600, 8, lr=0.01)
+    assert wanted > 1e-2
+    for found in (after("powersgd", 600, 8, lr=0.01, rank=1), two_exchanges(600, lr=0.01)):
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_one_exchange_bears_a_smaller_step_than_the_papers_two() -> None:
+    assert after("powersgd", 300, 8, lr=0.02, rank=1) > 1 > 0.1 > two_exchanges(300, lr=0.02)
+
+
+def test_with_clients_sampled_powersgd_stops_further_off() -> None:
+    assert 1.5 * after("fedavg", 300, 2, lr=0.01) < after("powersgd", 300, 2, lr=0.01, rank=4) < 1
 
 
 @pytest.mark.parametrize(

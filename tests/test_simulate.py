@@ -66,6 +66,15 @@ def test_steps_in_place_are_the_steps_one_by_one(name: str, projector: str, make
     assert not torch.equal(fast, problem_of(make()).x0)
 
 
+def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
+    problem = problem_of(mlp())
+    loop = Loop(method_of("fedprox"), problem, Simulator(method_of("fedprox"), problem), (0,), 1)
+    direction = problem.cohort(loop._round()).direction(plus=lambda y: y - problem.x0)
+    assert hasattr(direction, "walk")
+    far, near = (model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0 for mu in (0.0, 8.0))
+    assert near.norm() < 0.7 * far.norm()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_all_ways_agree(name: str, momentum: float) -> None:

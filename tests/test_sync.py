@@ -47,6 +47,37 @@ def test_full_methods_send_d(name: str, up: int, down: int) -> None:
     assert loop.ledger.down.sum() == 10 * 3 * down * D * M * ITEM
 
 
+@pytest.mark.parametrize(("name", "trained"), [("fedit", 3 * (D + M)), ("ffalora", 3 * M)])
+def test_lora_sends_the_base_weights_once_and_then_the_adapters(name: str, trained: int) -> None:
+    method, problem = build(name, rank=3), small()
+    loop = start(method, problem, transport=WireTransport(method, problem))
+    for _ in range(20):
+        _, new = gaps(loop)
+        advance(loop, 1)
+        assert loop.transport.down_bytes[-1] == ((new * D * M + trained) * ITEM + PROBE).tolist()
+        assert loop.transport.up_bytes[-1] == [trained * ITEM] * 3
+
+
+def test_powersgd_sends_changes_as_two_factors_and_survives_empty_rounds() -> None:
+    """6 × 12 numbers at r = 1: a change is 18 numbers, so up to four are sent instead of x; copies stay right."""
+    n, method, problem = 6, build("powersgd", rank=1), small(outputs=6)
+    loop = start(method, problem, transport=WireTransport(method, problem))
+    sizes = set()
+    for t in range(60):
+        gap, new = gaps(loop)
+        ids, x = loop._round().ids[0].tolist(), model(loop)
+        loop.transport.lost = [0, 1, 2] if t in (0, 7, 20, 21, 33) else []
+        advance(loop, 1)
+        basis, reply = (n, D) if t % 2 else (D, n)
+        missed = np.where(new | (gap > 4), D * n, gap * (D + n))
+        assert loop.transport.down_bytes[-1] == ((missed + basis) * ITEM).tolist()
+        assert loop.transport.up_bytes[-1] == ([] if loop.transport.lost else [reply * ITEM] * 3)
+        for client in () if loop.transport.lost else ids:
+            torch.testing.assert_close(loop.transport.replicas[client].x, x, rtol=1e-12, atol=1e-14)
+        sizes |= set(missed.tolist())
+    assert sizes == {18, 36, 54, 72}
+
+
 def test_fedsub_always_sends_the_mean_of_a_clients_last_round() -> None:
     method = build("fedsub", projector={"name": "gaussian", "rank": 5}, refresh=2)
     problem = small()

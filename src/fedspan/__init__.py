@@ -35,8 +35,16 @@ if TYPE_CHECKING:
     from fedspan.methods.doublesqueeze import DoubleSqueeze as DoubleSqueeze
     from fedspan.methods.ef import EF as EF
     from fedspan.methods.ef21 import EF21 as EF21
+    from fedspan.methods.fedadagrad import FedAdagrad as FedAdagrad
+    from fedspan.methods.fedadam import FedAdam as FedAdam
     from fedspan.methods.fedavg import FedAvg as FedAvg
+    from fedspan.methods.fedavgm import FedAvgM as FedAvgM
+    from fedspan.methods.fedit import FedIT as FedIT
+    from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsub import FedSub as FedSub
+    from fedspan.methods.fedyogi import FedYogi as FedYogi
+    from fedspan.methods.ffalora import FFALoRA as FFALoRA
+    from fedspan.methods.powersgd import PowerSGD as PowerSGD
     from fedspan.methods.qsparse import Qsparse as Qsparse
     from fedspan.methods.scafcom import Scafcom as Scafcom
     from fedspan.methods.scaffold import Scaffold as Scaffold
@@ -71,6 +79,14 @@ _WHERE = {
     "InSubspace": "methods._local",
     "LocalSteps": "methods._local",
     "FedAvg": "methods.fedavg",
+    "FedAdagrad": "methods.fedadagrad",
+    "FedAdam": "methods.fedadam",
+    "FedAvgM": "methods.fedavgm",
+    "FedIT": "methods.fedit",
+    "FFALoRA": "methods.ffalora",
+    "FedProx": "methods.fedprox",
+    "FedYogi": "methods.fedyogi",
+    "PowerSGD": "methods.powersgd",
     "Scaffold": "methods.scaffold",
     "SSF": "methods.ssf",
     "SubAvg": "methods.subavg",
@@ -94,8 +110,15 @@ __all__ = [
     "Compressed",
     "Compressor",
     "DoubleSqueeze",
+    "FFALoRA",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedIT",
+    "FedProx",
     "FedSub",
+    "FedYogi",
     "FedspanError",
     "Fit",
     "InSubspace",
@@ -104,6 +127,7 @@ __all__ = [
     "Log",
     "Method",
     "Objective",
+    "PowerSGD",
     "Problem",
     "Projector",
     "Qsparse",

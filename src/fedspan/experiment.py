@@ -182,6 +182,8 @@ def _alike(method: Method[Any, Any, Any, Any], name: str, layout: Layout) -> Met
     usual = {"projector": {"name": "coordinate", "rank": 0.1}}
     known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
     table = {"name": name} | {key: value for key, value in usual.items() if key in known}
+    if "rank" in known and "projector" not in known:
+        table["rank"] = own.get("projector", own).get("rank", 0.1)
     for key in ("lr", "local_steps", "projector"):
         table |= {key: own[key]} if key in known and key in own else {}
     for key in ("momentum", "compressor"):  # which some methods refuse

@@ -42,7 +42,7 @@ class Projector(ABC):
 
     def rank_of(self, block: Block) -> int:
         """r for one block."""
-        rank = self._asked(block)
+        rank = self.asked(block)
         if isinstance(rank, float):
             return max(1, round(rank * block.inputs))
         if rank > block.inputs:
@@ -52,7 +52,8 @@ class Projector(ABC):
             )
         return rank
 
-    def _asked(self, block: Block) -> int | float:
+    def asked(self, block: Block) -> int | float:
+        """What `rank` says of one block: a number of directions or a share of them."""
         if not isinstance(self.rank, Mapping):
             return self.rank
         for pattern, rank in self.rank.items():

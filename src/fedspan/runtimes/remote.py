@@ -80,7 +80,7 @@ class Remote:
         self.acked = np.zeros(clients, np.int64)
         self.on_round = on_round
         self.first = method.init_client(x0[:1], layout)
-        self._wanted: wire.Arrays | None = None
+        self._wanted: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
         self._copies: dict[str, States] | None = None
         if backup:
             names = [f.name for f in dataclasses.fields(self.first) if f.name not in method.private]
@@ -203,12 +203,16 @@ class Remote:
         return Answers(places, up, aside, sent[None], received, events)
 
     def _template(self, rnd: Round, down: Any, aside: Vector | None) -> wire.Arrays:
-        """A reply as it must look, from the method's own step on an objective that is flat."""
-        if self._wanted is None:
+        """A reply as it must look, from the method's own step on an objective that is flat.
+
+        To downloads of the same sizes replies are of the same shapes; a method whose rounds take turns has several.
+        """
+        sizes = tuple(value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor))
+        if sizes not in self._wanted:
             alone = rnd.among(np.array([0]))
             _, up = self.method.client_step(self.first, down, Flat(), alone)
-            self._wanted = wire.pack(up) | ({} if aside is None else {ASIDE: aside})
-        return self._wanted
+            self._wanted[sizes] = wire.pack(up) | ({} if aside is None else {ASIDE: aside})
+        return self._wanted[sizes]
 
     def save(self) -> wire.Arrays:
         """How many updates of each client are counted, and the copies of their states."""
