@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, positive
+from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.layout import DTYPES, Layout
 from fedspan.core.method import Method
+from fedspan.core.objective import Problem
 from fedspan.core.task import Task, Weights
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.plan import Cost, cost
 from fedspan.runtimes.simulator import Simulate, Simulator
+
+SHARED = ("lr", "local_steps", "momentum", "schedule", "schedule_rounds", "projector")  # what methods take from another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +72,7 @@ class Spec:
     @staticmethod
     def load(path: Path, changes: tuple[str, ...] = ()) -> Spec:
         """A spec from a TOML file, with changes such as `method.lr=0.1` applied."""
-        if not path.is_file():
-            raise SpecError(f"spec file {str(path)!r} does not exist")
-        try:
-            table = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
-        return Spec.from_table(with_changes(table, changes))
+        return Spec.from_table(with_changes(read_toml(path), changes))
 
     def table(self) -> dict[str, Any]:
         """Nested plain values, defaults filled in; `from_table` of it is this spec."""
@@ -89,6 +86,16 @@ class Spec:
         return toml(self.table())
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a spec file."""
+    if not path.is_file():
+        raise SpecError(f"spec file {str(path)!r} does not exist")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
+
+
 def with_changes(table: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
     """The table with `a.b=value` settings put in; values are TOML, or else taken as text."""
     values: dict[str, Any] = {}
@@ -96,11 +103,16 @@ def with_changes(table: dict[str, Any], changes: tuple[str, ...]) -> dict[str, A
         path, sign, text = change.partition("=")
         if not sign or not path:
             raise SpecError(f"--set needs key=value, got {change!r}")
-        try:
-            values[path.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[path.strip()] = text
+        values[path.strip()] = plain_value(text)
     return with_values(table, values)
+
+
+def plain_value(text: str) -> Any:
+    """A value as TOML has it, or else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def with_values(table: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,18 +171,39 @@ def _run(
         return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)
 
 
+def sibling(method: Method[Any, Any, Any, Any], name: str) -> dict[str, Any]:
+    """The table of method NAME with the steps and the subspace of another; of its own name, that method itself."""
+    own = registry.describe(method)
+    one_of("method", name, registry.choices("method"))
+    if name == own["name"]:
+        return own
+    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
+    return {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+
+
 def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
     """The model, and what each registered method would cost on it under the spec's steps and subspace."""
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
-    per_round = spec.participation.per_round or problem.clients
-    own = registry.describe(spec.method)
     costs = {}
     for name, kind in registry.choices("method").items():
-        known = {field.name for field in dataclasses.fields(kind)}
-        shared: dict[str, Any] = {key: own[key] for key in ("lr", "local_steps", "momentum") if key in own}
-        if "projector" in known:
-            shared["projector"] = own.get("projector", {"name": "coordinate", "rank": 0.1})
-        method = spec.method if name == own["name"] else registry.build("method", {"name": name} | shared)
-        method.check(problem.layout)
-        costs[name] = cost(method, problem, per_round, spec.rounds, spec.seed)
+        table = sibling(spec.method, name)
+        if "projector" in {field.name for field in dataclasses.fields(kind)}:
+            table = {"projector": {"name": "coordinate", "rank": 0.1}} | table
+        costs[name] = _cost(spec, registry.build("method", table), problem)
     return problem.layout, costs
+
+
+def price(spec: Spec) -> Cost:
+    """What the spec itself will cost."""
+    return _cost(spec, spec.method, spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights))
+
+
+def metrics(spec: Spec) -> list[str]:
+    """The metrics that a run of the spec will report."""
+    problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    return list(problem.evaluate(problem.x0, problem.aside0))
+
+
+def _cost(spec: Spec, method: Method[Any, Any, Any, Any], problem: Problem) -> Cost:
+    method.check(problem.layout)
+    return cost(method, problem, spec.participation.per_round or problem.clients, spec.rounds, spec.seed)
