@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedspan.compare import tables
+from fedspan.compare.command import minutes
 from fedspan.compare.curves import Curve, Tail
 from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import Comparison, Variant, folder_of, jobs_of, over
@@ -19,6 +21,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.experiment import run
 from fedspan.paper import benchmark
 from fedspan.paper.benchmark import Benchmark, Part, verdicts
+from fedspan.runtimes import history
 from test_data import have
 
 QUIET = Console(quiet=True)
@@ -108,6 +111,18 @@ def test_what_is_done_is_not_run_again(outcome: Outcome) -> None:
     carry_out(jobs, 1, QUIET, "")
     assert stamps == [path.stat().st_mtime for job in jobs for path in job.histories()]
     assert not plan(base=BASE | {"rounds": 10}).final(outcome.runs, outcome.chosen())[0].complete()
+
+
+def test_only_the_runs_of_a_comparison_are_counted(outcome: Outcome, tmp_path: Path) -> None:
+    """The folder may hold runs of other studies; each run counts once, though tuning and the end share it."""
+    shutil.copytree(outcome.runs, tmp_path / "runs")
+    here = Outcome(plan(), tmp_path / "runs")
+    files = {file for job in here.jobs() for file in job.histories()}
+    assert len(files) == 6  # three points on the first seed, one of them again on the second, and two seeds of SSF
+    whole = sum(history.read(file)[1][-1]["seconds"] for file in files)
+    assert 60 * minutes([here]) == pytest.approx(whole)
+    shutil.copytree(here.jobs()[0].folder, tmp_path / "runs" / "other" / "seed-0")
+    assert 60 * minutes([here, here]) == pytest.approx(whole)
 
 
 def test_missing_runs_and_metrics_are_named(outcome: Outcome, tmp_path: Path) -> None:

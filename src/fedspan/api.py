@@ -86,7 +86,7 @@ def fit(
     names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
     the disk. `simulate` says how a cohort is worked through: client by client, batched, or on processes; `auto` times
     them where the run is long enough. With `out` the run is written to a folder as `fedspan run` does, and `resume`
-    goes on with it.
+    goes on with it. `on_row` is called with every row as it comes; a logger of `fedspan.loggers` is such a function.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)

@@ -64,6 +64,9 @@ def run(
     simulate: Annotated[
         Ways, typer.Option("--simulate", help="How a cohort of networks is worked through; auto times them.")
     ] = Ways.auto,
+    log: Annotated[
+        list[str] | None, typer.Option("--log", help="Log rows to tensorboard or wandb (offline), in OUT.")
+    ] = None,
 ) -> None:
     """Run one spec; rows go to OUT/history.jsonl as they come."""
     import torch
@@ -83,7 +86,9 @@ def run(
             values = "  ".join(f"{name} {value.mean():.3g}" for name, value in row.metrics.items())
             progress.update(bar, completed=row.round, description=values)
 
-        result = experiment.run(loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, on_row=show)
+        result = experiment.run(
+            loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, on_row=show, log=log or ()
+        )
     _print_result(result, out)
     if not result.finished:
         raise typer.Exit(130)

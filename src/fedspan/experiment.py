@@ -6,13 +6,15 @@ spec.toml  →  build  →  loop  →  history.jsonl, checkpoint.safetensors, mo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedspan import loggers
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.layout import DTYPES, Layout
@@ -22,7 +24,7 @@ from fedspan.core.task import Task, Weights
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
-from fedspan.runtimes.plan import Cost, cost
+from fedspan.runtimes.plan import Cost, FlatProblem, cost
 from fedspan.runtimes.simulator import Simulate, Simulator
 
 SHARED = ("lr", "local_steps", "momentum", "schedule", "schedule_rounds", "projector")  # what methods take from another
@@ -137,18 +139,23 @@ def run(
     resume: bool = False,
     simulate: Simulate = "loop",
     on_row: Callable[[Row], None] | None = None,
+    log: Sequence[str] = (),
 ) -> Result:
-    """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can."""
+    """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can.
+
+    `on_row` is called with every row as it comes; `log` names loggers that are given them too.
+    """
     at_least("seeds", seeds, 1)
+    loggers.check(log)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
-        return _run(spec, out, of_runs, resume, simulate, on_row)
+        return _run(spec, out, of_runs, resume, simulate, on_row, log)
     rows: list[list[Line]] = []
     finished = True
     for seed in of_runs:
         folder = out / f"seed-{seed}"
         again = resume and (folder / CHECKPOINT).exists()
-        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, on_row)
+        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, on_row, log)
         rows, finished = [*rows, *one.rows], one.finished
         if not finished:
             break
@@ -162,13 +169,15 @@ def _run(
     resume: bool,
     simulate: Simulate,
     on_row: Callable[[Row], None] | None,
+    log: Sequence[str],
 ) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
     method = over_epochs(spec.method, problem, spec.epochs)
     with Simulator(method, problem, simulate=simulate, rounds=spec.rounds) as clients:
         loop = Loop(method, problem, clients, of_runs, per_round)
-        return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)
+        with loggers.every(log, out, spec.table(), of_runs, on_row) as seen:
+            return carry_out(loop, spec.table(), out, resume=resume, on_row=seen)
 
 
 def sibling(method: Method[Any, Any, Any, Any], name: str) -> dict[str, Any]:
@@ -195,7 +204,25 @@ def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
 
 def price(spec: Spec) -> Cost:
     """What the spec itself will cost."""
-    return _cost(spec, spec.method, spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights))
+    return _cost(spec, spec.method, _outline_of(spec))
+
+
+def check(spec: Spec) -> None:
+    """Refuse a method that cannot work on the task's model."""
+    spec.method.check(_outline_of(spec).layout)
+
+
+def _outline_of(spec: Spec) -> Problem:
+    told = {key: value for key, value in spec.table().items() if key in ("task", "seed", "dtype", "participation")}
+    return _outline(json.dumps(told, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=8)
+def _outline(told: str) -> Problem:
+    """A task's model and number of clients; its data is let go again."""
+    spec = Spec.from_table({"rounds": 1, "method": {"name": "fedavg", "lr": 1.0}} | json.loads(told))
+    problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    return FlatProblem(problem.layout, problem.x0[:1].clone(), problem.clients)
 
 
 def metrics(spec: Spec) -> list[str]:

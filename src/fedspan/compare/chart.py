@@ -10,11 +10,11 @@ import numpy as np
 from fedspan.compare.budget import UNITS, Budget
 from fedspan.compare.curves import TITLES, Axis, Curve, Floats, over_seeds
 from fedspan.compare.front import thin
-from fedspan.compare.plan import COLOURS, Goal, goal_of
+from fedspan.compare.plan import Goal, goal_of
 from fedspan.compare.series import Series
 from fedspan.compare.tables import titled
 
-SHOWN = 12  # lines that are drawn at first; the others wait in the legend
+SHOWN = 8  # lines that are drawn at first; the others wait in the legend
 BYTES: tuple[Axis, ...] = ("up", "total")
 
 
@@ -25,7 +25,8 @@ def chart(series: Sequence[Series], metric: str, goal: Goal, budget: Budget | No
     most = max((float(one.curve(metric).spent("total")[-1]) for one in series), default=0.0)
     unit, size = next((u for u in reversed(UNITS.items()) if most >= u[1]), ("B", 1.0))
     scales: dict[Axis, float] = {axis: size if axis in BYTES else 1.0 for axis in TITLES}
-    best = _best_first(series, metric, goal)
+    best = best_first(series, metric, goal)
+    dashes = _dashes([series[n].colour for n in best])
     limits = {} if budget is None else {axis: most / scales[axis] for axis, most in budget.limits.items()}
     return {
         "axes": {axis: {"label": title.format(unit), "log": axis in BYTES} for axis, title in TITLES.items()},
@@ -33,18 +34,18 @@ def chart(series: Sequence[Series], metric: str, goal: Goal, budget: Budget | No
         "start": {"x": next(iter(limits), "up"), "y": metric},
         "limits": limits,
         "series": [
-            _line(one, metrics, scales, n // len(COLOURS)) | {"on": n in best[:SHOWN]} for n, one in enumerate(series)
+            _line(one, metrics, scales) | {"dash": dashes[best.index(n)], "on": n in best[:SHOWN]}
+            for n, one in enumerate(series)
         ],
     }
 
 
-def _line(one: Series, metrics: Sequence[str], scales: dict[Axis, float], dash: int) -> dict[str, Any]:
+def _line(one: Series, metrics: Sequence[str], scales: dict[Axis, float]) -> dict[str, Any]:
     known = {name: thin(one.curve(name)) for name in metrics if name in one.metrics}
     any_curve = next(iter(known.values()), one.curve(metrics[0]))
     return {
         "name": one.label,
         "colour": one.colour,
-        "dash": dash,
         "seeds": len(one.seeds),
         "gone": _gone(one, any_curve),
         "x": {axis: _rounded(any_curve.spent(axis) / scale) for axis, scale in scales.items()},
@@ -68,10 +69,16 @@ def _gone(one: Series, curve: Curve) -> list[str]:
     return words
 
 
-def _best_first(series: Sequence[Series], metric: str, goal: Goal) -> list[int]:
+def best_first(series: Sequence[Series], metric: str, goal: Goal) -> list[int]:
+    """Numbers of the series from the best end to the worst; those that did not come through stand last."""
     sign = -1 if goal == "max" else 1
     ends = [one.curve(metric).tail(1) for one in series]
     return sorted(range(len(series)), key=lambda n: (not ends[n].whole, sign * np.nan_to_num(ends[n].mean)))
+
+
+def _dashes(colours: Sequence[str]) -> list[int]:
+    """Which pattern tells a line from those before it that have its colour."""
+    return [list(colours[:n]).count(colour) for n, colour in enumerate(colours)]
 
 
 def _rounded(values: Floats) -> list[float | None]:

@@ -103,7 +103,7 @@
         if (value === null) found.delete(this.prefix + key);
         else found.set(this.prefix + key, value === true ? "1" : value === false ? "0" : value);
       }
-      location.replace(`#${found}`);
+      location.hash = found;
     }
 
     controls(number) {

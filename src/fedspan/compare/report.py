@@ -14,9 +14,9 @@ from typing import Any
 
 from fedspan import experiment
 from fedspan.compare import tables
-from fedspan.compare.chart import chart
+from fedspan.compare.chart import best_first, chart
 from fedspan.compare.outcome import Outcome
-from fedspan.compare.plan import Comparison, goal_of, main_metric
+from fedspan.compare.plan import COLOURS, Comparison, goal_of, main_metric
 from fedspan.compare.series import Series, find
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import FedspanError, SpecError, one_of
@@ -50,6 +50,8 @@ class Chapter:
             one_of("metric", metric, known)
         metric = metric or main_metric(known)
         goal = goal_of(metric)
+        for rank, place in enumerate(best_first(series, metric, goal)):  # the best look least alike
+            series[place] = dataclasses.replace(series[place], colour=COLOURS[rank % len(COLOURS)])
         found = tables.records(series, metric, goal, [client_state(one.table) for one in series])
         notes = [
             f"{one.label}: seed {seed} is at round {t} of {one.table['rounds']}"
@@ -138,7 +140,7 @@ def report(folders: Sequence[Path], out: Path, formats: Sequence[str], metric: s
     chapters = [_comparison(folder) for folder in plans]
     others = [folder for folder in folders if folder not in plans]
     if others:
-        chapters += [Chapter.of_runs(title, series, metric) for title, series in find(others).items()]
+        chapters += [Chapter.of_runs(title, series, metric) for title, series in find(others)]
     count = sum(len(one.seeds) for chapter in chapters for one in chapter.series)
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(folder.name for folder in folders)}."
     return write(out, "Runs side by side", lead, chapters, formats, command)

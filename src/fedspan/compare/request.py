@@ -53,7 +53,7 @@ def requested(
     plan = dataclasses.replace(plan, metric=metric, goal=goal)
     for variant in plan.variants:
         for point in variant.points():
-            plan.spec(variant, point)
+            experiment.check(plan.spec(variant, point))
     return plan
 
 

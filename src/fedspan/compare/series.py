@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.compare.curves import Curve, metrics_of
-from fedspan.compare.plan import COLOURS, apart
+from fedspan.compare.plan import apart
 from fedspan.core.errors import CheckpointError
 from fedspan.runtimes import history
 from fedspan.runtimes.history import Line
@@ -27,7 +27,7 @@ class Series:
     """Rows of all seeds; a seed that failed has none."""
 
     label: str
-    colour: str
+    colour: str  # empty: whoever draws it chooses
     table: Table  # the resolved spec
     seeds: tuple[int, ...]
     runs: tuple[tuple[Line, ...], ...]
@@ -58,8 +58,8 @@ class Series:
         return {seed: t for seed, t in far.items() if t < self.table["rounds"]}
 
 
-def find(folders: Sequence[Path]) -> dict[str, list[Series]]:
-    """All runs below some folders: task, by what sets it apart, → series on it. Seeds of one spec are one series."""
+def find(folders: Sequence[Path]) -> list[tuple[str, list[Series]]]:
+    """All runs below some folders: what sets a task apart, and the series on it. Seeds of one spec are one series."""
     groups: dict[str, dict[int, Run]] = {}
     for folder in folders:
         files = sorted(folder.rglob(history.NAME)) if folder.is_dir() else [folder]
@@ -78,13 +78,13 @@ def find(folders: Sequence[Path]) -> dict[str, list[Series]]:
             first, _ = next(iter(seeds.values()))
             tasks.setdefault(json.dumps(_task(first), sort_keys=True), []).append(dict(sorted(seeds.items())))
     names = _different([flat(json.loads(task)) for task in tasks])
-    return {name or "Runs": _named(part) for name, part in zip(names, tasks.values(), strict=True)}
+    return [(name or "Runs", _named(part)) for name, part in zip(names, tasks.values(), strict=True)]
 
 
 def _named(groups: list[dict[int, Run]]) -> list[Series]:
     tables = [next(iter(seeds.values()))[0] for seeds in groups]
     return [
-        Series(label, COLOURS[n % len(COLOURS)], tables[n], tuple(seeds), tuple(rows for _, rows in seeds.values()))
+        Series(label, "", tables[n], tuple(seeds), tuple(rows for _, rows in seeds.values()))
         for n, (label, seeds) in enumerate(zip(labels(tables), groups, strict=True))
     ]
 

@@ -12,5 +12,5 @@ def needs(extra: str, *modules: str) -> None:
     for name in modules:
         try:
             importlib.import_module(name)
-        except ImportError:
-            raise FedspanError(f"{name} is not installed; pip install 'fedspan[{extra}]'") from None
+        except ImportError as error:
+            raise FedspanError(f"{error.name or name} is not installed; pip install 'fedspan[{extra}]'") from None
