@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedspan.compare import tables
+from fedspan.compare.command import minutes
 from fedspan.compare.curves import Curve, Tail
 from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import Comparison, Variant, folder_of, jobs_of, over
@@ -19,6 +21,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.experiment import run
 from fedspan.paper import benchmark
 from fedspan.paper.benchmark import Benchmark, Part, verdicts
+from fedspan.runtimes import history
 from test_data import have
 
 QUIET = Console(quiet=True)
@@ -70,7 +73,7 @@ def test_later_seeds_do_not_change_the_choice(outcome: Outcome) -> None:
     assert [t.end.seeds for t in again.trials(VARIANTS[0])] == [1, 1, 1]
     assert outcome.curve(VARIANTS[0]).values.shape == (2, 5)
     folder = folder_of(plan().spec(VARIANTS[0], {"method.lr": 0.3}), outcome.runs)
-    first = Curve.read([folder / "seed-0" / "history.jsonl"], "accuracy", together=False)
+    first = Curve.read([folder / "seed-0" / "history.jsonl"], "accuracy")
     assert again.trials(VARIANTS[0])[1].end.mean == pytest.approx(first.values[0, 1:3].mean())
 
 
@@ -92,13 +95,13 @@ def test_tables_say_it(outcome: Outcome) -> None:
     assert "accuracy after 8 rounds, %" in header
     assert f"{100 * outcome.final(VARIANTS[1]).mean:.1f} ± " in rows[1][2]
     _, tuned = tables.tuning(outcome)
-    assert [row[2:] for row in tuned][2] == ["diverged", ""]
-    assert [row[3] for row in tuned] == ["", "chosen", ""]
+    assert [row[3:] for row in tuned][2] == ["diverged", ""]
+    assert [row[4] for row in tuned] == ["", "chosen", ""]
     text = tables.markdown((header, rows))
     assert text.count("\n") == 4
-    lines = list(csv.DictReader(tables.curves_csv(outcome).splitlines()))
+    lines = list(csv.DictReader(tables.curves_csv([outcome.series(v) for v in VARIANTS]).splitlines()))
     assert len(lines) == 2 * 2 * 5
-    assert {line["variant"] for line in lines} == {"fedavg", "ssf"}
+    assert {line["run"] for line in lines} == {"FedAvg", "SSF"}
 
 
 def test_what_is_done_is_not_run_again(outcome: Outcome) -> None:
@@ -108,6 +111,18 @@ def test_what_is_done_is_not_run_again(outcome: Outcome) -> None:
     carry_out(jobs, 1, QUIET, "")
     assert stamps == [path.stat().st_mtime for job in jobs for path in job.histories()]
     assert not plan(base=BASE | {"rounds": 10}).final(outcome.runs, outcome.chosen())[0].complete()
+
+
+def test_only_the_runs_of_a_comparison_are_counted(outcome: Outcome, tmp_path: Path) -> None:
+    """The folder may hold runs of other studies; each run counts once, though tuning and the end share it."""
+    shutil.copytree(outcome.runs, tmp_path / "runs")
+    here = Outcome(plan(), tmp_path / "runs")
+    files = {file for job in here.jobs() for file in job.histories()}
+    assert len(files) == 6  # three points on the first seed, one of them again on the second, and two seeds of SSF
+    whole = sum(history.read(file)[1][-1]["seconds"] for file in files)
+    assert 60 * minutes([here]) == pytest.approx(whole)
+    shutil.copytree(here.jobs()[0].folder, tmp_path / "runs" / "other" / "seed-0")
+    assert 60 * minutes([here, here]) == pytest.approx(whole)
 
 
 def test_missing_runs_and_metrics_are_named(outcome: Outcome, tmp_path: Path) -> None:
@@ -166,7 +181,7 @@ def test_every_study_of_networks_runs_in_small(name: str, tmp_path: Path) -> Non
         assert part.title in text
         assert (tmp_path / "figures" / f"{part.comparison.name}.png").stat().st_size > 5_000
         assert len((tmp_path / "tables" / f"{part.comparison.name}.csv").read_text().splitlines()) > 3
-    assert page.count("<svg") == len(study.parts)
+    assert page.count('<figure class="chart"') == len(study.parts)
     assert f"fedspan reproduce {name} --scale smoke" in page
 
 

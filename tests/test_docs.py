@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from fedspan import cli
+from fedspan.compare.plan import Comparison
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -41,6 +48,34 @@ def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another in a fresh folder, as a reader would; a tracker that is not installed is left out."""
+    lines = re.findall(r"^    (fedspan .*)$", (ROOT / "docs/comparing.md").read_text(), re.M)
+    assert len(lines) == 8
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        words = shlex.split(line)
+        if "--log" in words and importlib.util.find_spec(words[words.index("--log") + 1]) is None:
+            continue
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 0, line
+    written = {path.name for path in (tmp_path / "out/side").iterdir()}
+    assert written == {"index.html", "results.md", "results.csv", "curves.csv", "comparison.toml", "runs"}
+    assert "SSF small" in (tmp_path / "out/sizes/results.md").read_text()
+    assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
+
+
+def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/comparing.md").read_text(), re.S)
+    plan = Comparison.from_table(tomllib.loads(block))
+    assert plan.budget is not None
+    free = dataclasses.replace(plan, budget=None)  # a budget of bytes is planned on the data, which may not be here
+    assert [free.spec(v, p).method.lr for v in free.variants for p in v.points()] == [0.2, 0.5, 1.0, 0.05, 0.1, 0.2]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -80,7 +80,7 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_one(out: Path) -> None:
     assert (short.values == long.values[:, :2]).all()
     with pytest.raises(CheckpointError, match="has 5 of 9 rounds"):
         results.curve(Case("ssf", 2.0, 20, 1e-3, 9))
-    late = Curve(np.array([0.0, 1, 2]), np.array([[1.0, 2.0, np.nan]]), np.zeros(3), np.zeros(3), [2], 0.0)
+    late = Curve(np.arange(3.0), np.array([[1.0, 2.0, np.nan]]), np.zeros(3), np.zeros(3), np.zeros(3), [2], [False])
     assert late.until(1).diverged == [None]
     assert late.until(2).tail(1).diverged == 1
 

@@ -88,7 +88,8 @@ def fit(
     the disk. `trail` keeps them in memory as the r numbers of each round a client took part in, as long as these are
     fewer than a state (`ssf`). `simulate` says how a cohort is worked through: client by client, batched, or on
     processes; `auto` times them where the run is long enough. With `out` the run is written to a folder as
-    `fedspan run` does, and `resume` goes on with it.
+    `fedspan run` does, and `resume` goes on with it. `on_row` is called with every row as it comes; a logger of
+    `fedspan.loggers` is such a function.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -33,10 +34,22 @@ class Ways(StrEnum):
     pool = "pool"
 
 
+class Goals(StrEnum):
+    """What is better."""
+
+    max = "max"
+    min = "min"
+
+
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the spec: --set method.lr=0.1")]
-Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds, run as one batched computation.")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", help="Number of seeds: one batched computation where the task can, else one by one.")
+]
 Threads = Annotated[int, typer.Option("--threads", help="Threads a process; small problems are fastest with one.")]
+
+Jobs = Annotated[int, typer.Option("--jobs", help="Processes at once.")]
+Plugin = Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file that registers a method of yours.")]
 
 
 @app.command()
@@ -46,9 +59,7 @@ def run(
     changes: Changes = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     seeds: Seeds = 1,
-    plugin: Annotated[
-        list[Path] | None, typer.Option("--plugin", help="A Python file that registers a method of yours.")
-    ] = None,
+    plugin: Plugin = None,
     threads: Threads = 1,
     simulate: Annotated[
         Ways, typer.Option("--simulate", help="How a cohort of networks is worked through; auto times them.")
@@ -56,6 +67,9 @@ def run(
     trail: Annotated[
         bool, typer.Option("--trail", help="Keep clients' controls as the r numbers of each round they took part in.")
     ] = False,
+    log: Annotated[
+        list[str] | None, typer.Option("--log", help="Log rows to tensorboard or wandb (offline), in OUT.")
+    ] = None,
 ) -> None:
     """Run one spec; rows go to OUT/history.jsonl as they come."""
     import torch
@@ -76,7 +90,7 @@ def run(
             progress.update(bar, completed=row.round, description=values)
 
         result = experiment.run(
-            loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, trail=trail, on_row=show
+            loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, trail=trail, on_row=show, log=log or ()
         )
     _print_result(result, out)
     if not result.finished:
@@ -104,7 +118,7 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale smoke.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds; what is usual for the scale.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Processes at once.")] = 1,
+    jobs: Jobs = 1,
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
 ) -> None:
     """Regenerate a study: tables, figures and one page. What is done already is not run again."""
@@ -119,6 +133,89 @@ def reproduce(
 
 
 @app.command()
+def compare(
+    specs: Annotated[list[Path], typer.Argument(help="Specs of different methods on one task, or one to start from.")],
+    out: Out,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", help="Methods to compare: fedavg,ssf:rank=0.05,control=paper as SSF small"),
+    ] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="Values to tune over: lr=0.01,0.1 or ssf:lr=0.1,1.0")
+    ] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option("--budget", help="Compare at this cost: up=10MB, total=50MB or rounds=200")
+    ] = None,
+    changes: Changes = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds; 3 unless it is said.")] = None,
+    tune_seeds: Annotated[int | None, typer.Option("--tune-seeds", help="Seeds that decide the tuning; 1.")] = None,
+    tune_rounds: Annotated[
+        int | None, typer.Option("--tune-rounds", help="Rounds of a run in tuning; as long as the runs themselves.")
+    ] = None,
+    tail: Annotated[int | None, typer.Option("--tail", help="Last evaluations whose mean is the result; 1.")] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Compare by this: accuracy, or else the error.")
+    ] = None,
+    goal: Annotated[Goals | None, typer.Option("--goal", help="Whether more or less of the metric is better.")] = None,
+    jobs: Jobs = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out.")] = False,
+    formats: Annotated[str, typer.Option("--format", help="What to write.")] = "html,md,csv",
+    plugin: Plugin = None,
+) -> None:
+    """Run methods side by side on one task, each tuned over its own grid: a page and tables."""
+    from fedspan.compare import command
+    from fedspan.compare.request import requested
+    from fedspan.core import registry
+
+    for path in plugin or []:
+        registry.load_file(path)
+    plan = requested(
+        specs,
+        methods=methods or (),
+        grids=grid or (),
+        budget=budget or (),
+        changes=changes or (),
+        seeds=seeds,
+        tune_seeds=tune_seeds,
+        tune_rounds=tune_rounds,
+        metric=metric,
+        goal=None if goal is None else goal.value,
+        tail=tail,
+    )
+    command.compare(
+        plan,
+        out,
+        jobs=jobs,
+        resume=resume,
+        formats=formats.split(","),
+        line=_line(),
+        console=console,
+        plugins=tuple(plugin or ()),
+    )
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that runs were written to, of any kind.")],
+    out: Out,
+    formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv.")] = "html",
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Show this first: accuracy, or else the error.")
+    ] = None,
+) -> None:
+    """Show runs on one self-contained page: against rounds, bytes and seconds, with the table of results."""
+    from fedspan.compare import report as reports
+
+    for path in reports.report(folders, out, formats.split(","), metric, _line()):
+        console.print(path, highlight=False, soft_wrap=True)
+
+
+def _line() -> str:
+    """The command as it was given."""
+    return shlex.join(["fedspan", *sys.argv[1:]])
+
+
+@app.command()
 def partition(
     spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")],
     out: Annotated[Path, typer.Option("--out", help="The picture: .png, .svg or .pdf.")],
@@ -128,9 +225,9 @@ def partition(
     import numpy as np
 
     from fedspan import experiment
-    from fedspan.paper.study import plotting
+    from fedspan.core.extras import needs
 
-    plotting()
+    needs("plot", "matplotlib")
     from fedspan.compare import heatmap
 
     loaded = experiment.Spec.load(spec, tuple(changes or ()))

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedspan import loggers
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, positive
+from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.layout import DTYPES, Layout
 from fedspan.core.method import Method
+from fedspan.core.objective import Problem
 from fedspan.core.task import Task, Weights
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
-from fedspan.runtimes.plan import Cost, cost
+from fedspan.runtimes.plan import Cost, FlatProblem, cost
 from fedspan.runtimes.simulator import Simulate, Simulator
+
+SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # what methods take from another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +75,7 @@ class Spec:
     @staticmethod
     def load(path: Path, changes: tuple[str, ...] = ()) -> Spec:
         """A spec from a TOML file, with changes such as `method.lr=0.1` applied."""
-        if not path.is_file():
-            raise SpecError(f"spec file {str(path)!r} does not exist")
-        try:
-            table = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
-        return Spec.from_table(with_changes(table, changes))
+        return Spec.from_table(with_changes(read_toml(path), changes))
 
     def table(self) -> dict[str, Any]:
         """Nested plain values, defaults filled in; `from_table` of it is this spec."""
@@ -90,6 +89,16 @@ class Spec:
         return toml(self.table())
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a spec file."""
+    if not path.is_file():
+        raise SpecError(f"spec file {str(path)!r} does not exist")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
+
+
 def with_changes(table: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
     """The table with `a.b=value` settings put in; values are TOML, or else taken as text."""
     values: dict[str, Any] = {}
@@ -97,11 +106,16 @@ def with_changes(table: dict[str, Any], changes: tuple[str, ...]) -> dict[str, A
         path, sign, text = change.partition("=")
         if not sign or not path:
             raise SpecError(f"--set needs key=value, got {change!r}")
-        try:
-            values[path.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[path.strip()] = text
+        values[path.strip()] = plain_value(text)
     return with_values(table, values)
+
+
+def plain_value(text: str) -> Any:
+    """A value as TOML has it, or else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def with_values(table: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,18 +141,23 @@ def run(
     simulate: Simulate = "loop",
     trail: bool = False,
     on_row: Callable[[Row], None] | None = None,
+    log: Sequence[str] = (),
 ) -> Result:
-    """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can."""
+    """Carry out a spec in `out`; several seeds in `out/seed-*`, as one batched computation where the task can.
+
+    `on_row` is called with every row as it comes; `log` names loggers that are given them too.
+    """
     at_least("seeds", seeds, 1)
+    loggers.check(log)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
-        return _run(spec, out, of_runs, resume, simulate, trail, on_row)
+        return _run(spec, out, of_runs, resume, simulate, trail, on_row, log)
     rows: list[list[Line]] = []
     finished = True
     for seed in of_runs:
         folder = out / f"seed-{seed}"
         again = resume and (folder / CHECKPOINT).exists()
-        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, trail, on_row)
+        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, trail, on_row, log)
         rows, finished = [*rows, *one.rows], one.finished
         if not finished:
             break
@@ -153,44 +172,78 @@ def _run(
     simulate: Simulate,
     trail: bool,
     on_row: Callable[[Row], None] | None,
+    log: Sequence[str],
 ) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
     method = over_epochs(spec.method, problem, spec.epochs)
     with Simulator(method, problem, simulate=simulate, rounds=spec.rounds, trail=trail) as clients:
         loop = Loop(method, problem, clients, of_runs, per_round)
-        return carry_out(loop, spec.table(), out, resume=resume, on_row=on_row)
+        with loggers.every(log, out, spec.table(), of_runs, on_row) as seen:
+            return carry_out(loop, spec.table(), out, resume=resume, on_row=seen)
+
+
+def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
+    """The table of method NAME with what it can take of the spec's steps, subspace and compressor.
+
+    `rank` is that of a subspace where the spec has none.
+    """
+    own = registry.describe(spec.method)
+    one_of("method", name, registry.choices("method"))
+    if name == own["name"]:
+        return own
+    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
+    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank", rank)})
+    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
+    table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
+        table |= subspace
+    for key in ("momentum", "compressor"):  # which some methods refuse
+        if key in own and key in known:
+            with contextlib.suppress(SpecError):
+                registry.build("method", table | {key: own[key]}).check(_outline_of(spec).layout)
+                table |= {key: own[key]}
+    return table
 
 
 def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
     """The model, and what each registered method would cost on it under the spec's steps, subspace and compressor."""
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
-    per_round = spec.participation.per_round or problem.clients
     costs = {}
     for name in registry.choices("method"):
-        method = _alike(spec.method, name, problem.layout)
-        costs[name] = cost(method, problem, per_round, spec.rounds, spec.seed)
+        costs[name] = _cost(spec, registry.build("method", sibling(spec, name, rank=0.1)), problem)
     return problem.layout, costs
 
 
-def _alike(method: Method[Any, Any, Any, Any], name: str, layout: Layout) -> Method[Any, Any, Any, Any]:
-    """The method of another name with what it can take of this one's steps, subspace and compressor."""
-    own = registry.describe(method)
-    if name == own["name"]:
-        method.check(layout)
-        return method
-    usual = {"projector": {"name": "coordinate", "rank": 0.1}}
-    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-    table = {"name": name} | {key: value for key, value in usual.items() if key in known}
-    if "rank" in known and "projector" not in known:
-        table["rank"] = own.get("projector", own).get("rank", 0.1)
-    for key in ("lr", "local_steps", "projector"):
-        table |= {key: own[key]} if key in known and key in own else {}
-    for key in ("momentum", "compressor"):  # which some methods refuse
-        if key in known and key in own:
-            with contextlib.suppress(SpecError):
-                registry.build("method", table | {key: own[key]}).check(layout)
-                table |= {key: own[key]}
-    found: Method[Any, Any, Any, Any] = registry.build("method", table)
-    found.check(layout)
-    return found
+def price(spec: Spec) -> Cost:
+    """What the spec itself will cost."""
+    return _cost(spec, spec.method, _outline_of(spec))
+
+
+def check(spec: Spec) -> None:
+    """Refuse a method that cannot work on the task's model."""
+    spec.method.check(_outline_of(spec).layout)
+
+
+def _outline_of(spec: Spec) -> Problem:
+    told = {key: value for key, value in spec.table().items() if key in ("task", "seed", "dtype", "participation")}
+    return _outline(json.dumps(told, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=8)
+def _outline(told: str) -> Problem:
+    """A task's model and number of clients; its data is let go again."""
+    spec = Spec.from_table({"rounds": 1, "method": {"name": "fedavg", "lr": 1.0}} | json.loads(told))
+    problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    return FlatProblem(problem.layout, problem.x0[:1].clone(), problem.clients)
+
+
+def metrics(spec: Spec) -> list[str]:
+    """The metrics that a run of the spec will report."""
+    problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    return list(problem.evaluate(problem.x0, problem.aside0))
+
+
+def _cost(spec: Spec, method: Method[Any, Any, Any, Any], problem: Problem) -> Cost:
+    method.check(problem.layout)
+    return cost(method, problem, spec.participation.per_round or problem.clients, spec.rounds, spec.seed)

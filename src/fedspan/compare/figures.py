@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
 
-from fedspan.compare.outcome import Axis, Outcome
+from fedspan.compare.curves import TITLES, Axis, over_seeds, thinned
+from fedspan.compare.outcome import Outcome
 
-POINTS = 120  # of a curve
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -24,11 +22,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "fedspan",
 }
-AXES: dict[Axis, tuple[str, float]] = {
-    "round": ("round", 1.0),
-    "up": ("MB sent up, all clients", 1e-6),
-    "bytes": ("MB sent, both directions, all clients", 1e-6),
-}
+AXES: dict[Axis, float] = {"round": 1.0, "up": 1e-6, "total": 1e-6}  # bytes as MB
 
 
 def panels(down: int, across: int) -> tuple[Any, Any]:
@@ -47,19 +41,10 @@ def save(figure: Any, path: Path) -> Path:
 
 def band(axis: Any, x: Any, values: Any, colour: str, label: str) -> Any:
     """Mean line of several seeds and a band from the lowest to the highest; the mean."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
-        middle, low, high = (f(values, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
+    middle, low, high = over_seeds(values)
     axis.plot(x, middle, color=colour, lw=1.2, label=label)
     axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
     return middle
-
-
-def thinned(rows: int, logarithmic: bool) -> Any:
-    """At most POINTS row numbers, evenly spread on the axis they will be drawn on; a logarithmic one has no zero."""
-    if not logarithmic:
-        return np.unique(np.linspace(0, rows - 1, min(rows, POINTS)).astype(int))
-    return np.unique(np.geomspace(1, rows - 1, min(rows, POINTS)).astype(int))
 
 
 def draw(outcome: Outcome, path: Path) -> Path:
@@ -67,17 +52,17 @@ def draw(outcome: Outcome, path: Path) -> Path:
     plan = outcome.comparison
     with plt.rc_context(STYLE):
         figure, (line,) = panels(1, len(AXES))
-        for axis, (kind, (name, unit)) in zip(line, AXES.items(), strict=True):
+        for axis, (kind, unit) in zip(line, AXES.items(), strict=True):
             logarithmic = kind != "round"
             for variant in plan.variants:
                 curve = outcome.curve(variant)
                 keep = thinned(len(curve.rounds), logarithmic)
-                x = outcome.spent(variant, kind)[keep] * unit
+                x = curve.spent(kind)[keep] * unit
                 scale = 100 if plan.metric == "accuracy" else 1
                 band(axis, x, scale * curve.values[:, keep], variant.colour, variant.label)
             axis.set_xscale("log" if logarithmic else "linear")
             axis.set_yscale("linear" if plan.goal == "max" else "log")
-            axis.set_xlabel(name)
+            axis.set_xlabel(TITLES[kind].format("MB"))
             if logarithmic:
                 axis.axvline(outcome.budget(kind) * unit, color="#888888", lw=0.8, ls=":")
         line[0].set_ylabel(f"{plan.metric}, %" if plan.metric == "accuracy" else plan.metric)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from fedspan.compare.curves import Curve, Floats, Tail
+from fedspan.compare.curves import Axis, Curve, Tail
 from fedspan.compare.plan import Comparison, Point, Variant, jobs_of
+from fedspan.compare.pool import Job
+from fedspan.compare.series import Series, setting
 from fedspan.core.errors import CheckpointError
-
-Axis = Literal["round", "up", "bytes"]
+from fedspan.runtimes import history
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Trial:
     """One point of a variant's grid and how it did in tuning."""
 
     point: Point
+    rounds: int
     end: Tail
 
 
@@ -30,26 +31,21 @@ class Outcome:
     def __init__(self, comparison: Comparison, runs: Path) -> None:
         self.comparison, self.runs = comparison, runs
         self._trials: dict[str, list[Trial]] = {}
-        self._curves: dict[str, Curve] = {}
+        self._series: dict[str, Series] = {}
 
     def trials(self, variant: Variant) -> list[Trial]:
         """All points of a variant's grid; none where there was nothing to choose."""
-        plan = self.comparison
         if variant.name not in self._trials:
             points = variant.points()
-            seeds = min(plan.tune_seeds, plan.seeds)
-            self._trials[variant.name] = [
-                Trial(point, self._read(variant, point, plan.horizon, seeds).tail(plan.tail))
-                for point in (points if len(points) > 1 else ())
-            ]
+            self._trials[variant.name] = [self._try(variant, point) for point in (points if len(points) > 1 else ())]
         return self._trials[variant.name]
 
     def chosen(self) -> dict[str, Point]:
-        """Each variant's best point; one at which any seed diverged is the last to be taken."""
+        """Each variant's best point; one at which any seed diverged or failed is the last to be taken."""
         sign = 1 if self.comparison.goal == "max" else -1
 
         def rank(trial: Trial) -> float:
-            return -math.inf if trial.end.diverged or math.isnan(trial.end.mean) else sign * trial.end.mean
+            return sign * trial.end.mean if trial.end.whole else -math.inf
 
         out = {}
         for variant in self.comparison.variants:
@@ -60,50 +56,80 @@ class Outcome:
     def at_edge(self, variant: Variant) -> bool:
         """Whether the best point lies at an end of the grid, so that a better one may lie beyond."""
         point = self.chosen()[variant.name]
-        return any(len(values) > 1 and point[key] in (values[0], values[-1]) for key, values in variant.grid.items())
+        numbers = {k: v for k, v in variant.grid.items() if len(v) > 1 and all(isinstance(x, int | float) for x in v)}
+        return any(point[key] in (min(values), max(values)) for key, values in numbers.items())
+
+    def series(self, variant: Variant) -> Series:
+        """All seeds of a variant at its best point."""
+        if variant.name not in self._series:
+            plan = self.comparison
+            spec = plan.spec(variant, self.chosen()[variant.name])
+            self._series[variant.name] = _read(variant, jobs_of(spec, self.runs, plan.seeds))
+        return self._series[variant.name]
 
     def curve(self, variant: Variant) -> Curve:
-        """All seeds of a variant at its best point."""
-        if variant.name not in self._curves:
-            plan = self.comparison
-            self._curves[variant.name] = self._read(
-                variant, self.chosen()[variant.name], int(plan.base["rounds"]), plan.seeds
-            )
-        return self._curves[variant.name]
+        """The same in the metric that is compared."""
+        return self.series(variant).curve(self.comparison.metric)
 
     def final(self, variant: Variant) -> Tail:
-        """The mean of the last evaluations."""
-        return self.curve(variant).tail(self.comparison.tail)
+        """The mean of the last evaluations, within the budget where there is one."""
+        return self._end(self.curve(variant))
 
     def best(self, variant: Variant) -> Tail:
-        """The best evaluation of each seed."""
-        curve = self.curve(variant)
-        pick = np.nanmax if self.comparison.goal == "max" else np.nanmin
-        tops = np.array([pick(row) for row in curve.values])
-        spread = float(tops.std(ddof=1)) if len(tops) > 1 else math.nan
-        return Tail(float(tops.mean()), spread, 0, len(tops))
+        """The best evaluation of each seed, within the budget where there is one."""
+        return self.within(variant).best(self.comparison.goal)
+
+    def within(self, variant: Variant) -> Curve:
+        """The part of a curve that counts."""
+        budget = self.comparison.budget
+        return self.curve(variant) if budget is None else budget.within(self.curve(variant))
 
     def budget(self, axis: Axis) -> float:
-        """The most that every variant has spent that did not diverge: rounds or bytes at which all can be compared."""
-        whole = [v for v in self.comparison.variants if not all(self.curve(v).diverged)]
-        return min(float(self.spent(v, axis)[-1]) for v in whole or self.comparison.variants)
-
-    def spent(self, variant: Variant, axis: Axis) -> Floats:
-        """What each row of a variant's curve has cost."""
-        curve = self.curve(variant)
-        return {"round": curve.rounds, "up": curve.up, "bytes": curve.up + curve.down}[axis]
+        """The most that every variant has spent that came through: rounds or bytes at which all can be compared."""
+        whole = [v for v in self.comparison.variants if self.curve(v).alive()]
+        return min(float(self.curve(v).spent(axis)[-1]) for v in whole or self.comparison.variants)
 
     def at(self, variant: Variant, axis: Axis, budget: float) -> Tail:
         """The mean of the last evaluations within a budget."""
         curve = self.curve(variant)
-        rows = int(np.searchsorted(self.spent(variant, axis), budget, side="right"))
-        return curve.until(int(curve.rounds[max(rows, 1) - 1])).tail(min(self.comparison.tail, max(rows, 1)))
+        rows = max(1, int(np.searchsorted(curve.spent(axis), budget, side="right")))
+        return curve.until(int(curve.rounds[rows - 1])).tail(min(self.comparison.tail, rows))
 
-    def _read(self, variant: Variant, point: Point, rounds: int, seeds: int) -> Curve:
-        spec = self.comparison.spec(variant, point, rounds)
-        jobs = jobs_of(spec, self.runs, seeds)
-        files = [file for job in jobs for file in job.histories()]
-        missing = next((file for file in files if not file.exists()), None)
-        if missing is not None:
-            raise CheckpointError(f"{str(missing)!r} is missing; run the comparison again")
-        return Curve.read(files, self.comparison.metric, spec.task.several_seeds).until(rounds)
+    def jobs(self) -> list[Job]:
+        """All runs that this outcome rests on."""
+        return self.comparison.tuning(self.runs) + self.comparison.final(self.runs, self.chosen())
+
+    def failures(self) -> list[str]:
+        """Runs that failed, and why."""
+        plan, found = self.comparison, []
+        for variant in plan.variants:
+            chosen, points = self.chosen()[variant.name], variant.points()
+            for point in points:
+                jobs = plan.trial(variant, point, self.runs) if len(points) > 1 else []
+                jobs += jobs_of(plan.spec(variant, point), self.runs, plan.seeds) if point == chosen else []
+                name = ", ".join([variant.label, *(setting(key, value) for key, value in point.items())])
+                found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
+        return list(dict.fromkeys(found))
+
+    def _try(self, variant: Variant, point: Point) -> Trial:
+        jobs = self.comparison.trial(variant, point, self.runs)
+        curve = _read(variant, jobs).curve(self.comparison.metric)
+        return Trial(point, jobs[0].spec.rounds, self._end(curve))
+
+    def _end(self, curve: Curve) -> Tail:
+        plan = self.comparison
+        curve = curve if plan.budget is None else plan.budget.within(curve)
+        return curve.tail(min(plan.tail, len(curve.rounds)))
+
+
+def _read(variant: Variant, jobs: list[Job]) -> Series:
+    """The runs of one point as a series, no longer than they were asked to be."""
+    runs = []
+    for job in jobs:
+        for file in job.histories():
+            if not file.exists() and job.failure() is None:
+                raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
+            rows = [] if job.failure() is not None else history.read(file)[1]
+            runs.append(tuple(row for row in rows if row["round"] <= job.spec.rounds))
+    seeds = tuple(seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds))
+    return Series(variant.label, variant.colour, jobs[0].spec.table(), seeds, tuple(runs))

@@ -1,18 +1,23 @@
-"""One self-contained HTML page of sections: words, tables and figures, with the command that made it."""
+"""The one page of fedspan: sections of words, charts, tables and figures, and the command that made it.
+
+page.html is the frame, page.css and page.js are put into it; nothing is loaded from anywhere.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
 from fedspan.runtimes.folder import versions
 
-TEMPLATE = Path(__file__).with_name("page.html")
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Section:
     grids: list[Grid] = field(default_factory=list)
     figures: list[Path] = field(default_factory=list)  # SVG files
     notes: list[str] = field(default_factory=list)
+    chart: dict[str, Any] | None = None  # as compare/chart.py makes it
+    specs: list[tuple[str, str]] = field(default_factory=list)  # label, TOML
 
 
 def render(
@@ -54,13 +61,15 @@ def render(
 ) -> str:
     """The page as text; figures are put in as SVG."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string((HERE / "page.html").read_text()).render(
         title=title,
         lead=lead,
         missed=missed,
         sections=[_section(one) for one in sections],
         command=command,
-        footer=f"{cost} {', '.join(f'{k} {v}' for k, v in versions().items())}",
+        footer=f"{cost} {', '.join(f'{k} {v}' for k, v in versions().items())}".strip(),
+        style=_own("page.css"),
+        script=_own("page.js"),
     )
 
 
@@ -69,8 +78,12 @@ def coded(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (escaped just here)
 
 
+def _own(name: str) -> Markup:
+    return Markup((HERE / name).read_text())  # noqa: S704 (our own file)
+
+
 def _section(section: Section) -> dict[str, object]:
-    drawings = [f"<svg{path.read_text().partition('<svg')[2]}" for path in section.figures]
+    drawings = [Markup(f"<svg{path.read_text().partition('<svg')[2]}") for path in section.figures]  # noqa: S704 (ours)
     grids = [
         {
             "header": g.header,
@@ -80,4 +93,17 @@ def _section(section: Section) -> dict[str, object]:
         for g in section.grids
     ]
     notes = [coded(note) for note in section.notes]
-    return {"title": section.title, "about": coded(section.about), "grids": grids, "drawings": drawings, "notes": notes}
+    return {
+        "title": section.title,
+        "about": coded(section.about),
+        "grids": grids,
+        "drawings": drawings,
+        "notes": notes,
+        "chart": None if section.chart is None else _data(section.chart),
+        "specs": section.specs,
+    }
+
+
+def _data(value: dict[str, Any]) -> Markup:
+    """JSON that no text in it can lead out of its script element."""
+    return Markup(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"))  # noqa: S704

@@ -1,7 +1,16 @@
 """What to compare: a base spec, variants of it with a grid each, and the runs that need to be made.
 
 Runs are known by what decides their numbers, so two comparisons that need the same run share it, and a longer run goes
-on from the shorter one that tuning has made.
+on from the shorter one that tuning has made. As a TOML file, which `fedspan compare` reads and writes:
+
+    seeds = 3
+    metric = "accuracy"
+    budget = ["up=10MB"]                      # or none: all run for base.rounds
+    [base]                                    # a spec
+    [variants.ssf]                            # tables laid over the base
+    label = "SSF"
+    method = { rank = 0.1 }
+    grid = { "method.lr" = [0.1, 0.3, 1.0] }
 """
 
 from __future__ import annotations
@@ -15,11 +24,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedspan.compare.budget import Budget
 from fedspan.compare.pool import Job
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.experiment import Spec, with_values
 
 Point = dict[str, Any]  # dotted key of a spec → value
+Goal = Literal["max", "min"]
+# Okabe and Ito's colours, told apart by colour-blind readers too; without yellow, which is too faint for a line.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56B4E9")
+LAID_OVER = ("method", "task", "participation", "epochs")  # what a variant may have of its own
+
+
+def goal_of(metric: str) -> Goal:
+    """Whether more or less of a metric is better, by its name."""
+    return "max" if metric in ("accuracy", "f1", "auc") else "min"
+
+
+def main_metric(known: list[str]) -> str:
+    """Of the metrics that a task reports, the one to compare by."""
+    if not known:
+        raise SpecError("the task reports no metric to compare by; give it a test set")
+    return next((name for name in ("accuracy", "rel_err", "loss") if name in known), known[0])
 
 
 @dataclass(frozen=True)
@@ -31,6 +57,19 @@ class Variant:
     colour: str
     table: dict[str, Any]  # laid over the base spec
     grid: dict[str, list[Any]]
+
+    @staticmethod
+    def from_table(name: str, table: Mapping[str, Any], number: int = 0) -> Variant:
+        """As a file has it; label and colour may be left out."""
+        for key in table:
+            one_of(f"key of [variants.{name}]", key, (*LAID_OVER, "label", "colour", "grid"))
+        changes = {key: table[key] for key in LAID_OVER if key in table}
+        colour = table.get("colour", COLOURS[number % len(COLOURS)])
+        return Variant(name, table.get("label", name), colour, changes, dict(table.get("grid", {})))
+
+    def to_table(self) -> dict[str, Any]:
+        """What `from_table` would read this variant from."""
+        return {"label": self.label, "colour": self.colour, "grid": self.grid} | self.table
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""
@@ -48,20 +87,59 @@ class Comparison:
     tune_seeds: int = 1
     tune_rounds: int | None = None  # None: as long as the runs themselves
     metric: str = "accuracy"
-    goal: Literal["max", "min"] = "max"
+    goal: Goal = "max"
     tail: int = 3  # evaluations at the end whose mean is the result
+    budget: Budget | None = None  # None: all run for the base's rounds
 
     def __post_init__(self) -> None:
         for name in ("seeds", "tune_seeds", "tail"):
             at_least(name, getattr(self, name), 1)
+        if self.tune_rounds is not None:
+            at_least("tune_rounds", self.tune_rounds, 1)
         one_of("goal", self.goal, ("max", "min"))
         if not self.variants:
             raise SpecError(f"comparison {self.name!r} has no variants")
 
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> Comparison:
+        """As a file has it."""
+        fields = {field.name for field in dataclasses.fields(Comparison)}
+        for key in table:
+            one_of("key of a comparison", key, fields)
+        for key in ("base", "variants"):
+            if not isinstance(table.get(key), dict):
+                raise SpecError(f"a comparison needs [{key}]")
+        variants = [Variant.from_table(name, one, n) for n, (name, one) in enumerate(table["variants"].items())]
+        plain: dict[str, Any] = {
+            "name": "comparison",
+            "seeds": 3,
+            "tail": 1,
+            "goal": goal_of(table.get("metric", "")),
+        } | dict(table)
+        return Comparison(**plain | {"variants": variants, "budget": Budget.parse(table.get("budget", ()))})
+
+    def to_table(self) -> dict[str, Any]:
+        """What `from_table` would read this comparison from."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None}
+        plain |= {} if self.budget is None else {"budget": self.budget.texts()}
+        return plain | {"variants": {variant.name: variant.to_table() for variant in self.variants}}
+
     def spec(self, variant: Variant, point: Point, rounds: int | None = None) -> Spec:
-        """The spec of one point of a variant's grid."""
-        table = with_values(over(self.base, variant.table), point)
-        return Spec.from_table(table | ({} if rounds is None else {"rounds": rounds}))
+        """The spec of one point of a variant's grid, as long as the budget allows unless it is said."""
+        spec = Spec.from_table(with_values(over(self.base, variant.table), point))
+        if rounds is None and self.budget is not None:
+            rounds = self.budget.rounds(spec)
+        return spec if rounds is None else dataclasses.replace(spec, rounds=rounds)
+
+    def horizon(self, spec: Spec) -> int:
+        """Rounds of a spec's run in tuning."""
+        return spec.rounds if self.tune_rounds is None else min(self.tune_rounds, spec.rounds)
+
+    def trial(self, variant: Variant, point: Point, runs: Path) -> list[Job]:
+        """The runs that try one point of a grid."""
+        spec = self.spec(variant, point)
+        short = dataclasses.replace(spec, rounds=self.horizon(spec))
+        return jobs_of(short, runs, min(self.tune_seeds, self.seeds))
 
     def tuning(self, runs: Path) -> list[Job]:
         """The runs that decide each variant's point; none for a variant whose grid has one."""
@@ -69,19 +147,13 @@ class Comparison:
         for variant in self.variants:
             points = variant.points()
             for point in points if len(points) > 1 else ():
-                jobs += jobs_of(self.spec(variant, point, self.horizon), runs, min(self.tune_seeds, self.seeds))
+                jobs += self.trial(variant, point, runs)
         return jobs
 
     def final(self, runs: Path, chosen: Mapping[str, Point]) -> list[Job]:
         """All seeds of each variant at its chosen point."""
         found = [jobs_of(self.spec(v, chosen[v.name]), runs, self.seeds) for v in self.variants]
         return [job for jobs in found for job in jobs]
-
-    @property
-    def horizon(self) -> int:
-        """Rounds of a tuning run."""
-        rounds = int(self.base["rounds"])
-        return rounds if self.tune_rounds is None else min(self.tune_rounds, rounds)
 
 
 def over(table: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,10 +166,15 @@ def over(table: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def apart(table: Mapping[str, Any]) -> str:
+    """What sets a run apart, whatever its seed and length."""
+    return json.dumps({k: v for k, v in table.items() if k not in ("rounds", "seed")}, sort_keys=True)
+
+
 def folder_of(spec: Spec, runs: Path) -> Path:
     """Where the runs of a spec are, whatever their seed and length."""
-    table = {k: v for k, v in spec.table().items() if k not in ("rounds", "seed")}
-    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
+    table = spec.table()
+    digest = hashlib.sha256(apart(table).encode()).hexdigest()[:10]
     return runs / f"{table['method']['name']}-{digest}"
 
 

@@ -1,20 +1,37 @@
-"""Many runs in several processes of one thread each, with one progress bar. What is complete is not run again."""
+"""Many runs, one after another or in processes of one thread each, with one progress bar for all of them.
+
+What is complete is not run again, and what was cut short is resumed. A run that fails stops no other: why it failed
+stands in its folder.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedspan import experiment
+from fedspan.core import registry
+from fedspan.core.errors import FedspanError
 from fedspan.runtimes import history
 from fedspan.runtimes.folder import CHECKPOINT
+
+FAILED = "failed.txt"  # the reason in one line, then the traceback
+End = Literal["finished", "stopped", "failed"]
+Seen = Callable[[Path, int], None]  # folder, round
+_reports: SimpleQueue[tuple[Path, int]]  # in a worker process: how far its run has come
 
 
 @dataclass(frozen=True)
@@ -37,30 +54,92 @@ class Job:
         enough = [bool(end) and (end[0]["round"] >= self.spec.rounds or bool(end[0].get("diverged"))) for end in ends]
         return len(enough) == self.seeds and all(enough)
 
+    def failure(self) -> str | None:
+        """Why it failed, in one line; None: it did not."""
+        path = self.folder / FAILED
+        return path.read_text().partition("\n")[0] if path.exists() and not self.complete() else None
 
-def carry_out(jobs: list[Job], processes: int, console: Console, what: str) -> None:
+    def seconds(self) -> float:
+        """Computing time; seeds of one batched computation share one clock."""
+        ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
+        return max((float(end[0]["seconds"]) for end in ends if end), default=0.0)
+
+
+def seconds(jobs: Iterable[Job]) -> float:
+    """Computing time of the runs of these jobs, each run counted once."""
+    return sum(job.seconds() for job in {job.folder: job for job in jobs}.values())
+
+
+def carry_out(jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = ()) -> None:
     """Run all jobs that are not complete, in order; of two in one folder the longer."""
     longest: dict[Path, Job] = {}
     for job in jobs:
         if job.folder not in longest or job.spec.rounds > longest[job.folder].spec.rounds:
             longest[job.folder] = job
     todo = [job for job in longest.values() if not job.complete()]
-    total = sum(job.spec.rounds for job in todo)
-    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %")]
+    total, far = sum(job.spec.rounds for job in todo), dict.fromkeys(longest, 0)
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %  {task.fields[runs]}"),
+    ]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        bar = progress.add_task(what, total=total or 1, completed=0 if total else 1)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, context, _one_thread) as pool:
-            waiting = {pool.submit(_run, job): job for job in todo}
-            try:
-                for future in as_completed(waiting):
-                    if not future.result():
-                        raise KeyboardInterrupt
-                    progress.advance(bar, waiting[future].spec.rounds)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                console.print("stopped; the same command goes on from here")
-                raise
+        bar = progress.add_task(what, total=total or 1, completed=0 if total else 1, runs=f"{len(todo)} runs")
+
+        def seen(folder: Path, t: int) -> None:
+            far[folder] = t
+            progress.update(bar, completed=sum(far.values()))
+
+        try:
+            ends = _here(todo, seen) if processes == 1 else _apart(todo, min(processes, len(todo)), plugins, seen)
+            for number, (job, end) in enumerate(ends, 1):
+                if end == "stopped":
+                    raise KeyboardInterrupt
+                seen(job.folder, job.spec.rounds)
+                progress.update(bar, runs=f"{number} of {len(todo)} runs")
+                if end == "failed":
+                    where = f"{job.folder.parent.name}/{job.folder.name}"
+                    console.print(f"{where} failed: {escape(str(job.failure()))}", highlight=False, soft_wrap=True)
+        except BaseException:
+            console.print("stopped; what is done is kept and not run again")
+            raise
+
+
+def _here(todo: list[Job], seen: Seen) -> Iterator[tuple[Job, End]]:
+    """In this process, one after another."""
+    _one_thread()
+    for job in todo:
+        yield job, _run(job, seen)
+
+
+def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: Seen) -> Iterator[tuple[Job, End]]:
+    """In several processes, as they end."""
+    if not todo:
+        return
+    context = multiprocessing.get_context("spawn")
+    reports: SimpleQueue[tuple[Path, int]] = context.SimpleQueue()
+    with ProcessPoolExecutor(processes, context, _ready, (reports, plugins)) as pool:
+        waiting: dict[Future[End], Job] = {pool.submit(_run_apart, job): job for job in todo}
+        try:
+            while waiting:
+                done, _ = wait(waiting, 0.2, FIRST_COMPLETED)
+                while not reports.empty():
+                    seen(*reports.get())
+                for future in done:
+                    yield waiting.pop(future), future.result()
+        except BrokenProcessPool:
+            raise FedspanError("a process was killed, most likely for want of memory; use fewer --jobs") from None
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _ready(reports: SimpleQueue[tuple[Path, int]], plugins: tuple[Path, ...]) -> None:
+    global _reports
+    _reports = reports
+    _one_thread()
+    for path in plugins:
+        registry.load_file(path)
 
 
 def _one_thread() -> None:
@@ -70,8 +149,23 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _run(job: Job) -> bool:
+def _run_apart(job: Job) -> End:
+    return _run(job, lambda folder, t: _reports.put((folder, t)))
+
+
+def _run(job: Job, seen: Seen) -> End:
+    failed = job.folder / FAILED
+    failed.unlink(missing_ok=True)
     resume = (job.folder / CHECKPOINT).exists()
     if not resume:
         shutil.rmtree(job.folder, ignore_errors=True)
-    return experiment.run(job.spec, job.folder, seeds=job.seeds, resume=resume).finished
+    try:
+        result = experiment.run(
+            job.spec, job.folder, seeds=job.seeds, resume=resume, on_row=lambda row: seen(job.folder, row.round)
+        )
+    except Exception as error:
+        name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
+        job.folder.mkdir(parents=True, exist_ok=True)
+        failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}")
+        return "failed"
+    return "finished" if result.finished else "stopped"

@@ -1,16 +1,23 @@
-"""Tables of a comparison, as (header, rows) for the page and the terminal, as Markdown, and as CSV."""
+"""Tables of results, as (header, rows) for the page and the terminal, as Markdown, and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Sequence
+from typing import Any
 
-from fedspan.compare.curves import Tail
+from fedspan.compare.budget import sized
+from fedspan.compare.curves import Axis, Tail
+from fedspan.compare.front import reach
 from fedspan.compare.outcome import Outcome
-from fedspan.compare.plan import Variant
+from fedspan.compare.plan import Goal, Variant
+from fedspan.compare.series import Series, setting
 
 Cells = tuple[list[str], list[list[str]]]
+FRONTS: tuple[Axis, ...] = ("up", "total")
+PLAIN = ("round", "up_bytes", "down_bytes", "seconds")
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -21,35 +28,61 @@ def number(value: float, digits: int = 2) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def shown(outcome: Outcome, tail: Tail) -> str:
+def shown(metric: str, tail: Tail) -> str:
     """A result in words: accuracies in per cent, other metrics as 6.23e-3."""
-    if outcome.comparison.metric == "accuracy":
+    if metric == "accuracy":
         return tail.text(f"{100 * tail.mean:.1f}", f"{100 * tail.spread:.1f}")
     return tail.text(number(tail.mean), number(tail.spread, 0))
+
+
+def titled(metric: str) -> str:
+    """A metric with its unit."""
+    return f"{metric}, %" if metric == "accuracy" else metric
 
 
 def point_of(outcome: Outcome, variant: Variant) -> str:
     """The chosen settings of a variant; * marks the edge of its grid."""
     point = outcome.chosen()[variant.name]
     star = "*" if outcome.at_edge(variant) else ""
-    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in point.items()) + star
+    return ", ".join(setting(key, value) for key, value in point.items()) + star
 
 
 def main(outcome: Outcome) -> Cells:
-    """One row a variant: result at equal rounds, at equal uplink, at equal total bytes, and what it spent."""
+    """One row a variant: its result, and what it spent."""
+    return equal_rounds(outcome) if outcome.comparison.budget is None else within_budget(outcome)
+
+
+def equal_rounds(outcome: Outcome) -> Cells:
+    """The result at equal rounds, at equal uplink and at equal total bytes."""
     plan = outcome.comparison
-    up, both = outcome.budget("up"), outcome.budget("bytes")
+    up, both = outcome.budget("up"), outcome.budget("total")
     unit = ", %" if plan.metric == "accuracy" else ""
     header = ["method", "tuned", f"{plan.metric} after {plan.base['rounds']} rounds{unit}", f"best{unit}"]
-    header += [f"at {up / 1e6:.3g} MB up", f"at {both / 1e6:.3g} MB both ways", "MB up", "MB both ways"]
+    header += [f"at {sized(up)} up", f"at {sized(both)} both ways", "MB up", "MB both ways"]
     rows = []
     for variant in plan.variants:
         curve = outcome.curve(variant)
         results = [outcome.final(variant), outcome.best(variant)]
-        results += [outcome.at(variant, "up", up), outcome.at(variant, "bytes", both)]
+        results += [outcome.at(variant, "up", up), outcome.at(variant, "total", both)]
         sizes = [curve.up[-1], curve.up[-1] + curve.down[-1]]
-        texts = [shown(outcome, tail) for tail in results]
-        rows.append([variant.label, point_of(outcome, variant), *texts, *(f"{s / 1e6:.1f}" for s in sizes)])
+        texts = [shown(plan.metric, tail) for tail in results]
+        rows.append([variant.label, point_of(outcome, variant), *texts, *(f"{s / 1e6:.4g}" for s in sizes)])
+    return header, rows
+
+
+def within_budget(outcome: Outcome) -> Cells:
+    """The result when the budget is spent."""
+    plan = outcome.comparison
+    assert plan.budget is not None
+    unit = ", %" if plan.metric == "accuracy" else ""
+    header = ["method", "tuned", f"{plan.metric} at {plan.budget.words()}{unit}", f"best{unit}"]
+    header += ["rounds", "MB up", "MB both ways"]
+    rows = []
+    for variant in plan.variants:
+        curve = outcome.within(variant)
+        texts = [shown(plan.metric, tail) for tail in (outcome.final(variant), outcome.best(variant))]
+        sizes = [f"{curve.rounds[-1]:.0f}", *(f"{curve.spent(axis)[-1] / 1e6:.4g}" for axis in FRONTS)]
+        rows.append([variant.label, point_of(outcome, variant), *texts, *sizes])
     return header, rows
 
 
@@ -57,32 +90,105 @@ def tuning(outcome: Outcome) -> Cells:
     """One row a point of every grid."""
     plan = outcome.comparison
     chosen = outcome.chosen()
-    header = ["method", "settings", f"{plan.metric} after {plan.horizon} rounds", ""]
     rows = []
     for variant in plan.variants:
         for trial in outcome.trials(variant):
-            settings = ", ".join(f"{key} = {value:g}" for key, value in trial.point.items())
+            settings = ", ".join(f"{key} = {setting('name', value)}" for key, value in trial.point.items())
             mark = "chosen" if trial.point == chosen[variant.name] else ""
-            rows.append([variant.label, settings, shown(outcome, trial.end), mark])
-    return header, rows
+            rows.append([variant.label, settings, str(trial.rounds), shown(plan.metric, trial.end), mark])
+    return ["method", "settings", "rounds", titled(plan.metric), ""], rows
+
+
+def records(
+    series: Sequence[Series], metric: str, goal: Goal, states: Sequence[int | None] | None = None
+) -> list[dict[str, Any]]:
+    """One record of plain values a series; `states`: bytes that a client keeps, where they are known."""
+    fronts = {axis: reach(series, metric, goal, axis) for axis in FRONTS}
+    out = []
+    for place, one in enumerate(series):
+        curve = one.curve(metric)
+        last = curve.tail(1)
+        record: dict[str, Any] = {"run": one.label, "seeds": last.seeds, "diverged": last.diverged}
+        record |= {"failed": last.failed, "rounds": int(curve.rounds[-1]), "final": last, "best": curve.best(goal)}
+        record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
+        record |= {"client_state_bytes": states[place] if states else None, "seconds": float(curve.seconds[-1])}
+        out.append(record | {f"front_{axis}_bytes": fronts[axis].get(place) for axis in FRONTS})
+    return out
+
+
+def summary(found: Sequence[dict[str, Any]], metric: str) -> Cells:
+    """Records as a table: final and best values over seeds, what was sent, and the part of the front that is theirs."""
+    header = ["run", "seeds", "rounds", f"final {titled(metric)}", f"best {titled(metric)}", "MB up", "MB down"]
+    header += ["client state, kB", "seconds", "on the front, MB up", "on the front, MB both ways"]
+    rows = []
+    for one in found:
+        row = [
+            one["run"],
+            str(one["seeds"]),
+            str(one["rounds"]),
+            shown(metric, one["final"]),
+            shown(metric, one["best"]),
+        ]
+        row += [f"{one[key] / 1e6:.4g}" for key in ("up_bytes", "down_bytes")]
+        state = one["client_state_bytes"]
+        row += ["" if state is None else f"{state / 1e3:.4g}", f"{one['seconds']:.1f}"]
+        rows.append([*row, *(_range(one[f"front_{axis}_bytes"]) for axis in FRONTS)])
+    return _without_empty(header, rows)
 
 
 def markdown(cells: Cells) -> str:
     """A table as Markdown."""
     header, rows = cells
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)) + "\n"
+    lines = [[text.replace("|", "\\|") for text in line] for line in (header, ["---"] * len(header), *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def curves_csv(outcome: Outcome) -> str:
+def results_csv(found: Sequence[dict[str, Any]]) -> str:
+    """Records as CSV, with numbers as they are: a result is its mean and its standard deviation over seeds."""
+    lines = []
+    for record in found:
+        line: dict[str, Any] = {}
+        for key, value in record.items():
+            if isinstance(value, Tail):
+                line |= {f"{key}_mean": _plain(value.mean), f"{key}_sd": _plain(value.spread)}
+            elif key.startswith("front_"):
+                low, high = value or ("", "")
+                line |= {f"{key}_from": low, f"{key}_to": high}
+            else:
+                line[key] = "" if value is None else value
+        lines.append(line)
+    return _csv([list(lines[0]), *(list(line.values()) for line in lines)])
+
+
+def curves_csv(series: Sequence[Series]) -> str:
     """Every evaluation of every seed."""
+    metrics = list(dict.fromkeys(name for one in series for name in one.metrics))
+    lines: list[list[Any]] = [["run", "seed", *PLAIN, *metrics]]
+    for one in series:
+        for seed, rows in zip(one.seeds, one.runs, strict=True):
+            for row in rows:
+                values = [row.get(name) for name in metrics]
+                lines.append(
+                    [one.label, seed, *(row[k] for k in PLAIN), *("" if v is None else f"{v:.6g}" for v in values)]
+                )
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(["variant", "seed", "round", "up_bytes", "both_bytes", outcome.comparison.metric])
-    for variant in outcome.comparison.variants:
-        curve = outcome.curve(variant)
-        for seed, values in enumerate(curve.values):
-            spent = zip(curve.rounds, curve.up, curve.up + curve.down, values, strict=True)
-            for t, up, both, value in spent:
-                if not math.isnan(value):
-                    table.writerow([variant.name, seed, int(t), int(up), int(both), f"{value:.6g}"])
+    csv.writer(out, lineterminator="\n").writerows(lines)
     return out.getvalue()
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else ""
+
+
+def _range(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else " – ".join(f"{end / 1e6:.3g}" for end in dict.fromkeys(ends))
+
+
+def _without_empty(header: list[str], rows: list[list[str]]) -> Cells:
+    """Without the columns that say nothing."""
+    keep = [n for n in range(len(header)) if any(row[n] for row in rows)]
+    return [header[n] for n in keep], [[row[n] for n in keep] for row in rows]

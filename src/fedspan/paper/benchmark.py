@@ -8,20 +8,21 @@ from __future__ import annotations
 import shutil
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from fedspan.compare import tables
+from fedspan.compare import command, tables
 from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import Comparison, Variant, over
-from fedspan.compare.pool import carry_out
+from fedspan.compare.report import Chapter
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import at_least, one_of
-from fedspan.paper.study import SPECS, command, made, plotting
+from fedspan.core.extras import needs
+from fedspan.paper.study import SPECS, made
+from fedspan.paper.study import command as study_command
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,8 @@ def _part(name: str, table: dict[str, Any], shared: dict[str, Any], size: dict[s
 def _variant(name: str, table: dict[str, Any], steps: int, points: int | None) -> Variant:
     """`points` leaves only that many values of the middle of each grid, for scales that do not tune."""
     grid = {key: _middle(values, points) for key, values in table.get("grid", {}).items()}
-    changes: dict[str, Any] = {key: table[key] for key in ("method", "task", "participation") if key in table}
-    changes["method"] = {**changes.get("method", {}), "local_steps": steps}
-    return Variant(name, table["label"], table["colour"], changes, grid)
+    method = {**table.get("method", {}), "local_steps": steps}
+    return Variant.from_table(name, table | {"method": method, "grid": grid})
 
 
 def _middle(values: list[Any], points: int | None) -> list[Any]:
@@ -97,38 +97,37 @@ def _middle(values: list[Any], points: int | None) -> list[Any]:
 def reproduce(study: Benchmark, out: Path, *, jobs: int, again: bool, console: Console) -> None:
     """Tune, run and show a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
     at_least("jobs", jobs, 1)
-    plotting()
+    needs("plot", "jinja2", "matplotlib")
     from fedspan.compare import figures, page
 
     runs = out / f"runs-{study.scale}"
     if again:
         shutil.rmtree(runs, ignore_errors=True)
     began = time.monotonic()
-    plans = [part.comparison for part in study.parts]
-    carry_out([job for plan in plans for job in plan.tuning(runs)], jobs, console, "tuning")
-    outcomes = [Outcome(plan, runs) for plan in plans]
-    final = [job for plan, o in zip(plans, outcomes, strict=True) for job in plan.final(runs, o.chosen())]
-    carry_out(final, jobs, console, "runs")
+    outcomes = command.run([part.comparison for part in study.parts], runs, jobs=jobs, console=console)
     minutes = (time.monotonic() - began) / 60
 
-    outcomes = [Outcome(plan, runs) for plan in plans]
-    sections, text = [], [f"# {study.title}\n\n{study.about}\n"]
-    for part, outcome in zip(study.parts, outcomes, strict=True):
+    chapters = [_chapter(part, outcome) for part, outcome in zip(study.parts, outcomes, strict=True)]
+    for part, outcome, chapter in zip(study.parts, outcomes, chapters, strict=True):
         name = part.comparison.name
-        drawing = figures.draw(outcome, made(out / "figures") / name)
-        write_atomic(made(out / "tables") / f"{name}.csv", tables.curves_csv(outcome).encode())
-        main, notes = _with_paper(tables.main(outcome), part), verdicts(part, outcome)
-        tuned = page.Grid(*tables.tuning(outcome), title="Tuning")
-        sections.append(page.Section(part.title, part.about, [page.Grid(*main), tuned], [drawing], notes))
-        listed = "".join(f"- {note}\n" for note in notes)
-        text.append(f"## {part.title}\n\n{part.about}\n\n{tables.markdown(main)}\n{listed}")
+        figures.draw(outcome, made(out / "figures") / name)
+        write_atomic(made(out / "tables") / f"{name}.csv", tables.curves_csv(chapter.series).encode())
+        command.show(outcome, console, part.title)
+        for note in chapter.notes:
+            console.print(note, highlight=False)
+    text = [f"# {study.title}\n\n{study.about}\n", *(chapter.markdown() for chapter in chapters)]
     write_atomic(out / "tables.md", "\n".join(text).encode())
-    line = command(study.name, out, jobs=jobs, seeds=study.seeds, scale=study.scale)
-    cost = f"{_seconds(runs) / 60:.0f} core-minutes of computing."
+    line = study_command(study.name, out, jobs=jobs, seeds=study.seeds, scale=study.scale)
+    cost = f"{command.minutes(outcomes):.0f} core-minutes of computing."
+    sections = [chapter.section() for chapter in chapters]
     write_atomic(out / "index.html", page.render(study.title, [study.about], [], sections, line, cost).encode())
-    for part, outcome in zip(study.parts, outcomes, strict=True):
-        _show(part, outcome, console)
     console.print(f"{minutes:.1f} minutes. The page: {out / 'index.html'}", highlight=False)
+
+
+def _chapter(part: Part, outcome: Outcome) -> Chapter:
+    """A part with the paper's numbers beside ours, and how its claim fares."""
+    chapter = Chapter.of_outcome(part.title, part.about, outcome, _with_paper(tables.main(outcome), part))
+    return replace(chapter, notes=[*verdicts(part, outcome), *chapter.notes])
 
 
 def verdicts(part: Part, outcome: Outcome) -> list[str]:
@@ -161,20 +160,3 @@ def _with_paper(cells: tables.Cells, part: Part) -> tables.Cells:
     more = [part.paper.get(v.name) for v in part.comparison.variants]
     texts = [["", ""] if two is None else [f"{two[0]:.1f}", f"{two[1]:.1f}"] for two in more]
     return [*header, "paper, final", "paper, best"], [[*row, *text] for row, text in zip(rows, texts, strict=True)]
-
-
-def _seconds(runs: Path) -> float:
-    from fedspan.runtimes import history
-
-    return sum(float(history.read(file)[1][-1]["seconds"]) for file in runs.rglob(history.NAME))
-
-
-def _show(part: Part, outcome: Outcome, console: Console) -> None:
-    header, rows = tables.main(outcome)
-    keep = (0, 1, 2, 4, 6)
-    shown = Table(*(header[i] for i in keep), title=part.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for row in rows:
-        shown.add_row(*(row[i] for i in keep))
-    console.print(shown)
-    for note in verdicts(part, outcome):
-        console.print(note, highlight=False)

@@ -8,7 +8,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedspan.compare.figures import STYLE, band, panels, save, thinned
+from fedspan.compare.curves import TITLES, Axis, thinned
+from fedspan.compare.figures import AXES, STYLE, band, panels, save
 from fedspan.paper.results import Results
 from fedspan.paper.study import Part
 
@@ -28,13 +29,6 @@ def draw(results: Results, part: Part, folder: Path) -> Path | None:
         return save(figure, folder / part.name)
 
 
-AXES: dict[str, tuple[str, Any]] = {
-    "round": ("round", lambda curve: curve.rounds),
-    "up": ("MB sent up, all clients", lambda curve: curve.up / 1e6),
-    "bytes": ("MB sent, both directions, all clients", lambda curve: (curve.up + curve.down) / 1e6),
-}
-
-
 def _curves(results: Results, part: Part) -> Any:
     wanted = part.table["figure"]
     figure, axes = panels(len(wanted["x"]), len(wanted["rows"]))
@@ -47,14 +41,13 @@ def _curves(results: Results, part: Part) -> Any:
     return figure
 
 
-def _panel(results: Results, part: Part, axis: Any, row: dict[str, Any], kind: str) -> None:
+def _panel(results: Results, part: Part, axis: Any, row: dict[str, Any], kind: Axis) -> None:
     """One panel: all variants of a row, mean line and band from the lowest to the highest seed."""
     lr, floor = results.steps()[row["het"]], np.inf
-    name, values = AXES[kind]
     for variant in part.variants(row):
         curve = results.curve(results.study.case(variant, row, lr, results.study.rounds(part)))
         keep = thinned(len(curve.rounds), logarithmic=kind != "round")
-        x, colour = values(curve)[keep], results.study.colour(variant)
+        x, colour = curve.spent(kind)[keep] * AXES[kind], results.study.colour(variant)
         middle = band(axis, x, curve.values[:, keep], colour, results.study.label(variant))
         floor = min(floor, np.nanmin(middle))
         if any(curve.diverged):
@@ -65,7 +58,7 @@ def _panel(results: Results, part: Part, axis: Any, row: dict[str, Any], kind: s
     axis.set_xscale("linear" if kind == "round" else "log")
     axis.set_ylim(floor * 0.7, TOP)
     axis.set_title(f"het = {row['het']:g}, r = {row['rank']}, η = {lr:g}")
-    axis.set_xlabel(name)
+    axis.set_xlabel(TITLES[kind].format("MB"))
 
 
 def _steps(results: Results, part: Part) -> Any:

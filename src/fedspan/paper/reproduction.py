@@ -12,14 +12,15 @@ from rich.table import Table
 from fedspan.compare.pool import carry_out
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import at_least
+from fedspan.core.extras import needs
 from fedspan.paper.results import Results
-from fedspan.paper.study import Study, command, made, plotting
+from fedspan.paper.study import Study, command, made
 
 
 def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Console) -> None:
     """Regenerate a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
     at_least("jobs", jobs, 1)
-    plotting()
+    needs("plot", "jinja2", "matplotlib")
     from fedspan.paper import figures, page, tables
 
     runs = out / ("runs-quick" if study.quick else "runs")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedspan.compare import pool
 from fedspan.compare.curves import Curve, Tail
 from fedspan.compare.tables import number
 from fedspan.core.errors import CheckpointError
@@ -69,7 +70,7 @@ class Results:
         held = self._curves.get(case.key)
         if held is None or (held.rounds[-1] < case.rounds and None in held.diverged):
             files = self.study.job(case, self.folder).histories()
-            held = self._curves[case.key] = Curve.read(files, "rel_err", together=True)
+            held = self._curves[case.key] = Curve.read(files, "rel_err")
         if held.rounds[-1] < case.rounds and None in held.diverged:
             there = int(held.rounds[-1])
             raise CheckpointError(f"run {case.key!r} has {there} of {case.rounds} rounds; reproduce again")
@@ -81,8 +82,9 @@ class Results:
         return curve.tail(max(1, int(len(curve.rounds) * self.study.settings["tail"])))
 
     def seconds(self) -> float:
-        """Computing time of all runs read so far."""
-        return sum(curve.seconds for curve in self._curves.values())
+        """Computing time of the study's runs."""
+        cases = [*self.study.searches(), *self.study.cases(self.steps())]
+        return pool.seconds(self.study.job(case, self.folder) for case in cases)
 
     def searched(self) -> dict[float, dict[float, float]]:
         """Final error of each candidate step at each level: het → lr → mean over seeds, nan where any seed diverged."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.compare.pool import Job
-from fedspan.core.errors import FedspanError, at_least, one_of
+from fedspan.core.errors import at_least, one_of
 from fedspan.experiment import Spec
 
 SPECS = Path(__file__).parent / "specs"
@@ -28,15 +28,6 @@ def kind(name: str) -> str:
     """What kind of study NAME is: `tables` of the paper, or a `benchmark` of networks."""
     one_of("study", name, names())
     return str(tomllib.loads((SPECS / f"{name}.toml").read_text())["kind"])
-
-
-def plotting() -> None:
-    """Fail before hours of computing rather than after, where figures cannot be drawn."""
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise FedspanError(f"{error.name} is not installed; pip install 'fedspan[plot]'") from None
 
 
 def made(folder: Path) -> Path:

@@ -1,0 +1,85 @@
+"""A chart of several series as plain data, which page.js draws: every metric against every cost, thinned, rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedspan.compare.budget import UNITS, Budget
+from fedspan.compare.curves import TITLES, Axis, Curve, Floats, over_seeds
+from fedspan.compare.front import thin
+from fedspan.compare.plan import Goal, goal_of
+from fedspan.compare.series import Series
+from fedspan.compare.tables import titled
+
+SHOWN = 8  # lines that are drawn at first; the others wait in the legend
+BYTES: tuple[Axis, ...] = ("up", "total")
+
+
+def chart(series: Sequence[Series], metric: str, goal: Goal, budget: Budget | None = None) -> dict[str, Any]:
+    """Everything that can be switched between; `metric` and uplink bytes, or the budget's axis, come first."""
+    metrics = list(dict.fromkeys([metric, *(name for one in series for name in one.metrics)]))
+    goals = {name: goal_of(name) for name in metrics} | {metric: goal}
+    most = max((float(one.curve(metric).spent("total")[-1]) for one in series), default=0.0)
+    unit, size = next((u for u in reversed(UNITS.items()) if most >= u[1]), ("B", 1.0))
+    scales: dict[Axis, float] = {axis: size if axis in BYTES else 1.0 for axis in TITLES}
+    best = best_first(series, metric, goal)
+    dashes = _dashes([series[n].colour for n in best])
+    limits = {} if budget is None else {axis: most / scales[axis] for axis, most in budget.limits.items()}
+    return {
+        "axes": {axis: {"label": title.format(unit), "log": axis in BYTES} for axis, title in TITLES.items()},
+        "metrics": {n: {"label": titled(n), "goal": goals[n], "log": goals[n] == "min"} for n in metrics},
+        "start": {"x": next(iter(limits), "up"), "y": metric},
+        "limits": limits,
+        "series": [
+            _line(one, metrics, scales) | {"dash": dashes[best.index(n)], "on": n in best[:SHOWN]}
+            for n, one in enumerate(series)
+        ],
+    }
+
+
+def _line(one: Series, metrics: Sequence[str], scales: dict[Axis, float]) -> dict[str, Any]:
+    known = {name: thin(one.curve(name)) for name in metrics if name in one.metrics}
+    any_curve = next(iter(known.values()), one.curve(metrics[0]))
+    return {
+        "name": one.label,
+        "colour": one.colour,
+        "seeds": len(one.seeds),
+        "gone": _gone(one, any_curve),
+        "x": {axis: _rounded(any_curve.spent(axis) / scale) for axis, scale in scales.items()},
+        "y": {name: _values(curve, 100 if name == "accuracy" else 1) for name, curve in known.items()},
+    }
+
+
+def _values(curve: Curve, scale: float) -> dict[str, Any]:
+    """Mean, lowest and highest of the seeds that have a row, and how many rows all of them have."""
+    missing = np.flatnonzero(~np.isfinite(curve.values).all(0))
+    lines = zip(("mean", "low", "high"), over_seeds(scale * curve.values), strict=True)
+    whole = int(missing[0]) if len(missing) else len(curve.rounds)
+    return {name: _rounded(line) for name, line in lines} | {"whole": whole}
+
+
+def _gone(one: Series, curve: Curve) -> list[str]:
+    """Seeds that did not come through, in words."""
+    words = []
+    for seed, t, failed in zip(one.seeds, curve.diverged, curve.failed, strict=True):
+        words += [f"seed {seed} failed"] if failed else [] if t is None else [f"seed {seed} diverged at round {t}"]
+    return words
+
+
+def best_first(series: Sequence[Series], metric: str, goal: Goal) -> list[int]:
+    """Numbers of the series from the best end to the worst; those that did not come through stand last."""
+    sign = -1 if goal == "max" else 1
+    ends = [one.curve(metric).tail(1) for one in series]
+    return sorted(range(len(series)), key=lambda n: (not ends[n].whole, sign * np.nan_to_num(ends[n].mean)))
+
+
+def _dashes(colours: Sequence[str]) -> list[int]:
+    """Which pattern tells a line from those before it that have its colour."""
+    return [list(colours[:n]).count(colour) for n, colour in enumerate(colours)]
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
