@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import io
 from collections.abc import Iterable
@@ -199,6 +200,9 @@ def test_a_client_under_a_new_node_and_one_that_leaves(tmp_path: Path) -> None:
     events = [event for row in result.rows[0] for event in row.get("events", [])]
     assert events
     assert all("client 6: not connected" in event for event in events)
+    with (tmp_path / "out" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert (rows[6]["up_bytes"], rows[6]["down_bytes"], rows[6]["last_round"]) == ("0", "0", "-1")
     assert (tmp_path / "states" / "run" / "client-0.safetensors").exists()
 
 

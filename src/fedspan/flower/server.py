@@ -21,7 +21,7 @@ from fedspan.runtimes.folder import Result, carry_out
 from fedspan.runtimes.history import Line, Rounds
 from fedspan.runtimes.letters import Letter
 from fedspan.runtimes.loop import Answers, Loop, Row
-from fedspan.runtimes.remote import Remote
+from fedspan.runtimes.remote import Remote, Unsent
 
 log = logging.getLogger("flwr")
 POLL = 0.1  # seconds between two looks for replies
@@ -51,7 +51,7 @@ class GridLink:
         for number, letter in enumerate(letters):
             node = self.nodes.get(letter.client)
             if node is None:
-                yield number, "not connected"
+                yield number, Unsent("not connected")
                 continue
             content = record_of(letter)
             self.wire_down += size_of(content)
@@ -59,7 +59,7 @@ class GridLink:
             numbers.append(number)
         waiting = dict(zip(self.grid.push_messages(messages), numbers, strict=True))
         for number in [n for i, n in waiting.items() if not i]:
-            yield number, "the message could not be sent"
+            yield number, Unsent("the message could not be sent")
         for ident, message in self._replies([i for i in waiting if i], self.timeout):
             yield waiting[ident], self._read(message)
 

@@ -31,6 +31,10 @@ from fedspan.runtimes.states import InMemory, OnDisk, States
 from fedspan.runtimes.worker import ASIDE
 
 
+class Unsent(str):
+    """Why a letter has not been sent at all."""
+
+
 class Link(Protocol):
     """Carries letters to clients and brings back what they reply."""
 
@@ -106,15 +110,14 @@ class Remote:
         letters = [self._letter(rnd, place, wire.pack(wire.pick(down, place)) | beside) for place in range(len(ids))]
         found: dict[int, Letter] = {}
         lost = self._collect(letters, list(range(len(ids))), wanted, found, events)
-        sent = np.array([letter.bytes for letter in letters])
-        again = []
-        for place in lost:
-            letter = self._restore(rnd, place, down, beside, events)
-            if letter is not None:
-                again.append((place, letter))
-                sent[place] += letter.bytes
-        if again:
-            self._collect([letter for _, letter in again], [place for place, _ in again], wanted, found, events)
+        again = [(place, self._restore(rnd, place, down, beside, events)) for place in lost]
+        second = [(place, letter) for place, letter in again if letter is not None]
+        if second:
+            self._collect([letter for _, letter in second], [place for place, _ in second], wanted, found, events)
+        unsent = {told.client for told in events if isinstance(told.what, Unsent)}
+        sent = np.array([0 if letter.client in unsent else letter.bytes for letter in letters])
+        for place, letter in second:
+            sent[place] += letter.bytes
         for place, client in enumerate(ids):
             if place not in found and all(told.client != client for told in events):
                 events.append(Told(client, "no reply in time"))
