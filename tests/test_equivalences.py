@@ -478,5 +478,7 @@ def test_rank_and_bits_multiply() -> None:
     ssf = advance(start(build("ssf", rank=0.1, compressor=small_up), problem), 4).ledger.up.sum()
     fedavg = advance(start(build("fedavg"), problem), 4).ledger.up.sum()
     assert ssf == fedavg / 40 + 4 * 3 * 4
+    with pytest.raises(SpecError, match="ssf needs a contractive compressor"):
+        start(build("ssf", rank=0.1, compressor={"name": "randk", "k": 0.1}), problem)
     with pytest.raises(SpecError, match="leave out `momentum`"):
         build("ssf", rank=0.1, compressor=small_up, momentum=0.5)

@@ -12,7 +12,8 @@
 
 With a `compressor` C line 5 sends C(a_i), and lines 6 to 8 have C(a_i) in the place of a_i at both ends, so that
 c = mean c_i holds as before. c_i is then the memory of an error feedback: what C left out of a_i is still missing from
-c_i, and so stands in the client's next a_i. A second memory of it would count it twice; none is kept.
+c_i, and so stands in the client's next a_i. A second memory of it would count it twice; none is kept. C must be
+contractive, as top-k is, and QSGD with many levels: an unbiased C with ω ≥ 1 would add more error than it removes.
 
 Differences from the paper: its box knows no client sampling. Read literally under sampling it is line 8', which breaks
 c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made
@@ -32,7 +33,8 @@ from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
-from fedspan.core.registry import register
+from fedspan.core.projector import draw
+from fedspan.core.registry import name_of, register
 from fedspan.core.sync import Catchup, Log
 from fedspan.methods._local import Averaged, InSubspace, descend
 
@@ -85,6 +87,16 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         one_of("control", self.control, ("exact", "paper"))
         if self.compressor is not None and (self.momentum or self.control == "paper"):
             raise SpecError("`compressor` stands for a_i alone; leave out `momentum` and control = 'paper'")
+
+    def check(self, layout: Layout) -> None:
+        """The compressor must not leave out more of a_i than it sends, or c_i would never catch up."""
+        super().check(layout)
+        r = draw(self.projector, layout, (0,), 0).rank
+        if self.compressor is not None and self.compressor.delta(r) is None:
+            raise SpecError(
+                f"ssf needs a contractive compressor, and {name_of(self.compressor)} is not on {r} numbers as it "
+                "stands; set its unbiased = false, or give it more levels or smaller buckets"
+            )
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), Log())
