@@ -14,7 +14,7 @@ from rich.console import Console
 
 from conftest import SMALL
 from fedspan import experiment
-from fedspan.compare import command, pool, tables
+from fedspan.compare import command, pool, report, tables
 from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import Comparison, folder_of
 from fedspan.compare.request import entries, requested, split
@@ -232,6 +232,19 @@ def test_it_goes_on_where_it_was(done: tuple[Comparison, Path, Outcome], tmp_pat
     after = {path: path.stat().st_mtime_ns for path in runs.rglob("history.jsonl")}
     assert {path: after[path] for path in before} == before
     assert len(after) > len(before)
+
+
+def test_a_comparison_under_way_is_shown_as_the_runs_it_has(
+    done: tuple[Comparison, Path, Outcome], tmp_path: Path
+) -> None:
+    _, out, _ = done
+    shutil.copytree(out, tmp_path / "half")
+    for place in (tmp_path / "half" / "runs").glob("ssf-*"):
+        shutil.rmtree(place)
+    report.report([tmp_path / "half"], tmp_path / "shown", ["md", "csv"], None, "")
+    text = (tmp_path / "shown" / "results.md").read_text()
+    assert "| fedavg, lr 0.001" in text
+    assert "| ssf" not in text
 
 
 def test_a_run_cut_short_is_taken_up(done: tuple[Comparison, Path, Outcome], tmp_path: Path) -> None:
