@@ -85,6 +85,19 @@ def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
     ]
 
 
+def test_a_grid_of_ranks_takes_the_place_of_a_projector(tmp_path: Path) -> None:
+    plan = requested([spec_file(tmp_path)], methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
+    ssf = plan.variants[0]
+    found = [plan.spec(ssf, point).table()["method"]["projector"] for point in ssf.points()]
+    assert found == [{"name": "coordinate", "rank": rank} for rank in (0.25, 0.5)]
+
+
+def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
+    one, two = spec_file(tmp_path, epochs=1.0), spec_file(tmp_path, "two.toml", method={"name": "fedavg", "lr": 0.1})
+    plan = requested([one, two])
+    assert [plan.spec(v, {}).epochs for v in plan.variants] == [1.0, None]
+
+
 def test_spec_files_of_one_task(tmp_path: Path) -> None:
     one = spec_file(tmp_path)
     two = spec_file(tmp_path, "two.toml", method=BASE["method"] | {"control": "paper"})
