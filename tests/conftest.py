@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +20,23 @@ from fedspan.runtimes.worker import Replica, answer
 torch.set_num_threads(1)
 
 GAUSSIAN = {"name": "gaussian", "rank": 3}
+TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
+QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "fedprox": [{}, {"mu": 2.0, "server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
+    "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}],
+    "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1}],
+    "fedyogi": [{}],
+    "fedadagrad": [{}, {"beta1": 0.5}],
+    "fedit": [{"rank": 3}, {"rank": 0.3, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5}],
+    "ffalora": [
+        {"rank": 3},
+        {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
+        {"rank": {"*": 1.0}, "schedule": "cosine", "schedule_rounds": 60},
+    ],
+    "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {}],
     "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
     "ssf": [
         {"projector": GAUSSIAN},
@@ -30,6 +45,8 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
         {"projector": {"name": "identity"}},
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "schedule_rounds": 60},
+        {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "compressor": {"name": "topk", "k": 0.5}},
     ],
     "subavg": [{"projector": GAUSSIAN}],
     "fedsub": [
@@ -37,6 +54,27 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
         {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1},
     ],
+    "compressed": [{}, {"compressor": RANDK, "server_lr": 0.5}, {"compressor": {"name": "natural"}, "momentum": 0.5}],
+    "ef": [
+        {},
+        {"compressor": {"name": "randk", "k": 5, "unbiased": False}, "server_lr": 0.7},
+        {"compressor": {"name": "sign"}, "momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+    ],
+    "ef21": [{"compressor": TOPK}, {"compressor": {"name": "cast"}, "momentum": 0.5, "server_lr": 0.7}],
+    "qsparse": [{}, {"compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK}}],
+    "doublesqueeze": [
+        {},
+        {"compressor": {"name": "qsgd", "levels": 31}, "server_lr": 0.7},
+        {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}, "momentum": 0.5},
+        {"compressor": {"name": "identity"}},
+    ],
+    "scallion": [
+        {"compressor": RANDK},
+        {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
+        {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine", "schedule_rounds": 60},
+        {"compressor": {"name": "identity"}},
+    ],
+    "scafcom": [{"compressor": TOPK}, {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7}],
 }
 SMALL = {
     "name": "regression",
@@ -53,6 +91,11 @@ SMALL = {
 def build(name: str, **settings: Any) -> Method[Any, Any, Any, Any]:
     """A method with small defaults."""
     return registry.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | settings)
+
+
+def takes(name: str, field: str) -> bool:
+    """Whether a method has a hyper-parameter."""
+    return any(one.name == field for one in dataclasses.fields(registry.choices("method")[name]))
 
 
 def every_method() -> list[Any]:
@@ -117,10 +160,39 @@ class WireTransport:
             self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
             ups.append(wire.unpack(self.method.types()[3], reply))
             arrived.append(place)
-        return Answers(np.array(arrived), wire.gather(ups))
+        return Answers(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
 
     def save(self) -> wire.Arrays:
         return {}
 
     def load(self, arrays: wire.Arrays) -> None:
         pass
+
+
+class Scripted:
+    """The simulator with some replies missing."""
+
+    def __init__(self, inner: Simulator, missing: set[tuple[int, int]]) -> None:
+        self.inner, self.missing = inner, missing
+
+    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
+        there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
+        if not len(there):
+            return Answers(there, None)
+        found = self.inner.exchange(rnd.among(there), replace_since(down, there), aside)
+        return replace(found, places=there)
+
+    def save(self) -> Any:
+        return self.inner.save()
+
+    def load(self, arrays: Any) -> None:
+        self.inner.load(arrays)
+
+
+def replace_since(down: Any, there: np.ndarray) -> Any:
+    sync = getattr(down, "sync", None)
+    return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, there]))
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

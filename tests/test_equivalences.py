@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, advance, build, model, small, start
+from fedspan.core import registry
 from fedspan.core.errors import SpecError
+from fedspan.core.layout import Block, Layout
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective
 
 ROUNDS = 30
 
@@ -61,6 +66,44 @@ def test_one_local_step_with_everybody_is_gradient_descent() -> None:
         torch.testing.assert_close(model(loop).view(m, d).mT, x)
 
 
+def test_without_what_sets_them_apart_fedprox_and_fedavgm_are_fedavg() -> None:
+    problem = small()
+    fedavg = model(advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS))
+    for name, key in (("fedprox", "mu"), ("fedavgm", "server_momentum")):
+        without, with_it = (
+            model(advance(start(build(name, server_lr=0.8, **{key: value}), problem), ROUNDS)) for value in (0.0, 0.5)
+        )
+        assert relative(without, fedavg) < 1e-12
+        assert relative(with_it, fedavg) > 1e-3
+
+
+def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
+    """On y ↦ f(y) + (μ/2) ‖y − x‖² the end point is within ‖∇f(x)‖/μ of x."""
+    problem = small(batch="full")
+    for mu, steps in ((50.0, 400), (500.0, 400)):
+        method = build("fedprox", mu=mu, lr=1e-3, local_steps=steps)
+        loop = start(method, problem)
+        rnd = loop._round()
+        _, up = method.client_step(
+            loop.transport._take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
+        )
+        reach = problem.cohort(rnd).full_grad(problem.x0).norm(dim=-1) / mu
+        moved = up.dy.norm(dim=-1)
+        assert (moved <= reach).all()
+        assert (moved > 0.5 * reach).all()
+
+
+def test_a_server_without_memory_scales_each_coordinate() -> None:
+    """β_1 = β_2 = 0: FedAdam goes η_g Δ / (|Δ| + τ). With a huge τ the scale is flat: FedAvg at η_g / 2τ."""
+    problem = small()
+    delta = model(advance(start(build("fedavg"), problem), 1)) - problem.x0
+    adam = advance(start(build("fedadam", beta1=0.0, beta2=0.0, tau=1e-2, server_lr=0.1), problem), 1)
+    assert relative(model(adam) - problem.x0, 0.1 * delta / (delta.abs() + 1e-2)) < 1e-12
+    flat = advance(start(build("fedadagrad", beta1=0.0, tau=1e8, server_lr=2e8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=1.0), problem), ROUNDS)
+    assert relative(model(flat), model(fedavg)) < 1e-12
+
+
 def test_fedsub_in_the_whole_space_with_everybody_is_scaffold() -> None:
     problem = small()
     fedsub = advance(start(build("fedsub", projector={"name": "identity"}), problem, 7), ROUNDS)
@@ -75,6 +118,93 @@ def test_subavg_in_the_whole_space_is_fedavg() -> None:
     assert relative(model(subavg), model(fedavg)) < 1e-12
 
 
+@pytest.mark.parametrize("others", ["trained", "frozen"])  # there are none
+def test_ffalora_of_full_rank_is_fedavg(others: str) -> None:
+    problem = small()
+    lora = advance(start(build("ffalora", rank=1.0, others=others, server_lr=0.8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS)
+    assert relative(model(lora), model(fedavg)) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_ffalora_is_subavg_with_one_subspace_for_good(momentum: float) -> None:
+    """And α is a step: W + s B A moves by s² where B moves by 1."""
+    problem = small()
+    lora = advance(start(build("ffalora", rank=3, alpha=4.5, lr=0.02, momentum=momentum), problem), ROUNDS)
+    subavg = build("subavg", projector=GAUSSIAN, refresh=10**6, lr=0.02 * 1.5**2, momentum=momentum)
+    assert relative(model(lora), model(advance(start(subavg, problem), ROUNDS))) < 1e-12
+
+
+def test_from_its_start_fedit_takes_the_first_step_of_ffalora() -> None:
+    """B = 0, so A has no gradient yet; from the second step on the two differ."""
+    problem = small()
+    one, two = (start(build(name, rank=3, alpha=2.0, local_steps=1), problem) for name in ("fedit", "ffalora"))
+    assert relative(model(advance(one, 1)), model(advance(two, 1))) < 1e-12
+    assert relative(model(advance(one, 1)), model(advance(two, 1))) > 1e-3
+
+
+def test_fedit_averages_factors_and_ffalora_models() -> None:
+    """mean(B_i) mean(A_i) is not mean(B_i A_i), unless all A_i are the same."""
+    problem = small(batch="full")
+    off = {}
+    for name in ("fedit", "ffalora"):
+        method = build(name, rank=3, lr=0.02, local_steps=5)
+        loop = advance(start(method, problem), 5)
+        rnd, server = loop._round(), loop.server
+        down = method.broadcast(server, rnd)
+        _, up = method.client_step(loop.transport._take(rnd), down, problem.cohort(rnd), rnd)
+        models = method.merged(server.base, server.u + up.du, rnd)
+        off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
+    assert off["ffalora"] < 1e-12
+    assert off["fedit"] > 1e-4
+
+
+@pytest.mark.parametrize("rank", [2, 1.0, 5])
+def test_powersgd_of_full_rank_is_fedavg_in_model_and_bytes(rank: int | float) -> None:
+    problem = small()
+    full = advance(start(build("powersgd", rank=rank, server_lr=0.8), problem), ROUNDS)
+    fedavg = advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS)
+    assert relative(model(full), model(fedavg)) < 1e-12
+    assert full.ledger.totals() == fedavg.ledger.totals()
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_powersgd_sends_or_keeps_every_change(rank: int) -> None:
+    """With everybody there, x + η_g mean e moves as FedAvg would from x."""
+    problem = small(outputs=5)
+    loop = start(build("powersgd", rank=rank, server_lr=0.8), problem, 7)
+    fedavg = start(build("fedavg", server_lr=0.8), problem, 7)
+
+    def with_errors() -> torch.Tensor:
+        return model(loop) + 0.8 * loop.transport.clients().e.mean(1, keepdim=True)
+
+    for _ in range(ROUNDS):
+        x, before = model(loop), with_errors()
+        fedavg.server = replace(fedavg.server, x=x)  # the same round with the same batches from the same model
+        moved = model(advance(fedavg, 1)) - x
+        advance(loop, 1)
+        assert relative(with_errors(), before + moved) < 1e-12
+    assert loop.transport.clients().e.norm() > 0.1
+
+
+def test_the_sides_of_powersgd_in_turn_are_a_power_iteration() -> None:
+    """On a matrix that stays, what is sent becomes its best approximation of rank r."""
+    layout = Layout((Block("w", (6, 4, 3), 1), Block("b", (6,))), torch.float64)
+    method = build("powersgd", rank=2)
+    rounds = [replace(start(method, small())._round(), t=t, layout=layout) for t in range(60)]
+    M = torch.randn(1, 1, 78, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    basis = method.side(rounds[0]).drawn((5,), 0)
+    for rnd in rounds:
+        side = method.side(rnd)
+        P = side.subspace(basis)
+        assert relative(P @ (P.T @ (P @ M)), P @ M) < 1e-12
+        basis = side.turned(P @ M)
+    u, s, v = torch.linalg.svd(M[0, 0, :72].view(6, 12), full_matrices=False)
+    best = (u[:, :2] * s[:2]) @ v[:2]
+    assert relative((P.T @ (P @ M))[0, 0, :72].view(6, 12), best) < 1e-6
+    assert torch.equal((P.T @ (P @ M))[0, 0, 72:], M[0, 0, 72:])
+
+
 def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:
     problem = small()
     one, classic = (start(build("scaffold", uplink=uplink), problem) for uplink in ("one", "classic"))
@@ -82,6 +212,94 @@ def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:
     advance(classic, ROUNDS)
     assert relative(model(one), model(classic)) < 1e-12
     assert classic.ledger.up.sum() == 2 * one.ledger.up.sum()
+
+
+IDENTITY = {"name": "identity"}
+
+
+@pytest.mark.parametrize("per_round", [3, 7])
+@pytest.mark.parametrize("name", ["compressed", "ef", "doublesqueeze"])
+def test_without_compression_they_are_fedavg(name: str, per_round: int) -> None:
+    problem = small()
+    for settings in ({"server_lr": 0.6}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 40}):
+        plain = advance(start(build("fedavg", **settings), problem, per_round), ROUNDS)
+        coded = advance(start(build(name, compressor=IDENTITY, **settings), problem, per_round), ROUNDS)
+        assert relative(model(coded), model(plain)) < 1e-12
+
+
+@pytest.mark.parametrize("per_round", [3, 7])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("scallion", {}), ("scallion", {"alpha": 1.0}), ("scafcom", {"beta": 1.0})]
+)
+def test_without_compression_they_are_scaffold(
+    name: str, settings: dict[str, Any], per_round: int, tmp_path: Any
+) -> None:
+    problem = small(weights="examples", **unequal(tmp_path))
+    shared = {"server_lr": 0.6, "schedule": "cosine", "schedule_rounds": 40}
+    coded = start(build(name, compressor=IDENTITY, **settings, **shared), problem, per_round)
+    scaffold = start(build("scaffold", **shared), problem, per_round)
+    for _ in range(ROUNDS):
+        advance(coded, 1)
+        advance(scaffold, 1)
+        assert relative(model(coded), model(scaffold)) < 1e-12
+    assert relative(coded.transport.clients().c, scaffold.transport.clients().c) < 1e-12
+    assert relative(coded.server.c, scaffold.server.c) < 1e-12
+
+
+def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None:
+    """x ← x − η_g η K mean_i h_i, with h_i the mean gradient of client i's last round, zero before its first."""
+    problem = small()
+    loop = start(build("ef21", compressor=IDENTITY, server_lr=0.8), problem)
+    x, last = problem.x0.clone(), torch.zeros(1, 7, 24, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        rnd = loop._round()
+        f, y = problem.cohort(rnd), x
+        for _ in range(3):
+            y = y - 0.02 * f.grad(y)
+        last[:, rnd.ids[0]] = (x - y) / (0.02 * 3)
+        x = x - 0.8 * 0.02 * 3 * last.mean(1, keepdim=True)
+        advance(loop, 1)
+        assert relative(model(loop), x) < 1e-12
+        assert relative(loop.server.h, last.mean(1, keepdim=True)) < 1e-12
+
+
+def test_qsparse_is_error_feedback_with_another_compressor() -> None:
+    problem, qsparse = small(), build("qsparse")
+    ef = build("ef", compressor=registry.describe(qsparse.compressor))
+    assert torch.equal(model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9)))
+    assert qsparse.compressor.delta(24) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("ef", {"compressor": {"name": "randk", "k": 0.3}}, "ef needs a contractive compressor, and randk"),
+        ("ef21", {"compressor": {"name": "qsgd", "levels": 1}}, "qsgd is not on 24 numbers as it stands"),
+        ("doublesqueeze", {"compressor": {"name": "randk", "k": 0.3}}, "unbiased = false"),
+        ("scafcom", {"compressor": {"name": "randk", "k": 0.3}}, "contractive"),
+        ("scallion", {"compressor": {"name": "topk", "k": 0.3}}, "scallion needs an unbiased compressor, and topk"),
+        ("scallion", {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}}, "unbiased = true"),
+        ("compressed", {"compressor": {"name": "topk", "k": 25}}, "`k` 25 is larger than the 24 numbers"),
+    ],
+)
+def test_a_compressor_that_the_method_cannot_use_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        start(build(name, **settings), small())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("scallion", {"momentum": 0.5}, "scallion takes no local `momentum`, got 0.5"),
+        ("scafcom", {"momentum": 0.5}, "scafcom takes no local `momentum`, got 0.5"),
+        ("scallion", {"alpha": 0.0}, "`alpha` must be above 0"),
+        ("scallion", {"alpha": 1.5}, "`alpha` must be above 0"),
+        ("scafcom", {"beta": 0.0}, "`beta` must be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        build(name, **settings)
 
 
 def unequal(tmp_path: Any) -> dict[str, Any]:
@@ -94,17 +312,21 @@ def unequal(tmp_path: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
-@pytest.mark.parametrize("name", ["scaffold", "ssf"])
-def test_the_server_control_is_the_mean_of_all_client_controls(name: str, weights: str, tmp_path: Any) -> None:
-    """c = Σ w_i c_i over ALL clients, in every round, under sampling."""
+@pytest.mark.parametrize(
+    ("name", "letter"), [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")]
+)
+def test_the_server_control_is_the_mean_of_all_client_controls(
+    name: str, letter: str, weights: str, tmp_path: Any
+) -> None:
+    """c = Σ w_i c_i over ALL clients, in every round, under sampling; h of EF21 likewise."""
     problem = small(weights=weights, **unequal(tmp_path))
     extra = {"projector": GAUSSIAN} if name == "ssf" else {}
     loop = start(build(name, **extra), problem)
     w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
     for _ in range(ROUNDS):
         advance(loop, 1)
-        mean = (loop.transport.clients().c * w[None, :, None]).sum(1, keepdim=True)
-        assert relative(mean, loop.server.c) < 1e-12
+        mean = (getattr(loop.transport.clients(), letter) * w[None, :, None]).sum(1, keepdim=True)
+        assert relative(mean, getattr(loop.server, letter)) < 1e-12
 
 
 def test_the_papers_control_rule_breaks_the_mean() -> None:
@@ -193,3 +415,68 @@ def test_a_schedule_lowers_the_step_over_rounds(schedule: str) -> None:
     assert rates[11] == pytest.approx(0.4e-3)
     with pytest.raises(SpecError, match="needs `schedule_rounds`"):
         build("fedavg", schedule=schedule)
+
+
+COMPRESSORS: list[dict[str, Any]] = [
+    {"name": "qsgd", "levels": 127},
+    {"name": "topk", "k": 0.3},
+    {"name": "compose", "outer": {"name": "qsgd", "levels": 7}, "inner": {"name": "topk", "k": 0.5}},
+]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda one: str(one["name"]))
+def test_compressed_ssf_keeps_its_sums(compressor: dict[str, Any]) -> None:
+    """Both ends go by what arrived: c = mean c_i in every round, and what is outside the subspace stays."""
+    loop = start(build("ssf", projector=GAUSSIAN, compressor=compressor), small())
+    for _ in range(ROUNDS):
+        advance(loop, 1)
+        controls = loop.transport.clients().c
+        torch.testing.assert_close(loop.server.c, controls.mean(1, keepdim=True), rtol=1e-12, atol=1e-13)
+    assert float(controls.norm()) > 0.1
+
+
+def test_ssf_with_a_compressor_that_keeps_all_is_ssf() -> None:
+    plain = start(build("ssf", projector=GAUSSIAN), small())
+    same = start(build("ssf", projector=GAUSSIAN, compressor={"name": "identity"}), small())
+    assert relative(model(advance(same, ROUNDS)), model(advance(plain, ROUNDS))) < 1e-12
+    assert (plain.ledger.up == same.ledger.up).all()
+
+
+class Slope(Objective):
+    """f(y) = <g, y>: the same gradient everywhere, so that nothing but the messages changes from round to round."""
+
+    def __init__(self, g: torch.Tensor) -> None:
+        self.g = g
+
+    def grad(self, y: torch.Tensor) -> torch.Tensor:
+        return self.g.expand_as(y)
+
+    full_grad = grad
+
+
+def test_what_a_compressor_left_out_is_in_the_next_message() -> None:
+    """c_i is the memory of the error feedback: the next a is a less what was sent, and all is sent in the end."""
+    problem = small()
+    method = build("ssf", projector={"name": "identity"}, compressor={"name": "topk", "k": 5})
+    f = Slope(torch.randn(1, 1, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    state, server = method.init_client(problem.x0, problem.layout), method.init_server(problem.x0, problem.layout)
+    left = f.g
+    for t in range(5):  # 5 · 5 ≥ 24
+        rnd = Round(t, (5,), 7, problem.layout, np.array([[2]]), np.array([[-1]]), local_steps=3)
+        state, up = method.client_step(state, replace(method.broadcast(server, rnd), Pc=torch.zeros_like(left)), f, rnd)
+        sent = method.trace(up, rnd)
+        torch.testing.assert_close(sent, torch.where(sent == 0, 0, left), rtol=1e-10, atol=1e-12)
+        left = left - sent
+        torch.testing.assert_close(f.g - state.c, left, rtol=1e-10, atol=1e-12)
+    assert float(left.norm()) < 1e-10
+
+
+def test_rank_and_bits_multiply() -> None:
+    """A tenth of the directions at eight bits: a fortieth of FedAvg's uplink, and one scale."""
+    problem = small(torch.float32, dim=200, outputs=5)
+    small_up = {"name": "qsgd", "levels": 127}
+    ssf = advance(start(build("ssf", rank=0.1, compressor=small_up), problem), 4).ledger.up.sum()
+    fedavg = advance(start(build("fedavg"), problem), 4).ledger.up.sum()
+    assert ssf == fedavg / 40 + 4 * 3 * 4
+    with pytest.raises(SpecError, match="leave out `momentum`"):
+        build("ssf", rank=0.1, compressor=small_up, momentum=0.5)

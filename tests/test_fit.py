@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedspan
-from conftest import build
+from conftest import METHODS, build, takes
 from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
 
@@ -53,9 +53,9 @@ def together(data: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tenso
     return torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ssf", "subavg", "fedsub"])
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns(name: str) -> None:
-    extra = {"projector": COORDINATE} if name not in ("fedavg", "scaffold") else {}
+    extra = {"projector": COORDINATE} if takes(name, "projector") else {}
     method = build(name, lr=0.1, local_steps=4, **extra)
     result = fedspan.fit(
         net(), blobs(), method=method, rounds=60, test=together(blobs(seed=1)), eval_every=20, per_round=2

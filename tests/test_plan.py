@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedspan import experiment
+from fedspan.core import registry
 from fedspan.experiment import Spec
 from test_run import fedspan as command
 
@@ -25,10 +26,22 @@ def test_a_plan_is_what_the_run_then_costs(tmp_path: Path) -> None:
     layout, costs = experiment.plan(spec)
     assert layout.size == 24
     for name, cost in costs.items():
-        method = {k: v for k, v in TABLE["method"].items() if k != "projector" or name not in ("fedavg", "scaffold")}  # type: ignore[attr-defined]
+        known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
+        method = {k: v for k, v in TABLE["method"].items() if k in known}  # type: ignore[attr-defined]
+        if "rank" in known and "projector" not in known:
+            method["rank"] = 3
         done = experiment.run(Spec.from_table(TABLE | {"method": method | {"name": name}}), tmp_path / name)
         assert cost.up == done.rows[0][-1]["up_bytes"]
         assert cost.down == done.rows[0][-1]["down_bytes"]
+
+
+def test_what_another_method_refuses_is_left_out_of_its_plan() -> None:
+    """SCALLION takes no momentum, and error feedback no rand-k that is unbiased; both are planned all the same."""
+    method = {"name": "compressed", "lr": 0.02, "momentum": 0.5, "compressor": {"name": "randk", "k": 6}}
+    costs = experiment.plan(Spec.from_table(TABLE | {"method": method}))[1]
+    assert set(costs) == set(registry.choices("method"))
+    up = {name: costs[name].up_round for name in ("compressed", "scallion", "ef", "scaffold")}
+    assert up == {"compressed": 6 * 4, "scallion": 6 * 4, "ef": 2 * 4 + 2, "scaffold": 2 * 24 * 4}
 
 
 def test_a_long_run_is_carried_on_from_its_first_rounds(tmp_path: Path) -> None:
@@ -47,6 +60,6 @@ def test_the_command(tmp_path: Path) -> None:
     path.write_text(Spec.from_table(TABLE).toml())
     done = command("plan", path)
     assert "24 numbers in 1 tensors; 30 rounds" in done.stdout
-    for name in ("fedavg", "scaffold", "ssf", "subavg", "fedsub"):
+    for name in registry.choices("method"):
         assert name in done.stdout
     assert not (tmp_path / "run").exists()

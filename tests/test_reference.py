@@ -20,6 +20,7 @@ import torch
 
 from fedspan.core import registry
 from fedspan.core.projector import draw
+from fedspan.projectors.gaussian import Gaussian
 from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.simulator import Simulator
 
@@ -40,12 +41,19 @@ class Reference:
     B: list[Array]
     w: Array  # weights of the clients, Σ w = 1
     option: dict[str, Any]
+    seed: int = 0
+    t: int = 0
     x: Array = field(default_factory=lambda: np.zeros((D, M)))
     c: Array = field(default_factory=lambda: np.zeros((D, M)))
     ci: list[Array] = field(default_factory=lambda: [np.zeros((D, M)) for _ in range(N)])
     dual: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # Λ_i
     end: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # E_i
     before: Array | None = None  # P of the last round
+    lora: tuple[Array, Array] | None = None  # B (M × R) and A (R × D)
+    error: list[Array] = field(default_factory=lambda: [np.zeros((D, M)) for _ in range(N)])  # PowerSGD's e_i
+    turn: Array | None = None  # and its P of the coming round, r = 1
+    m: Array = field(default_factory=lambda: np.zeros((D, M)))  # moments of the server's optimizer
+    v: Array | None = None
 
     def grad(self, i: int, y: Array, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Array:
         """∇f_i(y; rows), f_i(X) = ‖A_i X − B_i‖² / (2 n_i) + (λ/2) ‖X‖²."""
@@ -59,14 +67,53 @@ class Reference:
             total = total + self.w[i] * value
         return total / sum(self.w[i] for i in v)
 
-    def fedavg(self, rows: Rows, P: Array) -> None:
+    def server(self, method: str) -> dict[str, Array]:
+        """What the server keeps besides x, by the package's names."""
+        return {"c": self.c} if method in ("scaffold", "ssf") else {}
+
+    def clients(self, method: str) -> dict[str, list[Array]]:
+        """The same of all clients."""
+        return {"c": self.ci} if method in ("scaffold", "ssf") else {"e": self.error} if method == "powersgd" else {}
+
+    def plain(self, rows: Rows, mu: float = 0.0) -> dict[int, Array]:
+        """y_i − x after K gradient steps on f_i(y) + (μ/2) ‖y − x‖²."""
         delta = {}
         for i in rows:
             y = self.x
             for batch in rows[i]:
-                y = y - LR * self.grad(i, y, batch)
+                y = y - LR * (self.grad(i, y, batch) + mu * (y - self.x))
             delta[i] = y - self.x
-        self.x = self.x + self.option["server_lr"] * self.mean(delta)
+        return delta
+
+    def fedavg(self, rows: Rows, P: Array) -> None:
+        self.x = self.x + self.option["server_lr"] * self.mean(self.plain(rows))
+
+    def fedprox(self, rows: Rows, P: Array) -> None:
+        self.x = self.x + self.option["server_lr"] * self.mean(self.plain(rows, self.option["mu"]))
+
+    def fedavgm(self, rows: Rows, P: Array) -> None:
+        self.m = self.option["server_momentum"] * self.m + self.mean(self.plain(rows))
+        self.x = self.x + self.option["server_lr"] * self.m
+
+    def adaptive(self, rows: Rows, P: Array) -> None:
+        """One number after the other, with Algorithm 2's three rules for v written out."""
+        delta, tau, beta1 = self.mean(self.plain(rows)), self.option["tau"], self.option["beta1"]
+        self.v = np.full((D, M), tau**2) if self.v is None else self.v
+        x = self.x.copy()
+        for at in np.ndindex(D, M):
+            square, v = delta[at] ** 2, self.v[at]
+            self.m[at] = beta1 * self.m[at] + (1 - beta1) * delta[at]
+            if self.option["name"] == "fedadagrad":
+                v = v + square
+            elif self.option["name"] == "fedadam":
+                v = self.option["beta2"] * v + (1 - self.option["beta2"]) * square
+            else:
+                v = v - (1 - self.option["beta2"]) * square * (1 if v > square else -1 if v < square else 0)
+            self.v[at] = v
+            x[at] += self.option["server_lr"] * self.m[at] / (v**0.5 + tau)
+        self.x = x
+
+    fedadam = fedyogi = fedadagrad = adaptive
 
     def scaffold(self, rows: Rows, P: Array) -> None:
         delta, change = {}, np.zeros((D, M))
@@ -107,6 +154,38 @@ class Reference:
             end[i] = z
         self.x = self.x + self.option["server_lr"] * P.T @ self.mean(end)
 
+    def adapted(self, rows: Rows, P: Array) -> None:
+        """LoRA on Xᵀ from 0: FedIT trains both factors, FFA-LoRA leaves A at P; each factor is averaged by itself."""
+        B, A = self.lora or (np.zeros((M, R)), P)
+        s = self.option.get("alpha", R) / R
+        ends_b, ends_a = {}, {}
+        for i in rows:
+            b, a = B, A
+            for batch in rows[i]:
+                G = self.grad(i, s * (b @ a).T, batch).T
+                step_b, step_a = s * G @ a.T, s * b.T @ G
+                b = b - LR * step_b
+                a = a if self.option["name"] == "ffalora" else a - LR * step_a
+            ends_b[i], ends_a[i] = b, a
+        rate = self.option["server_lr"]
+        self.lora = (1 - rate) * B + rate * self.mean(ends_b), (1 - rate) * A + rate * self.mean(ends_a)
+        self.x = s * (self.lora[0] @ self.lora[1]).T
+
+    fedit = ffalora = adapted
+
+    def powersgd(self, rows: Rows, P: Array) -> None:
+        """Rank one: a unit vector on the left (D) or the right (M) of X, made of what came in the round before."""
+        unit = P[0] if self.turn is None else self.turn
+        sent, plain = {}, self.plain(rows)
+        for i in rows:
+            whole = plain[i] + self.error[i]
+            sent[i] = unit @ whole if len(unit) == D else whole @ unit
+            kept = np.outer(unit, sent[i]) if len(unit) == D else np.outer(sent[i], unit)
+            self.error[i] = whole - kept
+        mean = self.mean(sent)
+        self.x = self.x + self.option["server_lr"] * (np.outer(unit, mean) if len(unit) == D else np.outer(mean, unit))
+        self.turn = mean / np.linalg.norm(mean)
+
     def fedsub(self, rows: Rows, P: Array) -> None:
         if self.before is not None and self.before is not P:
             turn = P @ self.before.T
@@ -132,6 +211,7 @@ def compare(
     weights: Literal["uniform", "examples"] = "uniform",
     batch: int | Literal["full"] = "full",
     unequal: bool = False,
+    kind: type[Reference] = Reference,
 ) -> None:
     """Run the package and the reference side by side."""
     rng = np.random.default_rng(3)
@@ -151,16 +231,20 @@ def compare(
     w = counts / counts.sum() if weights == "examples" else np.full(N, 1 / N)
     option = {"server_lr": 1.0, "option": "II", "control": "exact", "variant": "zero_sum", **spec}
     own = [[v[i, : counts[i]] for i in range(N)] for v in (A, B)]
-    references = [Reference(*own, w, option) for _ in SEEDS]
+    references = [kind(*own, w, option, seed) for seed in SEEDS]
     Ps = [np.eye(D)] * len(SEEDS)
     seen: set[int] = set()
     for t in range(ROUNDS):
         ids = loop._round().ids
-        if "projector" in spec and t % method.refresh == 0:
-            columns = draw(method.projector, problem.layout, SEEDS, t // method.refresh).factors[0].columns()
+        if ("projector" in spec and t % method.refresh == 0) or (spec["name"] in LORA and t == 0):
+            projector = method.projector if "projector" in spec else Gaussian(rank=spec["rank"])
+            epoch = t // method.refresh if "projector" in spec else 0
+            columns = draw(projector, problem.layout, SEEDS, epoch).factors[0].columns()
             Ps = [v.T.numpy().copy() for v in columns]
             for P in Ps:
                 close(P @ P.T, np.eye(R), "P Pᵀ", t)
+        if spec["name"] == "powersgd" and t == 0:
+            Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
             picks = problem.picks(SEEDS, (t,), 0, ids[None], STEPS)[0].numpy().reshape(STEPS, *ids.shape, batch)
         with torch.inference_mode():
@@ -170,12 +254,14 @@ def compare(
             for place, i in enumerate(ids[run].tolist()):
                 full = [np.arange(counts[i])] * STEPS
                 rows[i] = full if batch == "full" else list(picks[:, run, place])
+            reference.t = t
             getattr(reference, spec["name"])(rows, Ps[run])
             close(matrix(method.model(loop.server)[run, 0]), reference.x, "x", t)
-            if spec["name"] in ("scaffold", "ssf"):
-                close(matrix(loop.server.c[run, 0]), reference.c, "c", t)
+            for name, theirs in reference.server(spec["name"]).items():
+                close(matrix(getattr(loop.server, name)[run, 0]), theirs, name, t)
+            for name, of_clients in reference.clients(spec["name"]).items():
                 for i in range(N):
-                    close(matrix(simulator.clients().c[run, i]), reference.ci[i], f"c_{i}", t)
+                    close(matrix(getattr(simulator.clients(), name)[run, i]), of_clients[i], f"{name}_{i}", t)
         seen |= set(ids[0].tolist())
     assert len(seen) == N  # every client came, so every kind of absence was met
     assert 0.1 < np.linalg.norm(references[0].x) < 100
@@ -194,6 +280,7 @@ def projected(name: str, projector: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "projector": {"name": projector, "rank": R}, **more}
 
 
+LORA = ("fedit", "ffalora")
 SCAFFOLDS = [("II", "one"), ("II", "classic"), ("I", "classic")]
 PROJECTORS = ["gaussian", "coordinate", "hadamard"]
 
@@ -201,6 +288,23 @@ PROJECTORS = ["gaussian", "coordinate", "hadamard"]
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
 def test_fedavg(tmp_path: Path, server_lr: float) -> None:
     compare(tmp_path, {"name": "fedavg", "server_lr": server_lr})
+
+
+@pytest.mark.parametrize(("mu", "server_lr"), [(0.5, 1.0), (3.0, 0.7)])
+def test_fedprox(tmp_path: Path, mu: float, server_lr: float) -> None:
+    compare(tmp_path, {"name": "fedprox", "mu": mu, "server_lr": server_lr})
+
+
+@pytest.mark.parametrize(("server_momentum", "server_lr"), [(0.9, 1.0), (0.5, 0.7)])
+def test_fedavgm(tmp_path: Path, server_momentum: float, server_lr: float) -> None:
+    compare(tmp_path, {"name": "fedavgm", "server_momentum": server_momentum, "server_lr": server_lr})
+
+
+@pytest.mark.parametrize(("beta1", "tau"), [(0.9, 1e-3), (0.0, 0.1)])
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_adaptive_servers(tmp_path: Path, name: str, beta1: float, tau: float) -> None:
+    beta2 = {} if name == "fedadagrad" else {"beta2": 0.8}
+    compare(tmp_path, {"name": name, "server_lr": 0.1, "beta1": beta1, "tau": tau, **beta2})
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
@@ -229,12 +333,29 @@ def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int, serv
     compare(tmp_path, projected("fedsub", projector, variant=variant, refresh=refresh, server_lr=server_lr))
 
 
+@pytest.mark.parametrize(("alpha", "server_lr"), [(R, 1.0), (6.0, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize("name", LORA)
+def test_lora(tmp_path: Path, name: str, alpha: float, server_lr: float) -> None:
+    compare(tmp_path, {"name": name, "rank": R, "alpha": float(alpha), "server_lr": server_lr})
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
+def test_powersgd(tmp_path: Path, server_lr: float) -> None:
+    compare(tmp_path, {"name": "powersgd", "rank": 1, "server_lr": server_lr})
+
+
 MIXED = [
     {"name": "fedavg"},
+    {"name": "fedprox", "mu": 0.5},
+    {"name": "fedavgm", "server_momentum": 0.9},
+    {"name": "fedadam", "server_lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 1e-2},
     *({"name": "scaffold", "option": option, "uplink": uplink} for option, uplink in SCAFFOLDS),
     projected("ssf", "gaussian", refresh=3),
     projected("ssf", "hadamard", control="paper"),
     projected("subavg", "gaussian"),
+    {"name": "fedit", "rank": R},
+    {"name": "ffalora", "rank": R},
+    {"name": "powersgd", "rank": 1},
     projected("fedsub", "gaussian", refresh=2),
     projected("fedsub", "coordinate", refresh=2, variant="stale"),
 ]

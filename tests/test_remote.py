@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, every_method, model, small, start
+from conftest import Scripted, advance, build, close, every_method, model, small, start
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.method import Round
 from fedspan.runtimes.letters import Letter
-from fedspan.runtimes.loop import Answers, Loop
+from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.remote import Remote
 from fedspan.runtimes.simulator import Simulator
 from fedspan.runtimes.site import Site, Store
@@ -58,38 +58,9 @@ def remote(method: Any, problem: Any, sites: Path, **settings: Any) -> tuple[Loo
     return start(method, problem, transport=end), link, end
 
 
-class Scripted:
-    """The simulator with some replies missing."""
-
-    def __init__(self, inner: Simulator, missing: set[tuple[int, int]]) -> None:
-        self.inner, self.missing = inner, missing
-
-    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
-        there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
-        if not len(there):
-            return Answers(there, None)
-        found = self.inner.exchange(rnd.among(there), replace_since(down, there), aside)
-        return replace(found, places=there)
-
-    def save(self) -> Any:
-        return self.inner.save()
-
-    def load(self, arrays: Any) -> None:
-        self.inner.load(arrays)
-
-
-def replace_since(down: Any, there: np.ndarray) -> Any:
-    sync = getattr(down, "sync", None)
-    return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, there]))
-
-
 def simulated(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] = frozenset()) -> Loop:  # type: ignore[assignment]
     clients = Simulator(method, problem)
     return advance(start(method, problem, transport=Scripted(clients, set(missing))), rounds)
-
-
-def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
@@ -203,8 +174,9 @@ def test_a_second_reply_counts_once(tmp_path: Path) -> None:
     assert "second reply was dropped" in loop.events[0]
 
 
-def test_too_few_replies_count_nothing(tmp_path: Path) -> None:
-    method, problem = build("ssf", **SSF), small()
+@pytest.mark.parametrize(("name", "settings"), [("ssf", SSF), ("doublesqueeze", {})])
+def test_too_few_replies_count_nothing(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    method, problem = build(name, **settings), small()
     loop, link, end = remote(method, problem, tmp_path, minimum=3)
     ids = ids_of(loop, 2)
     link.faults[2, ids[0]] = lambda _: []
@@ -235,11 +207,34 @@ def test_a_lost_state_is_restored_exactly(kind: str, name: str, settings: dict[s
         if path.exists():
             LOSSES[kind](path)
     advance(loop, 8)
-    close(model(loop), model(simulated(method, problem, 15)), 1e-10)
+    here = simulated(method, problem, 7)
+    for field in method.private:  # what no server can know begins anew
+        here.transport.inner._population[field].all.zero_()  # type: ignore[attr-defined]
+    close(model(loop), model(advance(here, 8)), 1e-10)
     assert any("restored from the server's copy" in event for event in loop.events)
     assert end.acked.sum() == 15 * 3
     nominal = simulated(method, problem, 15).ledger.down.sum()
     assert loop.ledger.down.sum() > nominal  # what was sent twice is counted twice
+
+
+@pytest.mark.parametrize("name", ["ef", "qsparse", "doublesqueeze", "scafcom"])
+def test_replies_are_not_rounded_behind_the_back_of_error_feedback(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=f"{name} has noted what it left unsent"):
+        remote(build(name), small(), tmp_path, cast="bfloat16")
+
+
+@pytest.mark.parametrize("name", ["ef", "doublesqueeze"])
+def test_a_lost_reply_takes_error_feedback_back(name: str, tmp_path: Path) -> None:
+    """The client has worked and written its new e_i; the reply never came: e_i is as if the round had not been."""
+    method, problem = build(name), small()
+    loop, link, _ = remote(method, problem, tmp_path)
+    missing = set()
+    for t in (2, 3, 6):
+        client = ids_of(loop, t)[1]
+        missing.add((t, client))
+        link.faults[t, client] = after_saving(link)
+    advance(loop, 12)
+    close(model(loop), model(simulated(method, problem, 12, missing)))
 
 
 def test_without_a_copy_a_client_re_enters_empty(tmp_path: Path) -> None:
@@ -254,6 +249,25 @@ def test_without_a_copy_a_client_re_enters_empty(tmp_path: Path) -> None:
     assert any("re-enters with an empty state" in event for event in loop.events)
     gap = controls(link, end).mean(0) - loop.server.c[0, 0]
     close(gap, -before[client] / problem.clients)  # what c no longer matches: the lost control's share, for good
+
+
+def test_who_re_enters_empty_does_what_a_newcomer_would(tmp_path: Path) -> None:
+    """FedSub's dual is owed a change since the last round of a client; one that starts anew is owed none."""
+    method, problem = build("fedsub", projector={"name": "coordinate", "rank": 4}), small()
+    loop, link, end = remote(method, problem, tmp_path / "sites", backup=False)
+    advance(loop, 7)
+    client = ids_of(loop, 7)[0]
+    assert end.acked[client]
+    link.site(client).store.path.unlink()
+    advance(loop, 1)
+    letter, reply = link.letters[-1]
+    assert letter.client == client
+    assert reply is not None
+    fresh = Wire(method, problem, tmp_path / "fresh").site(client)
+    plain = {name: array for name, array in letter.arrays.items() if not name.startswith("restore.")}
+    newcomer = fresh.answer(replace(letter, seq=0, arrays=plain))
+    assert newcomer.status == "ok"
+    close(reply.arrays["b"], newcomer.arrays["b"])
 
 
 def test_a_server_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -296,10 +310,11 @@ def test_many_random_faults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cast", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg", "fedsub"])
+@pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg", "fedsub", "ef21", "scallion"])
 def test_shorter_numbers_up(name: str, cast: str, tmp_path: Path) -> None:
     """Half the uplink; both ends go by the rounded numbers, so that c = mean c_i still holds."""
     settings = SSF if name in ("ssf", "fedsub") else {}
+    settings = {"compressor": {"name": "randk", "k": 0.9}} if name in ("ef21", "scallion") else settings
     method, problem = build(name, **settings), small(torch.float32)
     exact = simulated(method, problem, 10)
     loop, link, end = remote(method, problem, tmp_path, cast=cast)
@@ -308,7 +323,7 @@ def test_shorter_numbers_up(name: str, cast: str, tmp_path: Path) -> None:
     assert loop.ledger.up.sum() * 2 == exact.ledger.up.sum()
     assert loop.ledger.down.sum() == exact.ledger.down.sum()
     close(model(loop), model(exact), 3e-2)
-    if name in ("ssf", "scaffold"):
+    if name in ("ssf", "scaffold", "scallion"):
         close(controls(link, end).mean(0), loop.server.c[0, 0], 1e-5)
 
 

@@ -308,9 +308,36 @@ def test_a_spec_survives_toml(tmp_path: Path) -> None:
     assert experiment.Spec.from_table(tomllib.loads(spec.toml())) == spec
 
 
+def test_compressors_inside_compressors_survive_toml(tmp_path: Path) -> None:
+    """Tables inside tables, in a file and on the command line."""
+    inner, outer = {"name": "topk", "k": 0.2}, {"name": "qsgd", "levels": 15, "bucket": 8, "unbiased": False}
+    changes = (
+        'method={name="ef", lr=0.01, local_steps=2}',
+        'method.compressor={name="compose", outer={name="qsgd", levels=15, bucket=8, unbiased=false}}',
+        'method.compressor.inner={name="topk", k=0.2}',
+    )
+    spec = experiment.Spec.load(spec_file(tmp_path), changes)
+    assert spec.table()["method"]["compressor"] == {"name": "compose", "outer": outer, "inner": inner}
+    assert experiment.Spec.from_table(tomllib.loads(spec.toml())) == spec
+    with pytest.raises(SpecError, match=r"compressor\.inner\.k` must be"):
+        experiment.Spec.load(spec_file(tmp_path), (*changes, "method.compressor.inner.k=true"))
+
+
 def test_list_and_version() -> None:
     listed = " ".join(fedspan("list").stdout.split())
-    for word in ("ssf", "scaffold", "fedavg", "fedsub", "subavg", "gaussian", "hadamard", "coordinate", "regression"):
+    for word in (
+        "ssf",
+        "scaffold",
+        "fedavg",
+        "fedsub",
+        "subavg",
+        "gaussian",
+        "hadamard",
+        "coordinate",
+        "regression",
+        "scallion",
+        "randk",
+    ):
         assert word in listed
     assert "fedspan 0." in fedspan("version").stdout
 

@@ -58,6 +58,31 @@ def test_choose_draws_different_numbers(seed: int, population: int, data: st.Dat
     assert (np.diff(chosen) > 0).all()
 
 
+def floyd(drawn: list[int], population: int, size: int) -> list[int]:
+    """Floyd's method step by step, in whole numbers of any length."""
+    taken: set[int] = set()
+    for top, bits in enumerate(drawn, population - size):
+        pick = bits * (top + 1) >> 64
+        taken.add(top if pick in taken else pick)
+    return sorted(taken)
+
+
+@given(st.integers(0, 2**63), st.integers(1, 300) | st.integers(2**31, 2**32 - 1), st.data())
+def test_choose_is_floyds_method(seed: int, population: int, data: st.DataObject) -> None:
+    """Whole arrays at once, and the very same numbers."""
+    size = data.draw(st.integers(1, min(population, 300)))
+    keys = np.array([[seed, seed + 1], [seed + 2, 5]], np.uint64)
+    chosen = seeds.choose(keys, population, size)
+    for place in np.ndindex(2, 2):
+        assert chosen[place].tolist() == floyd(seeds.bits(keys, size)[place].tolist(), population, size)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 1000))
+def test_a_stream_can_be_drawn_in_pieces(seed: int, start: int) -> None:
+    key = np.array([seed], np.uint64)
+    assert (seeds.bits(seeds.later(key, start), 7) == seeds.bits(key, start + 7)[:, start:]).all()
+
+
 def test_choose_is_uniform() -> None:
     """Each of 10 is drawn in 3 of 10 cases; 40,000 draws, five standard deviations."""
     chosen = seeds.choose(np.arange(40_000, dtype=np.uint64), 10, 3)

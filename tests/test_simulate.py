@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import fedspan
-from conftest import METHODS, build
+from conftest import METHODS, build, takes
 from fedspan.nn.cover import choose
 from fedspan.nn.models import build as network
 from fedspan.nn.problem import TorchProblem
@@ -22,7 +22,7 @@ from fedspan.runtimes import simulator
 from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.simulator import Simulate, Simulator
 
-NAMES = ["fedavg", "scaffold", "ssf", "subavg", "fedsub"]
+NAMES = list(METHODS)
 
 
 def mlp() -> nn.Module:
@@ -39,7 +39,7 @@ def problem_of(model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings:
 
 
 def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
-    extra = {"projector": {"name": projector, "rank": 0.25}} if name in ("ssf", "subavg", "fedsub") else {}
+    extra = {"projector": {"name": projector, "rank": 0.25}} if takes(name, "projector") else {}
     return build(name, lr=0.1, local_steps=3, **extra, **settings)
 
 
@@ -57,7 +57,7 @@ def model_after(problem: TorchProblem, method: Any, way: Simulate = "loop", roun
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_in_place_are_the_steps_one_by_one(name: str, projector: str, make: Callable[[], nn.Module]) -> None:
     """A clip that never binds leads through the slow steps; not a bit differs."""
-    if projector != "coordinate" and name in ("fedavg", "scaffold"):
+    if projector != "coordinate" and not takes(name, "projector"):
         pytest.skip("no projector")
     method = method_of(name, projector)
     fast = model_after(problem_of(make()), method)
@@ -66,9 +66,20 @@ def test_steps_in_place_are_the_steps_one_by_one(name: str, projector: str, make
     assert not torch.equal(fast, problem_of(make()).x0)
 
 
+def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
+    problem = problem_of(mlp())
+    loop = Loop(method_of("fedprox"), problem, Simulator(method_of("fedprox"), problem), (0,), 1)
+    direction = problem.cohort(loop._round()).direction(plus=lambda y: y - problem.x0)
+    assert hasattr(direction, "walk")
+    far, near = (model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0 for mu in (0.0, 8.0))
+    assert near.norm() < 0.7 * far.norm()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_all_ways_agree(name: str, momentum: float) -> None:
+    if momentum and name in ("scallion", "scafcom"):
+        pytest.skip("no momentum")
     method = method_of(name, momentum=momentum)
     loop, batched, pool = (model_after(problem_of(mlp()), method, way) for way in ("loop", "batched", "pool"))
     assert torch.equal(loop, pool)
@@ -175,7 +186,3 @@ def test_fit_takes_a_way_and_ends_its_processes() -> None:
     assert not multiprocessing.active_children()
     with pytest.raises(fedspan.FedspanError, match="simulate"):
         fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, simulate="fast")  # type: ignore[arg-type]
-
-
-def test_the_names_here_are_all_methods() -> None:
-    assert set(NAMES) == set(METHODS)

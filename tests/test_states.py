@@ -18,6 +18,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.runtimes.loop import Loop
 from fedspan.runtimes.simulator import Simulator
 from fedspan.runtimes.states import OnDisk
+from fedspan.runtimes.trails import Trails
 
 
 def loop_on(folder: Path | None, stored: str = "float32", resume: bool = False, name: str = "ssf") -> Loop:
@@ -124,3 +125,36 @@ def test_two_thousand_clients_of_a_large_model_need_little_memory(tmp_path: Path
 @pytest.mark.slow
 def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
     assert peak(tmp_path / "s", 300) < 4e9
+
+
+@pytest.mark.parametrize("seeds", [(5,), (5, 6)])
+@pytest.mark.parametrize("kind", ["coordinate", "gaussian"])
+def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -> None:
+    """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
+    problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
+    trail = Loop(method, problem, Simulator(method, problem, trail=True), seeds, 3)
+    whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
+    trails = trail.transport._population["c"]
+    assert isinstance(trails, Trails)
+    tolerance = 0 if kind == "coordinate" else 1e-14
+    for _ in range(14):
+        advance(trail, 1)
+        advance(whole, 1)
+        torch.testing.assert_close(model(trail), model(whole), rtol=tolerance, atol=tolerance)
+        mine, its = trail.transport.clients().c, whole.transport.clients().c
+        torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
+        if trail.t == 2:
+            assert trails.numbers() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
+    held = [one.numbers() for one in trails.trails.values()]
+    assert max(held) == 24
+    assert all(one.first is not None or one.numbers() < 24 for one in trails.trails.values())
+    saved = {name: array.clone() for name, array in trail.save().items()}
+    again = Loop(method, problem, Simulator(method, problem, trail=True), seeds, 3)
+    again.load(saved)
+    torch.testing.assert_close(model(advance(again, 5)), model(advance(trail, 5)), rtol=0, atol=0)
+
+
+def test_only_methods_with_a_trace_have_trails() -> None:
+    problem = small()
+    with pytest.raises(SpecError, match="Scaffold has no trace"):
+        Simulator(build("scaffold"), problem, trail=True)

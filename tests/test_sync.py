@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
-from fedspan.core import wire
+from fedspan.core import registry, wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.sync import Catchup, Log
 
@@ -46,6 +47,37 @@ def test_full_methods_send_d(name: str, up: int, down: int) -> None:
     assert loop.ledger.down.sum() == 10 * 3 * down * D * M * ITEM
 
 
+@pytest.mark.parametrize(("name", "trained"), [("fedit", 3 * (D + M)), ("ffalora", 3 * M)])
+def test_lora_sends_the_base_weights_once_and_then_the_adapters(name: str, trained: int) -> None:
+    method, problem = build(name, rank=3), small()
+    loop = start(method, problem, transport=WireTransport(method, problem))
+    for _ in range(20):
+        _, new = gaps(loop)
+        advance(loop, 1)
+        assert loop.transport.down_bytes[-1] == ((new * D * M + trained) * ITEM + PROBE).tolist()
+        assert loop.transport.up_bytes[-1] == [trained * ITEM] * 3
+
+
+def test_powersgd_sends_changes_as_two_factors_and_survives_empty_rounds() -> None:
+    """6 × 12 numbers at r = 1: a change is 18 numbers, so up to four are sent instead of x; copies stay right."""
+    n, method, problem = 6, build("powersgd", rank=1), small(outputs=6)
+    loop = start(method, problem, transport=WireTransport(method, problem))
+    sizes = set()
+    for t in range(60):
+        gap, new = gaps(loop)
+        ids, x = loop._round().ids[0].tolist(), model(loop)
+        loop.transport.lost = [0, 1, 2] if t in (0, 7, 20, 21, 33) else []
+        advance(loop, 1)
+        basis, reply = (n, D) if t % 2 else (D, n)
+        missed = np.where(new | (gap > 4), D * n, gap * (D + n))
+        assert loop.transport.down_bytes[-1] == ((missed + basis) * ITEM).tolist()
+        assert loop.transport.up_bytes[-1] == ([] if loop.transport.lost else [reply * ITEM] * 3)
+        for client in () if loop.transport.lost else ids:
+            torch.testing.assert_close(loop.transport.replicas[client].x, x, rtol=1e-12, atol=1e-14)
+        sizes |= set(missed.tolist())
+    assert sizes == {18, 36, 54, 72}
+
+
 def test_fedsub_always_sends_the_mean_of_a_clients_last_round() -> None:
     method = build("fedsub", projector={"name": "gaussian", "rank": 5}, refresh=2)
     problem = small()
@@ -56,6 +88,27 @@ def test_fedsub_always_sends_the_mean_of_a_clients_last_round() -> None:
         whole = new | (gap * 5 > D + 5)
         missed = np.where(new, D, np.where(whole, D + 5, gap * 5))
         assert loop.transport.down_bytes[-1] == (missed * M * ITEM + PROBE).tolist()
+
+
+@pytest.mark.parametrize("k", [2, 5, 12, 24])
+def test_doublesqueeze_sends_the_codes_that_were_missed_or_the_model(k: int) -> None:
+    method = build("doublesqueeze", compressor={"name": "topk", "k": k})
+    problem = small()
+    transport = WireTransport(method, problem)
+    loop = start(method, problem, transport=transport)
+    entry, whole = k * ITEM + math.ceil(k * 5 / 8), D * M * ITEM  # places among 24 take 5 bits
+    past, seen = [], set()
+    for _ in range(60):
+        past.append(model(loop).clone())
+        gap, new = gaps(loop)
+        advance(loop, 1)
+        more = gap * entry > whole
+        assert transport.down_bytes[-1] == np.where(new | more, whole, gap * entry).tolist()
+        assert transport.up_bytes[-1] == [entry] * 3
+        seen |= {bool(each) for each in more[~new]}
+    assert seen == {2: {False}, 5: {False, True}, 12: {False, True}, 24: {True}}[k]
+    for replica in transport.replicas:
+        assert torch.equal(replica.x, past[replica.since])  # to the bit, by way of the codes
 
 
 def test_the_papers_control_rule_costs_twice_the_uplink() -> None:
@@ -110,7 +163,10 @@ def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
         "subavg": (build("subavg", projector=GAUSSIAN), 0),
         "fedsub": (build("fedsub", projector=GAUSSIAN), 3 * M),
         "stale": (build("fedsub", projector=GAUSSIAN, variant="stale"), 2 * 3 * M),
-    }
+        "compressed": (build("compressed"), 0),
+        "scafcom": (build("scafcom"), 2 * D * M),
+    } | {name: (build(name), D * M) for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion")}
+    assert {"stale", *registry.choices("method")} == set(kept)
     for method, numbers in kept.values():
         state = wire.pack(method.init_client(x0, layout))
         assert sum(array.numel() for array in state.values()) == numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,16 +24,22 @@ def free_port() -> int:
 
 
 class Cluster:
-    """`with Cluster(folder, nodes=3) as cluster: cluster.run(out="…")`."""
+    """`with Cluster(folder, nodes=3) as cluster: cluster.run(out="…")`.
 
-    def __init__(self, folder: Path, nodes: int, *, database: bool = False, tls: bool = False) -> None:
-        self.folder, self.count, self.database, self.tls = folder, nodes, database, tls
+    With `simulation` the nodes are Flower's virtual ones, inside the SuperLink; with `tls` every node has its own key.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: int, *, database: bool = False, tls: bool = False, simulation: bool = False
+    ) -> None:
+        self.folder, self.count, self.database, self.tls, self.simulation = folder, nodes, database, tls, simulation
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = os.environ | {
             "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-            "FEDSPAN_STATES": str(folder / "states"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}",
+            "RAY_USAGE_STATS_ENABLED": "0", "FEDSPAN_STATES": str(folder / "states"), "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
         }  # fmt: skip
 
     def __enter__(self) -> Cluster:
@@ -44,9 +51,9 @@ class Cluster:
         (self.folder / "home" / "config.toml").write_text(config)
         try:
             self.start_link()
-            for number in range(self.count):
+            for number in range(0 if self.simulation else self.count):
                 if self.tls:
-                    self._flwr("supernode", "register", str(self._key(number).with_suffix(".pub")), "dep")
+                    self._flwr("supernode", "register", str(self.key(number).with_suffix(".pub")), "dep")
                 self.start_node(number)
         except BaseException:
             self.__exit__()
@@ -54,11 +61,32 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self.processes):
-            self.end(name)
+        for process in self.processes.values():
+            process.terminate()
+        until = time.monotonic() + 8
+        while self.living() and time.monotonic() < until:
+            time.sleep(0.2)
+        for pid in self.living():
+            kill(pid)
+        for process in self.processes.values():
+            process.wait()
+
+    def living(self, command: str = "") -> list[int]:
+        """Ids of the processes that this cluster has started, directly or not; `command` picks those that run it."""
+        mark, found = f"FLWR_HOME={self.folder / 'home'}".encode(), []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = mark in (place / "environ").read_bytes().split(b"\0")
+                words = (place / "cmdline").read_bytes().decode().split("\0")
+            except (OSError, UnicodeDecodeError):  # it has ended, or is not ours to look at
+                continue
+            if ours and any(word.endswith(command) for word in words[:2]):
+                found.append(int(place.name))
+        return sorted(found)
 
     def start_link(self) -> None:
         more = ["--database", str(self.folder / "link.db")] if self.database else []
+        more += ["--simulation"] if self.simulation else []
         if self.tls:
             own = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
             safety = [part for name, file in own.items() for part in (f"--ssl-{name}", str(self.folder / file))]
@@ -76,18 +104,18 @@ class Cluster:
             time.sleep(0.2)
         raise RuntimeError(f"the SuperLink did not start; see {self.folder / 'link.log'}")
 
-    def _key(self, number: int) -> Path:
+    def key(self, number: int) -> Path:
         """A node's own key pair."""
         path = self.folder / f"node{number}"
         if not path.exists():
-            _quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path))
+            quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path))
         return path
 
     def start_node(self, number: int, key: Path | None = None) -> None:
         """Start a SuperNode; `key` is another than its own."""
         safety = ["--insecure"]
         if self.tls:
-            mine = str(key or self._key(number))
+            mine = str(key or self.key(number))
             safety = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", mine]
         self._start(
             f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
@@ -101,28 +129,25 @@ class Cluster:
                 [str(BIN / command), *arguments], stdout=out, stderr=out, env=self.env, start_new_session=True
             )
 
-    def end(self, name: str, how: int = signal.SIGTERM) -> None:
-        """End a process and the children it started."""
+    def crash(self, name: str) -> None:
+        """End one process at once; what it has started lives on."""
         process = self.processes.pop(name)
-        for sign in (how, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, sign)
-            except ProcessLookupError:
-                break
-            try:
-                process.wait(timeout=8)
-                if sign == signal.SIGKILL:
-                    break
-                time.sleep(0.5)
-            except subprocess.TimeoutExpired:
-                continue
+        process.kill()
         process.wait()
 
     def run(self, app: Path = APP, **config: Any) -> str:
         """Submit a run; its id."""
-        text = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
-        done = self._flwr("run", str(app), "dep", "--run-config", text, "--format", "json")
-        return str(json.loads(done)["run-id"])
+        settings = self.folder / "run.toml"  # a file: on the command line Flower takes no quotes inside a value
+        settings.write_text(
+            "".join(f"{key.replace('_', '-')} = {json.dumps(value)}\n" for key, value in config.items())
+        )
+        virtual = f"num-supernodes={self.count} client-resources-num-cpus=1"
+        more = ["--federation-config", virtual] if self.simulation else []
+        done = self._flwr("run", str(app), "dep", "--run-config", str(settings), *more, "--format", "json")
+        said = json.loads(done)
+        if "run-id" not in said:
+            raise RuntimeError(f"flwr run failed: {said}")
+        return str(said["run-id"])
 
     def status(self, run: str) -> dict[str, Any]:
         """What Flower says of a run."""
@@ -133,11 +158,12 @@ class Cluster:
         """Until a run is over."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            found = self.status(run)
-            if str(found["status"]).startswith("finished"):
-                return found
-            time.sleep(1)
-        raise TimeoutError(f"run {run} is not over after {seconds} s")
+            if not self.living("flwr-serverapp") and not self.living("flwr-simulation"):
+                found = self.status(run)  # takes a second of computing: only when there is something to learn
+                if str(found["status"]).startswith("finished"):
+                    return found
+            time.sleep(0.5)
+        raise TimeoutError(f"run {run} is not over after {seconds} s; see the logs in {self.folder}")
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -148,19 +174,25 @@ class Cluster:
         return done.stdout
 
 
+def kill(pid: int) -> None:
+    """End a process at once, without a word of warning."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def make_certificates(folder: Path) -> None:
     """A certificate authority of one's own and a certificate for 127.0.0.1."""
     ca, server = folder / "ca", folder / "server"
     short = ["-days", "2", "-nodes", "-newkey", "rsa:2048"]
-    _quietly("openssl", "req", "-x509", *short, "-subj", "/CN=fedspan-ca", "-keyout", f"{ca}.key", "-out", f"{ca}.crt")
-    _quietly(
+    quietly("openssl", "req", "-x509", *short, "-subj", "/CN=fedspan-ca", "-keyout", f"{ca}.key", "-out", f"{ca}.crt")
+    quietly(
         "openssl", "req", "-x509", *short, "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
         "-addext", "basicConstraints=critical,CA:FALSE", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key",
         "-keyout", f"{server}.key", "-out", f"{server}.pem",
     )  # fmt: skip
 
 
-def _quietly(*command: str) -> None:
+def quietly(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr}")

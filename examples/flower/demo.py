@@ -23,7 +23,8 @@ def main() -> None:
             seen, history, status = 1, folder / "out" / "history.jsonl", ""
             while not status.startswith("finished"):
                 time.sleep(1)
-                status = str(cluster.status(run)["status"])
+                found = cluster.status(run)
+                status = str(found["status"])
                 lines = history.read_text().splitlines() if history.exists() else []
                 for line in lines[seen:]:
                     row = json.loads(line)
@@ -31,8 +32,12 @@ def main() -> None:
                     print(f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}", flush=True)
                 seen = max(seen, len(lines))
             print(status)
-            counted = json.loads((folder / "out" / "bytes.json").read_text())
-            print("bytes:", ", ".join(f"{name} {size:,}" for name, size in counted.items()))
+            rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
+            letters = sum(len(one["asked"]) for one in rounds)
+            for way, told in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
+                payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))
+                print(f"{way}: {payload:,} bytes of numbers in {letters} messages, {records:,} with their records,")
+                print(f"    {found['network-traffic'][told]:,} as the SuperLink counts")
         print("everything is stopped")
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedspan.api import Fit as Fit
     from fedspan.api import fit as fit
+    from fedspan.core.code import Code as Code
+    from fedspan.core.compressor import Compressor as Compressor
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
@@ -29,9 +31,24 @@ if TYPE_CHECKING:
     from fedspan.methods._local import InSubspace as InSubspace
     from fedspan.methods._local import LocalSteps as LocalSteps
     from fedspan.methods._local import descend as descend
+    from fedspan.methods.compressed import Compressed as Compressed
+    from fedspan.methods.doublesqueeze import DoubleSqueeze as DoubleSqueeze
+    from fedspan.methods.ef import EF as EF
+    from fedspan.methods.ef21 import EF21 as EF21
+    from fedspan.methods.fedadagrad import FedAdagrad as FedAdagrad
+    from fedspan.methods.fedadam import FedAdam as FedAdam
     from fedspan.methods.fedavg import FedAvg as FedAvg
+    from fedspan.methods.fedavgm import FedAvgM as FedAvgM
+    from fedspan.methods.fedit import FedIT as FedIT
+    from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsub import FedSub as FedSub
+    from fedspan.methods.fedyogi import FedYogi as FedYogi
+    from fedspan.methods.ffalora import FFALoRA as FFALoRA
+    from fedspan.methods.powersgd import PowerSGD as PowerSGD
+    from fedspan.methods.qsparse import Qsparse as Qsparse
+    from fedspan.methods.scafcom import Scafcom as Scafcom
     from fedspan.methods.scaffold import Scaffold as Scaffold
+    from fedspan.methods.scallion import Scallion as Scallion
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
     from fedspan.runtimes.folder import Result as Result
@@ -41,6 +58,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "Fit": "api",
     "fit": "api",
+    "Code": "core.code",
+    "Compressor": "core.compressor",
     "FedspanError": "core.errors",
     "Block": "core.layout",
     "Layout": "core.layout",
@@ -60,18 +79,46 @@ _WHERE = {
     "InSubspace": "methods._local",
     "LocalSteps": "methods._local",
     "FedAvg": "methods.fedavg",
+    "FedAdagrad": "methods.fedadagrad",
+    "FedAdam": "methods.fedadam",
+    "FedAvgM": "methods.fedavgm",
+    "FedIT": "methods.fedit",
+    "FFALoRA": "methods.ffalora",
+    "FedProx": "methods.fedprox",
+    "FedYogi": "methods.fedyogi",
+    "PowerSGD": "methods.powersgd",
     "Scaffold": "methods.scaffold",
     "SSF": "methods.ssf",
     "SubAvg": "methods.subavg",
+    "Compressed": "methods.compressed",
+    "DoubleSqueeze": "methods.doublesqueeze",
+    "EF": "methods.ef",
+    "EF21": "methods.ef21",
+    "Qsparse": "methods.qsparse",
+    "Scafcom": "methods.scafcom",
+    "Scallion": "methods.scallion",
     "FedSub": "methods.fedsub",
     "descend": "methods._local",
 }
 __all__ = [
+    "EF",
+    "EF21",
     "SSF",
     "Block",
     "Catchup",
+    "Code",
+    "Compressed",
+    "Compressor",
+    "DoubleSqueeze",
+    "FFALoRA",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedIT",
+    "FedProx",
     "FedSub",
+    "FedYogi",
     "FedspanError",
     "Fit",
     "InSubspace",
@@ -80,11 +127,15 @@ __all__ = [
     "Log",
     "Method",
     "Objective",
+    "PowerSGD",
     "Problem",
     "Projector",
+    "Qsparse",
     "Result",
     "Round",
+    "Scafcom",
     "Scaffold",
+    "Scallion",
     "Spec",
     "SubAvg",
     "Task",

@@ -72,6 +72,7 @@ def fit(
     simulate: Simulate = "auto",
     states: Path | str | None = None,
     states_dtype: Literal["float32", "bfloat16"] = "float32",
+    trail: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
@@ -84,9 +85,11 @@ def fit(
     returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
     `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. `states`
     names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
-    the disk. `simulate` says how a cohort is worked through: client by client, batched, or on processes; `auto` times
-    them where the run is long enough. With `out` the run is written to a folder as `fedspan run` does, and `resume`
-    goes on with it. `on_row` is called with every row as it comes; a logger of `fedspan.loggers` is such a function.
+    the disk. `trail` keeps them in memory as the r numbers of each round a client took part in, as long as these are
+    fewer than a state (`ssf`). `simulate` says how a cohort is worked through: client by client, batched, or on
+    processes; `auto` times them where the run is long enough. With `out` the run is written to a folder as
+    `fedspan run` does, and `resume` goes on with it. `on_row` is called with every row as it comes; a logger of
+    `fedspan.loggers` is such a function.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)
@@ -115,7 +118,9 @@ def fit(
     method = over_epochs(method, problem, epochs)
     one_of("states_dtype", states_dtype, ("float32", "bfloat16"))
     folder = None if states is None else Path(states)
-    clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds)
+    if trail and folder is not None:
+        raise SpecError("`trail` keeps states in memory and `states` on disk; give one of them")
+    clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds, trail)
     loop = Loop(method, problem, clients_end, (seed,), per_round or problem.clients)
     watch = _Watch(loop, patience)
     table = {

@@ -64,6 +64,9 @@ def run(
     simulate: Annotated[
         Ways, typer.Option("--simulate", help="How a cohort of networks is worked through; auto times them.")
     ] = Ways.auto,
+    trail: Annotated[
+        bool, typer.Option("--trail", help="Keep clients' controls as the r numbers of each round they took part in.")
+    ] = False,
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Log rows to tensorboard or wandb (offline), in OUT.")
     ] = None,
@@ -87,7 +90,7 @@ def run(
             progress.update(bar, completed=row.round, description=values)
 
         result = experiment.run(
-            loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, on_row=show, log=log or ()
+            loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, trail=trail, on_row=show, log=log or ()
         )
     _print_result(result, out)
     if not result.finished:
@@ -96,7 +99,7 @@ def run(
 
 @app.command("list")
 def list_() -> None:
-    """Methods, projectors and tasks that a spec can name."""
+    """Methods, projectors, compressors and tasks that a spec can name."""
     from fedspan.core import registry
 
     for kind in registry.KINDS:

@@ -5,6 +5,7 @@ spec.toml  →  build  →  loop  →  history.jsonl, checkpoint.safetensors, mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -27,7 +28,7 @@ from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.plan import Cost, FlatProblem, cost
 from fedspan.runtimes.simulator import Simulate, Simulator
 
-SHARED = ("lr", "local_steps", "momentum", "schedule", "schedule_rounds", "projector")  # what methods take from another
+SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # what methods take from another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,7 @@ def run(
     seeds: int = 1,
     resume: bool = False,
     simulate: Simulate = "loop",
+    trail: bool = False,
     on_row: Callable[[Row], None] | None = None,
     log: Sequence[str] = (),
 ) -> Result:
@@ -149,13 +151,13 @@ def run(
     loggers.check(log)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
-        return _run(spec, out, of_runs, resume, simulate, on_row, log)
+        return _run(spec, out, of_runs, resume, simulate, trail, on_row, log)
     rows: list[list[Line]] = []
     finished = True
     for seed in of_runs:
         folder = out / f"seed-{seed}"
         again = resume and (folder / CHECKPOINT).exists()
-        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, on_row, log)
+        one = _run(dataclasses.replace(spec, seed=seed), folder, (seed,), again, simulate, trail, on_row, log)
         rows, finished = [*rows, *one.rows], one.finished
         if not finished:
             break
@@ -168,37 +170,48 @@ def _run(
     of_runs: tuple[int, ...],
     resume: bool,
     simulate: Simulate,
+    trail: bool,
     on_row: Callable[[Row], None] | None,
     log: Sequence[str],
 ) -> Result:
     problem = spec.task.build(of_runs, DTYPES[spec.dtype], spec.participation.weights)
     per_round = spec.participation.per_round or problem.clients
     method = over_epochs(spec.method, problem, spec.epochs)
-    with Simulator(method, problem, simulate=simulate, rounds=spec.rounds) as clients:
+    with Simulator(method, problem, simulate=simulate, rounds=spec.rounds, trail=trail) as clients:
         loop = Loop(method, problem, clients, of_runs, per_round)
         with loggers.every(log, out, spec.table(), of_runs, on_row) as seen:
             return carry_out(loop, spec.table(), out, resume=resume, on_row=seen)
 
 
-def sibling(method: Method[Any, Any, Any, Any], name: str) -> dict[str, Any]:
-    """The table of method NAME with the steps and the subspace of another; of its own name, that method itself."""
-    own = registry.describe(method)
+def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
+    """The table of method NAME with what it can take of the spec's steps, subspace and compressor.
+
+    `rank` is that of a subspace where the spec has none.
+    """
+    own = registry.describe(spec.method)
     one_of("method", name, registry.choices("method"))
     if name == own["name"]:
         return own
     known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-    return {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank", rank)})
+    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
+    table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
+        table |= subspace
+    for key in ("momentum", "compressor"):  # which some methods refuse
+        if key in own and key in known:
+            with contextlib.suppress(SpecError):
+                registry.build("method", table | {key: own[key]}).check(_outline_of(spec).layout)
+                table |= {key: own[key]}
+    return table
 
 
 def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
-    """The model, and what each registered method would cost on it under the spec's steps and subspace."""
+    """The model, and what each registered method would cost on it under the spec's steps, subspace and compressor."""
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
     costs = {}
-    for name, kind in registry.choices("method").items():
-        table = sibling(spec.method, name)
-        if "projector" in {field.name for field in dataclasses.fields(kind)}:
-            table = {"projector": {"name": "coordinate", "rank": 0.1}} | table
-        costs[name] = _cost(spec, registry.build("method", table), problem)
+    for name in registry.choices("method"):
+        costs[name] = _cost(spec, registry.build("method", sibling(spec, name, rank=0.1)), problem)
     return problem.layout, costs
 
 

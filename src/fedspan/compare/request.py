@@ -103,7 +103,7 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
         rest, _, label = (part.strip() for part in text.partition(" as "))
         name, _, settings = (part.strip() for part in rest.partition(":"))
         values = dict(_setting(part, text) for part in split(settings)) if settings else {}
-        table = sibling(base.method, name)
+        table = sibling(base, name)
         table = without_projector(table) if "rank" in values else table
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
         found.append((name, label, {"method": with_values(table, values)}))

@@ -1,6 +1,7 @@
 """A run on disk: safetensors with a checksum, written to a side file, synced, then renamed into place.
 
-A reader therefore sees the old checkpoint or the new one, never half of one.
+A reader therefore sees the old checkpoint or the new one, never half of one. Arrays go to the file straight from where
+they lie and are mapped when they are read, so that keeping a large model costs no second one in memory.
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 
 from fedspan.core.errors import CheckpointError
 
 FORMAT = "fedspan-checkpoint-1"
+KINDS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip  # safetensors' names
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
     """Replace a file in one step that survives a crash at any moment."""
     side = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with side.open("wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(side, path)
@@ -42,9 +47,26 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
     """Write named arrays and a small JSON table."""
-    whole = {name: array.contiguous().clone() for name, array in arrays.items()}
-    header = {"format": FORMAT, "meta": json.dumps(meta), "checksum": _checksum(whole)}
-    write_atomic(path, safetensors.torch.save(whole, header))
+    write_tensors(path, arrays, {"format": FORMAT, "meta": json.dumps(meta), "checksum": _checksum(arrays)})
+
+
+def write_tensors(path: Path, arrays: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
+    """A safetensors file without a copy of what it holds: the library itself would make two."""
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps numbers aligned
+    header: dict[str, Any] = {} if about is None else {"__metadata__": about}
+    end, raws = 0, []
+    for name, array in ordered:
+        raw = _raw(array)
+        header[name] = {
+            "dtype": KINDS[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + raw.nbytes],
+        }
+        end += raw.nbytes
+        raws.append(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    write_atomic(path, len(text).to_bytes(8, "little"), text, *raws)
 
 
 def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -52,9 +74,11 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without --resume")
     try:
-        data = path.read_bytes()  # once: a new checkpoint may take the file's place at any moment
-        arrays = safetensors.torch.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        with safetensors.safe_open(
+            path, "pt"
+        ) as file:  # once: a new checkpoint may take the file's place at any moment
+            header = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("format") != FORMAT:
             raise CheckpointError(
                 f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
@@ -74,5 +98,11 @@ def _checksum(arrays: dict[str, torch.Tensor]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
-        digest.update(array.contiguous().view(torch.uint8).numpy().tobytes() if array.numel() else b"")
+        digest.update(_raw(array))
     return digest.hexdigest()
+
+
+def _raw(array: torch.Tensor) -> memoryview:
+    """The bytes of an array where they lie."""
+    flat = array.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

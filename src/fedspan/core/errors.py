@@ -36,10 +36,29 @@ def positive(name: str, value: float) -> None:
         raise SpecError(f"`{name}` must be a positive number, got {value!r}")
 
 
+def not_negative(name: str, value: float) -> None:
+    """Refuse what is not a finite number of at least zero."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise SpecError(f"`{name}` must be a number of at least 0, got {value!r}")
+
+
+def below_one(name: str, value: float) -> None:
+    """Refuse what is not a share that leaves something over, such as a momentum."""
+    if not 0 <= value < 1:
+        raise SpecError(f"`{name}` must be at least 0 and below 1, got {value!r}")
+
+
 def at_least(name: str, value: int, least: int) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SpecError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
+
+
+def count_or_ratio(name: str, value: float) -> None:
+    """Refuse what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
+    ok = value >= 1 if isinstance(value, int) else 0 < value <= 1
+    if isinstance(value, bool) or not ok:
+        raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {value!r}")
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:

@@ -49,6 +49,19 @@ class Block:
         """Whether the projected axis is the last one, so that no transposition is needed."""
         return self.input_axis == len(self.shape) - 1
 
+    def matrix(self, v: Vector) -> torch.Tensor:
+        """The block's part of a vector as matrices with the projected axis last: (runs, clients, rest, inputs)."""
+        if not self.inputs_last:
+            v = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
+        return v.reshape(*v.shape[:2], -1, self.inputs)
+
+    def vector(self, m: torch.Tensor) -> Vector:
+        """The other way: (runs, clients, rest, inputs) → (runs, clients, size)."""
+        if not self.inputs_last:
+            rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
+            m = m.reshape(*m.shape[:2], *rest, self.inputs).movedim(-1, self.input_axis + 2)
+        return m.reshape(*m.shape[:2], self.size)
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:

@@ -110,9 +110,7 @@ def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor is None:
         return v
     runs, clients, _ = v.shape
-    if not block.inputs_last:
-        v = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
-    return factor.down(v.reshape(runs, -1, block.inputs)).view(runs, clients, -1)
+    return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
@@ -120,7 +118,4 @@ def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
         return z
     runs, clients, _ = z.shape
     v = factor.up(z.reshape(runs, -1, factor.rank))
-    if not block.inputs_last:
-        rest = [n for axis, n in enumerate(block.shape) if axis != block.axis]
-        v = v.reshape(runs, clients, *rest, block.inputs).movedim(-1, block.input_axis + 2)
-    return v.reshape(runs, clients, block.size)
+    return block.vector(v.unflatten(1, (clients, -1)))

@@ -6,7 +6,7 @@ import functools
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,9 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: float  # η_l
     local_steps: int  # K
+    # Fields of the client's state that follow from its own data and not from what it sends, such as what error feedback
+    # has yet to send. No server can keep a copy; a client that loses them begins them anew, as `init_client` has them.
+    private: ClassVar[tuple[str, ...]] = ()
 
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the method cannot work on this model; called before anything is written."""
@@ -116,24 +119,44 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         """The state that the cohort has after replying `up`: lets a server keep what its clients keep.
 
+        Private fields come in as `client_step` has left them before the reply, and are right at the client only.
         Methods that do not say it cannot restore a client that lost its state, nor round what they send.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what a reply does to a client's state")
+
+    def trace(self, up: Up, rnd: Round) -> Vector | None:
+        """The part of a reply that the client's new state follows from, by `grow`; None: it takes more than that."""
+        return None
+
+    def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
+        """The state after a round whose trace is `entry`; only for methods that have a trace."""
+        raise NotImplementedError(f"{type(self).__name__} has no trace from which a state could be made again")
 
     def model(self, server: ServerState) -> Vector:
         """x."""
         return typing.cast(Vector, server.x)  # type: ignore[attr-defined]
 
-    def expand(self, entry: Vector, rnd: Round) -> Vector:
+    def expand(self, entry: Any, rnd: Round) -> Vector:
         """The change of x that a log entry of round `rnd` stands for; only for methods that keep a log."""
         raise NotImplementedError(f"{type(self).__name__} sends the whole model and keeps no log")
 
     @classmethod
     def types(cls) -> tuple[type, type, type, type]:
         """The classes of (ServerState, ClientState, Down, Up), from the declaration of the method."""
-        for base in cls.__mro__:
-            for generic in getattr(base, "__orig_bases__", ()):
-                arguments = typing.get_args(generic)
-                if len(arguments) == 4 and all(isinstance(a, type) for a in arguments):
-                    return typing.cast(tuple[type, type, type, type], arguments)
-        raise TypeError(f"{cls.__name__} must derive from Method[ServerState, ClientState, Down, Up]")
+        found = _arguments(cls)
+        if not all(isinstance(argument, type) for argument in found):
+            raise TypeError(f"{cls.__name__} must derive from Method[ServerState, ClientState, Down, Up]")
+        return typing.cast(tuple[type, type, type, type], found)
+
+
+def _arguments(cls: type) -> tuple[Any, ...]:
+    """What a class puts for the four types of `Method`, through all the generic classes in between."""
+    if cls is Method:
+        own: tuple[Any, ...] = typing.cast(Any, Method).__parameters__
+        return own
+    for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin = typing.get_origin(base) or base
+        if isinstance(origin, type) and issubclass(origin, Method):
+            given = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False))
+            return tuple(given.get(argument, argument) for argument in _arguments(origin))
+    raise TypeError(f"{cls.__name__} is no Method")

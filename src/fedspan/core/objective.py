@@ -24,6 +24,15 @@ Direction = Callable[[Vector], Vector]
 """Where a local step goes from a point. One with a `walk(start, lr, steps)` takes plain steps in place, and faster."""
 
 
+Plus = Vector | Direction | None
+"""What a method adds to a gradient: a vector such as a control, or a function of the point such as μ (y − x)."""
+
+
+def term(plus: Vector | Direction, y: Vector) -> Vector:
+    """What is added at y."""
+    return plus if isinstance(plus, torch.Tensor) else plus(y)
+
+
 class Objective(ABC):
     """f_i of the clients in a cohort. Every call of a gradient draws a fresh mini-batch."""
 
@@ -42,9 +51,9 @@ class Objective(ABC):
         """The same after the local work, to be averaged over the clients."""
         return None
 
-    def direction(self, plus: Vector | None = None) -> Direction:
-        """y ↦ ∇f_i(y; ξ) + plus."""
-        return self.grad if plus is None else lambda y: self.grad(y) + plus
+    def direction(self, plus: Plus = None) -> Direction:
+        """y ↦ ∇f_i(y; ξ) + plus, or + plus(y)."""
+        return self.grad if plus is None else lambda y: self.grad(y) + term(plus, y)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks that can do better do so."""
@@ -66,6 +75,7 @@ class Flat(Objective):
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
 
+    seeds: tuple[int, ...]  # one a run
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N

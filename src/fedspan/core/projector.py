@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import SpecError, count_or_ratio
 from fedspan.core.layout import Block, Layout
 from fedspan.core.linear import Factor, LinearMap
 
@@ -38,13 +38,11 @@ class Projector(ABC):
         if isinstance(self.rank, Mapping):
             object.__setattr__(self, "rank", Ranks(self.rank))
         for rank in self.rank.values() if isinstance(self.rank, Mapping) else (self.rank,):
-            ok = rank >= 1 if isinstance(rank, int) else 0 < rank <= 1
-            if isinstance(rank, bool) or not ok:
-                raise SpecError(f"`rank` must be a whole number of at least 1 or a ratio in (0, 1], got {rank!r}")
+            count_or_ratio("rank", rank)
 
     def rank_of(self, block: Block) -> int:
         """r for one block."""
-        rank = self._asked(block)
+        rank = self.asked(block)
         if isinstance(rank, float):
             return max(1, round(rank * block.inputs))
         if rank > block.inputs:
@@ -54,7 +52,8 @@ class Projector(ABC):
             )
         return rank
 
-    def _asked(self, block: Block) -> int | float:
+    def asked(self, block: Block) -> int | float:
+        """What `rank` says of one block: a number of directions or a share of them."""
         if not isinstance(self.rank, Mapping):
             return self.rank
         for pattern, rank in self.rank.items():

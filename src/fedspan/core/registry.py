@@ -1,7 +1,7 @@
 """Folder = axis, file = choice: what is registered under which name, and how it is built from a spec's table.
 
-`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors` and `tasks` is
-found by looking into the folder; a file elsewhere is found once it is imported (`load_file`).
+`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors`, `compressors` and
+`tasks` is found by looking into the folder; a file elsewhere is found once it is imported (`load_file`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.method import Method
 from fedspan.core.projector import Projector
@@ -24,17 +25,17 @@ from fedspan.core.task import Task
 
 C = TypeVar("C", bound=type)
 
-KINDS: dict[str, type] = {"method": Method, "projector": Projector, "task": Task}
-_FOLDERS = {"method": "fedspan.methods", "projector": "fedspan.projectors", "task": "fedspan.tasks"}
+KINDS: dict[str, type] = {"method": Method, "projector": Projector, "compressor": Compressor, "task": Task}
+_FOLDERS = {kind: f"fedspan.{kind}s" for kind in KINDS}
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _searched: set[str] = set()
 
 
 def register(cls: C) -> C:
-    """File a method, projector or task under the name of the file it stands in."""
+    """File a method, projector, compressor or task under the name of the file it stands in."""
     kind = next((k for k, base in KINDS.items() if issubclass(cls, base)), None)
     if kind is None:
-        raise TypeError(f"{cls.__name__} is neither a Method, a Projector nor a Task")
+        raise TypeError(f"{cls.__name__} is neither a Method, a Projector, a Compressor nor a Task")
     _known[kind][_file_name(cls)] = cls
     return cls
 
@@ -118,6 +119,10 @@ def _plain(value: Any) -> Any:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    real = [option for option in options if option is not type(None)]
+    if len(real) == 1 and value is not None:
+        (hint,) = options = (real[0],)
     for kind, base in KINDS.items():
         cls = typing.get_origin(hint) or hint
         if isinstance(cls, type) and issubclass(cls, base):
@@ -135,7 +140,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise SpecError(f"`{where}` must be a list of texts, got {value!r}")
         return tuple(value)
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:
             if value in typing.get_args(option):
@@ -148,7 +152,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 return value
     if float in options and type(value) is int:
         return float(value)
-    wanted = " or ".join(_readable(option) for option in options if option is not type(None))
+    wanted = " or ".join(_readable(option) for option in real)
     raise SpecError(f"`{where}` must be {wanted}, got {value!r}")
 
 

@@ -75,6 +75,11 @@ def _counter(n: int) -> Keys:
     return np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
+def later(of: Keys, start: int) -> Keys:
+    """The same streams from output number `start` on, for draws that are made piece by piece."""
+    return of + np.uint64(start * _GOLDEN & _MASK)
+
+
 def integers(of: Keys, n: int, high: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """n integers in [0, high) from each stream, with replacement (bias at most high / 2^32).
 
@@ -157,16 +162,30 @@ def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: npt.NDArray[np.fl
 
 
 def choose(of: Keys, population: int, size: int) -> npt.NDArray[np.int64]:
-    """`size` different numbers below `population` from each stream, sorted; O(size) by Floyd's method."""
-    below = np.arange(population - size + 1, population + 1, dtype=np.uint64)
-    picks = ((bits(of, size) >> _HALF) * below) >> _HALF  # number j is below population − size + j + 1
-    chosen = []
-    for row in picks.reshape(-1, size).tolist():
-        taken: set[int] = set()
-        for top, pick in enumerate(row, population - size):
-            taken.add(top if pick in taken else pick)
-        chosen.append(sorted(taken))
-    return np.array(chosen, np.int64).reshape(*of.shape, size)
+    """`size` different numbers below `population` from each stream, sorted; Floyd's method (Bentley and Floyd 1987).
+
+    Step j picks a number up to its own top, population − size + j, and takes the top itself if the pick is taken. A
+    pick is taken if an earlier step picked it too, or if it is the top of an earlier step that fell back on it: chains
+    of the second kind are short, so that whole arrays of steps are settled in a few sweeps.
+    """
+    tops = np.arange(population - size, population)
+    picks = _below(bits(of, size), (tops + 1).astype(np.uint64))
+    order = np.argsort(picks, -1, kind="stable")
+    ranked = np.take_along_axis(picks, order, -1)
+    again = np.zeros(picks.shape, np.bool_)
+    np.put_along_axis(again, order[..., 1:], ranked[..., 1:] == ranked[..., :-1], -1)
+    is_top, step = (picks >= tops[0]) & (picks < tops), np.maximum(picks - tops[0], 0)
+    taken = again
+    while True:
+        settled = again | (is_top & np.take_along_axis(taken, step, -1))
+        if np.array_equal(settled, taken):
+            return np.sort(np.where(taken, tops, picks), -1)
+        taken = settled
+
+
+def _below(drawn: Keys, high: Keys) -> npt.NDArray[np.int64]:
+    """The upper half of the 128-bit product: numbers in [0, high), high < 2^32, with a bias of high / 2^64."""
+    return (((drawn >> _HALF) * high + ((drawn & _LOWER) * high >> _HALF)) >> _HALF).view(np.int64)
 
 
 def permute(of: Keys, n: int) -> npt.NDArray[np.int64]:

@@ -1,9 +1,10 @@
 """How a client gets x when only r numbers a round travel.
 
-A client keeps its copy of x and the round it dates from. The server keeps a `Log` of the last rounds' changes of x,
-each in its own round's subspace, and sends what the client missed, or the whole x when that is fewer bytes or the
-client is new. `Catchup` is that download for a whole cohort. In one process `x` is simply there; across a wire `pick`
-cuts out what one client is sent and `open` rebuilds x at the other end.
+A client keeps its copy of x and the round it dates from. The server keeps a `Log` of the last rounds' changes of x as
+they travel: r numbers in a round's own subspace, or the code of a compressed change. It sends what the client missed,
+or the whole x when that is fewer bytes or the client is new. `Catchup` is that download for a whole cohort. In one
+process `x` is simply there; across a wire `pick` cuts out what one client is sent and `open` rebuilds x at the other
+end.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.code import Code
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
 
+Entry = Vector | Code  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Changes of x in rounds `end - len(entries)` … `end - 1`, each in that round's subspace."""
+    """Changes of x in rounds `end - len(entries)` … `end - 1`, each as it travels."""
 
-    entries: tuple[Vector, ...] = ()
+    entries: tuple[Entry, ...] = ()
     end: int = 0
 
-    def push(self, entry: Vector, keep: int) -> Log:
+    def push(self, entry: Entry, keep: int) -> Log:
         """The log with one more round, holding at most the last `keep`."""
         return Log((*self.entries, entry)[-keep:], self.end + 1)
 
-    def at(self, t: int) -> Vector:
+    def at(self, t: int) -> Any:
         """The change made in round t."""
         index = t - self.end + len(self.entries)
         if not 0 <= index < len(self.entries):
@@ -61,7 +64,7 @@ class Catchup:
         new = self.since < 0
         if not self.log.entries or self.keep == "all":
             return new
-        worth = _bytes(self.model) // _bytes(self.log.entries[-1]) + (1 if self.keep == "first" else 0)
+        worth = bytes_of(self.model) // bytes_of(self.log.entries[-1]) + (1 if self.keep == "first" else 0)
         return new | (self.since < self.log.end - min(worth, len(self.log.entries)))
 
     @property
@@ -82,10 +85,10 @@ class Catchup:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
-        entry = _bytes(self.log.entries[-1]) if self.log.entries else 0
+        entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
         if self.keep == "none":
-            return np.where(self.whole, _bytes(self.model), (self.log.end - self.since) * entry)
-        return self.whole * _bytes(self.model) + self.entries_sent * entry
+            return np.where(self.whole, bytes_of(self.model), (self.log.end - self.since) * entry)
+        return self.whole * bytes_of(self.model) + self.entries_sent * entry
 
     def pick(self, client: int, whole: bool = False) -> Catchup:
         """The download of one client of a single run, holding only what is sent to it; `whole` sends x in any case."""
@@ -98,17 +101,16 @@ class Catchup:
 
     def arrays(self) -> dict[str, Vector]:
         """What travels to one client: x, or the missed entries in order, or both."""
-        missed = {"missed": torch.cat(self.log.entries, 1)} if self.log.entries else {}
+        missed = _joined(self.log.entries)
         return missed if self.x is None else {"x": self.x, **missed}
 
     @staticmethod
     def from_arrays(arrays: dict[str, Vector]) -> Catchup:
         """The other end of `arrays`. The client alone knows what its copy dates from: `open` fills that in."""
-        missed = arrays.get("missed")
-        entries = () if missed is None else missed.split(1, 1)
+        entries = _apart({name: array for name, array in arrays.items() if name != "x"})
         return Catchup(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
-    def open(self, copy: Vector | None, since: int, expand: Callable[[Vector, int], Vector]) -> Catchup:
+    def open(self, copy: Vector | None, since: int, expand: Callable[[Any, int], Vector]) -> Catchup:
         """At a client with a copy of x from round `since`: rebuild x; `expand(entry, t)` lifts a round's change."""
         start = max(since, 0)
         log = Log(self.log.entries, start + len(self.log.entries))
@@ -124,5 +126,25 @@ class Catchup:
         return replace(self, x=x, log=log, since=np.array([[since]]))
 
 
-def _bytes(v: Vector) -> int:
-    return v.shape[-1] * v.element_size()
+def bytes_of(entry: Entry) -> int:
+    """Bytes in which it travels."""
+    return entry.bytes if isinstance(entry, Code) else entry.shape[-1] * entry.element_size()
+
+
+MISSED = "missed"
+
+
+def _joined(entries: tuple[Entry, ...]) -> dict[str, torch.Tensor]:
+    """Entries one after the other along the clients' axis; of codes each part by itself."""
+    named = [entry.parts if isinstance(entry, Code) else {"": entry} for entry in entries]
+    joined = {name: torch.cat([parts[name] for parts in named], 1) for name in (named[0] if named else ())}
+    return {f"{MISSED}.{name}" if name else MISSED: array for name, array in joined.items()}
+
+
+def _apart(arrays: dict[str, torch.Tensor]) -> tuple[Entry, ...]:
+    """The other end of `_joined`."""
+    if MISSED in arrays:
+        return tuple(arrays[MISSED].split(1, 1))
+    names = [name.removeprefix(f"{MISSED}.") for name in arrays]
+    of_rounds = zip(*(array.split(1, 1) for array in arrays.values()), strict=True)
+    return tuple(Code(**dict(zip(names, parts, strict=True))) for parts in of_rounds)

@@ -1,7 +1,8 @@
 """The one codec: a frozen dataclass of tensors ⇄ named flat arrays. No pickle, no code, only names and numbers.
 
-Messages, client states, server states and checkpoints all pass through here. `sizes` is what the ledger counts: the
-bytes of the arrays that `pack` would send to each client.
+Messages, client states, server states and checkpoints all pass through here. A field is a tensor, a whole number, a
+`Catchup`, another such dataclass (the `Code` of a compressed vector), a tuple of these, or None. `sizes` is what the
+ledger counts: the bytes of the arrays that `pack` would send to each client.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
         value = getattr(message, name)
         if isinstance(value, Catchup):
             total = value.sizes() if total is None else total + value.sizes()
+        elif dataclasses.is_dataclass(value):
+            inner = sizes(value, shape)
+            total = inner if total is None else total + inner
         elif value is not None:
             fixed += value.shape[-1] * value.element_size()
     return np.full(shape, fixed, np.int64) if total is None else total + fixed
@@ -55,6 +59,8 @@ def pick(message: T, client: int, whole: bool = False) -> T:
         value = getattr(message, name)
         if isinstance(value, Catchup):
             value = value.pick(client, whole)
+        elif dataclasses.is_dataclass(value):
+            value = pick(value, client, whole)
         elif value is not None and value.shape[1] > 1:
             value = value[:, client : client + 1]
         cut[name] = value
@@ -66,7 +72,10 @@ def gather(messages: list[T]) -> T:
     joined: dict[str, Any] = {}
     for name in _names(type(messages[0])):
         values = [getattr(m, name) for m in messages]
-        joined[name] = None if values[0] is None else torch.cat(values, 1)
+        if dataclasses.is_dataclass(values[0]):
+            joined[name] = gather(values)
+        else:
+            joined[name] = None if values[0] is None else torch.cat(values, 1)
     return type(messages[0])(**joined)
 
 
@@ -106,8 +115,11 @@ def _pack_one(value: Any, name: str, out: Arrays) -> None:
 def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        there = any(key == name or key.startswith(f"{name}.") for key in arrays)
-        return _unpack_one(arguments[0], arrays, name) if there else None
+        nested = any(key.startswith(f"{name}.") for key in arrays)
+        for option in arguments:  # of a tensor or a dataclass, the one that is there; None where neither is
+            if nested if dataclasses.is_dataclass(option) or option is Catchup else name in arrays:
+                return _unpack_one(option, arrays, name)
+        return None
     if origin is tuple:
         count = int(_array(arrays, f"{name}.count"))
         return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))

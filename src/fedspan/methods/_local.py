@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from fedspan.core.errors import SpecError, at_least, one_of, positive
+from fedspan.core.errors import SpecError, at_least, below_one, one_of, positive
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
@@ -66,8 +66,7 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
         positive("server_lr", self.server_lr)
-        if not 0 <= self.momentum < 1:
-            raise SpecError(f"`momentum` must be at least 0 and below 1, got {self.momentum!r}")
+        below_one("momentum", self.momentum)
         one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
         if self.schedule != "constant":
             if self.schedule_rounds is None:

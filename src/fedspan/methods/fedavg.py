@@ -4,6 +4,8 @@
      2  y ← y − η_l g_i(y)             K times, from y = x
      3  x ← x + η_g mean_S (y_i − x)
 
+Lines 1 and 2 are those of the whole family and stand in `_averaging`.
+
 Differences from the paper: a server step η_g, which is 1 there.
 """
 
@@ -11,59 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
-from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._local import LocalSteps, descend
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model."""
-
-    x: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """Clients remember nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class Down:
-    """d numbers."""
-
-    x: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class Up:
-    """d numbers."""
-
-    dy: Vector
+from fedspan.methods._averaging import Averaging, ServerState, Up
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(LocalSteps[ServerState, ClientState, Down, Up]):
+class FedAvg(Averaging):
     """Average of local models."""
-
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0)
-
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState()
-
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(server.x)  # 1
-
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        y = descend(down.x, f.direction(), self.rate(rnd.t), self.local_steps, self.momentum)  # 2
-        return client, Up(y - down.x)
-
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        return client
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         return ServerState(server.x + self.server_lr * rnd.mean(up.dy))  # 3

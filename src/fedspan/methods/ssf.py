@@ -10,6 +10,10 @@
      8  c ← c + (|S|/N) Pᵀ mean_S a_i                keeps c = mean_i c_i over ALL clients
     8'  c ← c + Pᵀ(mean_S P ḡ_i − P c)               control = "paper"
 
+With a `compressor` C line 5 sends C(a_i), and lines 6 to 8 have C(a_i) in the place of a_i at both ends, so that
+c = mean c_i holds as before. c_i is then the memory of an error feedback: what C left out of a_i is still missing from
+c_i, and so stands in the client's next a_i. A second memory of it would count it twice; none is kept.
+
 Differences from the paper: its box knows no client sampling. Read literally under sampling it is line 8', which breaks
 c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made
 with it. With full participation 8 and 8' are the same. Clients may have weights w_i; then c = Σ w_i c_i.
@@ -22,7 +26,9 @@ from typing import Literal
 
 import torch
 
-from fedspan.core.errors import one_of
+from fedspan.core.code import Code
+from fedspan.core.compressor import Compressor
+from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
@@ -60,9 +66,10 @@ class Down:
 class Up:
     """r numbers; r more each with control = "paper" and with momentum, where z no longer follows from a."""
 
-    a: Vector
-    Pg: Vector | None
+    a: Vector | None
+    Pg: Vector | None = None
     z: Vector | None = None
+    q: Code | None = None  # a_i compressed, in the place of a
 
 
 @register
@@ -71,10 +78,13 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     """Drift correction with r numbers on the wire."""
 
     control: Literal["exact", "paper"] = "exact"
+    compressor: Compressor | None = None  # of the uplink; None: r numbers as they are
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("control", self.control, ("exact", "paper"))
+        if self.compressor is not None and (self.momentum or self.control == "paper"):
+            raise SpecError("`compressor` stands for a_i alone; leave out `momentum` and control = 'paper'")
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), Log())
@@ -96,15 +106,30 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         z = descend(torch.zeros_like(u), direction, lr, self.local_steps, self.momentum)  # 4
         a = (direction.mean if isinstance(direction, Averaged) else z / (-lr * self.local_steps)) - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
-        up = Up(a, Pg, z if self.momentum else None)
+        up = Up(a, Pg, z if self.momentum else None) if self.compressor is None else self._compressed(a, rnd)
         return self.settle(client, down, up, rnd), up
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        return ClientState(client.c + self.subspace(rnd).T @ up.a)  # 6
+        return self.grow(client, self.trace(up, rnd), rnd)
+
+    def trace(self, up: Up, rnd: Round) -> Vector:
+        """a_i as it arrived, at either end."""
+        if up.a is not None:
+            return up.a
+        assert self.compressor is not None
+        assert up.q is not None
+        return self.compressor.decompress(up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype)
+
+    def _compressed(self, a: Vector, rnd: Round) -> Up:
+        assert self.compressor is not None
+        return Up(None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
+
+    def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
+        return ClientState(client.c + self.subspace(rnd).T @ entry)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
-        Pc, mean_a = P @ c, rnd.mean(up.a)
+        Pc, mean_a = P @ c, rnd.mean(self.trace(up, rnd))
         if up.z is None:
             delta = -self.server_lr * self.step(P, rnd.t) * self.local_steps * (Pc + mean_a)
         else:

@@ -14,7 +14,7 @@ from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
-from fedspan.core.objective import Direction, Objective, Problem
+from fedspan.core.objective import Direction, Objective, Plus, Problem, term
 from fedspan.nn.batched import Cohort
 from fedspan.nn.cover import Choice, layout_of
 from fedspan.nn.restricted import FlatModule, Restricted
@@ -155,8 +155,8 @@ class TorchObjective(Objective):
             total = total + g.to(x.device) * (len(part) / n)
         return self.problem.finished(total, x)
 
-    def direction(self, plus: Vector | None = None) -> Direction:
-        """y ↦ ∇f_i(y) + plus."""
+    def direction(self, plus: Plus = None) -> Direction:
+        """y ↦ ∇f_i(y) + plus, or + plus(y)."""
         return _Along(self, self.grad, plus, self.problem.module.walk)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
@@ -197,9 +197,7 @@ class TorchObjective(Objective):
 class _Along:
     """A direction of one client; `walk` is there where plain steps can be taken in place."""
 
-    def __init__(
-        self, of: TorchObjective, grad: Direction, plus: Vector | None, walk: Callable[..., Vector] | None
-    ) -> None:
+    def __init__(self, of: TorchObjective, grad: Direction, plus: Plus, walk: Callable[..., Vector] | None) -> None:
         self.of, self.grad, self.plus, self._walk = of, grad, plus, walk
         plain = of.problem.clip is None and not of.problem.weight_decay and of.problem.device.type == "cpu"
         if walk is not None and plain:
@@ -207,7 +205,7 @@ class _Along:
 
     def __call__(self, y: Vector) -> Vector:
         g = self.grad(y)
-        return g if self.plus is None else g + self.plus
+        return g if self.plus is None else g + term(self.plus, y)
 
     def _in_place(self, start: Vector, lr: float, steps: int) -> Vector:
         assert self._walk is not None

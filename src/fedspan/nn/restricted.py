@@ -10,6 +10,7 @@ from torch import nn
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import Factor, LinearMap
+from fedspan.core.objective import Plus, term
 from fedspan.nn.cover import Choice
 from fedspan.nn.layers import restricted_forward
 
@@ -43,7 +44,7 @@ class FlatModule:
         flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(found, self.params, strict=True)]
         return torch.cat(flat).view(1, 1, -1)
 
-    def walk(self, y: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
+    def walk(self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
         """y ← y − η (∇f(y) + plus), `steps` times in place: backward adds each gradient to `plus` where it lies."""
         self.load(y)
         total = torch.empty_like(self.flat)
@@ -59,20 +60,20 @@ class FlatModule:
 def _walk(
     y: Tensor,
     total: Tensor,
-    plus: Vector | None,
+    plus: Plus,
     loss: Callable[[], Tensor],
     lr: float,
     steps: int,
     wrote: Callable[[], None] = lambda: None,
 ) -> None:
     """Plain steps; `total` is where backward leaves the gradient, `wrote` is told after each change of y."""
-    start = None if plus is None else plus.reshape(-1)
+    point = y.view(1, 1, -1)  # as a Vector: it moves with y
     with torch.enable_grad():
         for _ in range(steps):
-            if start is None:
+            if plus is None:
                 total.zero_()
             else:
-                total.copy_(start)
+                total.copy_(term(plus, point).reshape(-1))
             loss().backward()
             y.add_(total, alpha=-lr)
             wrote()

@@ -17,13 +17,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 import fedspan
@@ -62,10 +61,12 @@ def carry_out(
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
     every: int | None = None,
+    signals: bool = True,
 ) -> Result:
     """Run a loop into `out`. `table` is the resolved spec: how far to go, and what a resumed run must agree with.
 
-    A checkpoint is written with a row every few seconds, or after `every` rounds.
+    A checkpoint is written with a row every few seconds, or after `every` rounds. Ctrl-C and SIGTERM end the run after
+    the round in hand, unless `signals` leaves them to whoever has set them.
     """
     folders = [out] if len(loop.seeds) == 1 else [out / f"seed-{seed}" for seed in loop.seeds]
     histories = _open(loop, table, out, folders, resume)
@@ -73,7 +74,7 @@ def carry_out(
     if every is not None:
         loop.after_round = lambda: _save(loop, table, out) if loop.t % every == 0 else None
     rows = iter(()) if all(one.ended for one in histories) else loop.rows(table["rounds"], table["eval_every"])
-    with _stop_signals(loop):
+    with _stop_signals(loop) if signals else nullcontext():
         for row in rows:
             for number, one in enumerate(histories):
                 one.append(history.line_of(row, number))
@@ -154,8 +155,7 @@ def _finish(loop: Loop, folders: list[Path]) -> None:
     model = loop.method.model(loop.server)
     for number, folder in enumerate(folders):
         parts = loop.problem.layout.split(model[number : number + 1])
-        tensors = {name: part[0, 0].contiguous() for name, part in parts.items()}
-        checkpoint.write_atomic(folder / "model.safetensors", safetensors.torch.save(tensors))
+        checkpoint.write_tensors(folder / "model.safetensors", {name: part[0, 0] for name, part in parts.items()})
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["client", "up_bytes", "down_bytes", "last_round"])

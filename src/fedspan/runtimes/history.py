@@ -82,5 +82,24 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     return lines[0], lines[1:]
 
 
+class Rounds:
+    """One JSON object a round, for whoever watches a run across machines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.begun = path, False
+
+    def append(self, line: Line) -> None:
+        """Add a round; the first one added drops what an earlier, interrupted run wrote of it and of later ones."""
+        if not self.begun and self.path.exists():
+            write_atomic(self.path, _text([one for one in self.read() if one["round"] < line["round"]]))
+        self.begun = True
+        with self.path.open("ab") as file:
+            file.write(_text([line]))
+
+    def read(self) -> list[Line]:
+        """All rounds there are; one that was cut short is left out."""
+        return [json.loads(text) for text in self.path.read_text().split("\n")[:-1]]
+
+
 def _text(lines: list[Line]) -> bytes:
     return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()

@@ -28,7 +28,7 @@ WALKED = 40  # rounds that are walked through
 class FlatProblem(Problem):
     """A model of the right size over clients that have nothing to learn."""
 
-    together = 1
+    together, seeds = 1, (0,)
 
     def __init__(self, layout: Layout, x0: Vector, clients: int) -> None:
         self.layout, self.x0, self.clients, self.weights = layout, x0, clients, None

@@ -3,13 +3,13 @@
 The round goes on with whoever replied well. A reply is counted when it comes first, in its own round, from a client
 that computes the same thing, and with finite numbers of the right shape; anything else becomes an event in words. A
 client that lost its state is sent it again: from the server's own copy, which follows from the replies it has
-accepted, or as a newcomer's.
+accepted, or as a newcomer's. Private fields of a state, which no reply tells, begin anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Flat
+from fedspan.core.registry import name_of
 from fedspan.runtimes.letters import CASTS, Letter, fingerprint, restored, same_shapes
 from fedspan.runtimes.loop import Answers
 from fedspan.runtimes.site import RESTORE, SINCE
@@ -65,17 +66,25 @@ class Remote:
         backup: bool = True,
         folder: Path | None = None,
         resume: bool = False,
+        on_round: Callable[[Round, Answers], None] | None = None,
     ) -> None:
         at_least("minimum", minimum, 1)
         one_of("cast", cast, CASTS)
+        if method.private and CASTS[cast] is not None:
+            raise SpecError(
+                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it left unsent; use 'float32', "
+                "and {name = 'cast'} as its compressor"
+            )
         self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast
         self.mark = fingerprint(method, layout, seed)
         self.acked = np.zeros(clients, np.int64)
+        self.on_round = on_round
         self.first = method.init_client(x0[:1], layout)
-        self._wanted: wire.Arrays | None = None
+        self._wanted: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
         self._copies: dict[str, States] | None = None
         if backup:
-            self._copies = {f.name: self._copy(f.name, clients, folder, resume) for f in dataclasses.fields(self.first)}
+            names = [f.name for f in dataclasses.fields(self.first) if f.name not in method.private]
+            self._copies = {name: self._copy(name, clients, folder, resume) for name in names}
 
     def _copy(self, name: str, clients: int, folder: Path | None, resume: bool) -> States:
         first = getattr(self.first, name)[0]
@@ -85,6 +94,12 @@ class Remote:
 
     def exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
         """One round of letters; those whose state is lost get a second one that brings it back."""
+        found = self._exchange(rnd, down, aside)
+        if self.on_round is not None:
+            self.on_round(rnd, found)
+        return found
+
+    def _exchange(self, rnd: Round, down: Any, aside: Vector | None) -> Answers:
         ids = rnd.ids[0].tolist()
         beside = {} if aside is None else {ASIDE: aside}
         wanted, events = self._template(rnd, down, aside), list[Told]()
@@ -155,7 +170,8 @@ class Remote:
         if self._copies is not None:
             row = np.array([client])
             brought = {f"{RESTORE}{name}": states.take(row).unsqueeze(0) for name, states in self._copies.items()}
-            events.append(Told(client, "state restored from the server's copy"))
+            anew = f"; {', '.join(self.method.private)} begins anew" if self.method.private else ""
+            events.append(Told(client, f"state restored from the server's copy{anew}"))
         else:
             since = -1
             events.append(Told(client, "re-enters with an empty state: there is no copy of it"))
@@ -176,10 +192,10 @@ class Remote:
         up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != ASIDE}) for r in replies])
         aside = torch.cat([r[ASIDE] for r in replies], 1) if ASIDE in replies[0] else None
         here = rnd.among(places)
-        if self._copies is not None:
+        if self._copies:
             rows = here.ids[0]
             old = {name: states.take(rows).unsqueeze(0) for name, states in self._copies.items()}
-            new = self.method.settle(type(self.first)(**old), _among(down, places), up, here)
+            new = self.method.settle(replace(self.first, **old), _among(down, places), up, here)
             for name, states in self._copies.items():
                 states.put(rows, getattr(new, name)[0])
         self.acked[here.ids[0]] += 1
@@ -187,12 +203,16 @@ class Remote:
         return Answers(places, up, aside, sent[None], received, events)
 
     def _template(self, rnd: Round, down: Any, aside: Vector | None) -> wire.Arrays:
-        """A reply as it must look, from the method's own step on an objective that is flat."""
-        if self._wanted is None:
+        """A reply as it must look, from the method's own step on an objective that is flat.
+
+        To downloads of the same sizes replies are of the same shapes; a method whose rounds take turns has several.
+        """
+        sizes = tuple(value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor))
+        if sizes not in self._wanted:
             alone = rnd.among(np.array([0]))
             _, up = self.method.client_step(self.first, down, Flat(), alone)
-            self._wanted = wire.pack(up) | ({} if aside is None else {ASIDE: aside})
-        return self._wanted
+            self._wanted[sizes] = wire.pack(up) | ({} if aside is None else {ASIDE: aside})
+        return self._wanted[sizes]
 
     def save(self) -> wire.Arrays:
         """How many updates of each client are counted, and the copies of their states."""

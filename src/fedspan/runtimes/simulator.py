@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fedspan.core.objective import Problem
 from fedspan.runtimes.loop import Answers
 from fedspan.runtimes.pool import Pool
 from fedspan.runtimes.states import STORED, InMemory, OnDisk, States
+from fedspan.runtimes.trails import Trails
 from fedspan.runtimes.worker import work
 
 Simulate = Literal["auto", "loop", "batched", "pool"]
@@ -50,6 +51,7 @@ class Simulator:
         resume: bool = False,
         simulate: Simulate = "loop",
         rounds: int | None = None,  # how long the run will be, where that is known
+        trail: bool = False,  # keep states as what the clients sent, where that is shorter
     ) -> None:
         one_of("simulate", simulate, WAYS)
         if simulate == "batched" and problem.together is not None and not problem.can_batch():
@@ -64,10 +66,12 @@ class Simulator:
         one = method.init_client(problem.x0[:1], problem.layout)
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
-        self._population: dict[str, States] = {}
+        self._population: dict[str, States | Trails] = {}
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if folder is None or not first.numel():
+            if trail:
+                self._population[field.name] = self._trails(first, rows)
+            elif folder is None or not first.numel():
                 self._population[field.name] = InMemory(first, rows)
             else:
                 one_of("states_dtype", stored, STORED)
@@ -79,17 +83,17 @@ class Simulator:
         cohort = rnd.ids.shape[1]
         if self.way == "batched" or cohort == 1:
             new, up, beside = work(self.method, self.problem, self._take(rnd), down, aside, rnd)
-            self._put(rnd, new)
+            self._put(rnd, new, up)
         elif self.way == "pool":
             new, up, beside = self._by("pool", rnd, down, aside)
-            self._put(rnd, new)
+            self._put(rnd, new, up)
         else:
             began = time.perf_counter()
             parts = []
             for place in range(cohort):  # one at a time, so that one client's state is in memory
                 one = rnd.among(np.array([place]))
                 new, *answer = work(self.method, self.problem, self._take(one), down, aside, one)
-                self._put(one, new)
+                self._put(one, new, answer[0])
                 parts.append((None, *answer))
             _, up, beside = _joined(parts)
             if self.way == "auto":
@@ -139,9 +143,26 @@ class Simulator:
         rows = {name: states.take(rnd.rows) for name, states in self._population.items()}
         return self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
 
-    def _put(self, rnd: Round, new: Any) -> None:
+    def _put(self, rnd: Round, new: Any, up: Any) -> None:
         for name, states in self._population.items():
-            states.put(rnd.rows, getattr(new, name).flatten(0, 1))
+            if isinstance(states, Trails):
+                states.note(rnd.rows, rnd.t, self.method.trace(up, rnd).flatten(0, 1))  # type: ignore[union-attr]
+            else:
+                states.put(rnd.rows, getattr(new, name).flatten(0, 1))
+
+    def _trails(self, first: torch.Tensor, rows: int) -> Trails:
+        if type(self.method).trace is Method.trace:
+            name = type(self.method).__name__
+            raise SpecError(f"{name} has no trace that its clients' states could be made of; leave `trail` out")
+        problem, clients = self.problem, self.problem.clients
+
+        def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
+            seed, client = problem.seeds[row // clients], np.array([[row % clients]])
+            rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
+            (found,) = vars(self.method.grow(self._kind(state), entry, rnd)).values()
+            return cast(Vector, found)
+
+        return Trails(first, rows, grow)
 
     def close(self) -> None:
         """End the worker processes, where there are any."""

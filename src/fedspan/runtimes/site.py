@@ -130,8 +130,8 @@ class Site:
         kind = self.method.types()[1]
         if brought:
             since = int(brought.pop(SINCE))
-            fresh = self.method.init_client(self.problem.x0, self.problem.layout)
-            return Replica(wire.unpack(kind, brought) if brought else fresh, None, since)
+            fresh = wire.pack(self.method.init_client(self.problem.x0, self.problem.layout))
+            return Replica(wire.unpack(kind, fresh | brought), None, since)
         if letter.seq == 0:
             return Replica(self.method.init_client(self.problem.x0, self.problem.layout))
         return self.store.load(letter.seq, kind, mark)

@@ -1,0 +1,51 @@
+"""Numbers as a few levels of a scale: buckets, scales that neither overflow nor vanish, and rounding at random."""
+
+from __future__ import annotations
+
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.layout import Vector
+
+PIECE = 1 << 16  # random numbers drawn at once: they stay in the processor's cache
+
+
+def buckets(v: Vector, size: int | None) -> torch.Tensor:
+    """(…, n) as (…, ⌈n / size⌉, size), filled up with zeros; None: one bucket of n."""
+    n = v.shape[-1]
+    if size is None or size >= n:
+        return v.unsqueeze(-2)
+    padded: torch.Tensor = torch.nn.functional.pad(v, (0, -n % size))
+    return padded.view(*v.shape[:-1], -1, size)
+
+
+def unit(v: torch.Tensor) -> torch.Tensor:
+    """The power of two at or below max |v| along the last axis, which stays; zero of zeros, not finite as v is not.
+
+    Divisions by it are exact, and leave numbers in (−2, 2) whose squares are safe to sum.
+    """
+    top = v.abs().amax(-1, keepdim=True)
+    mantissa, _ = torch.frexp(top)
+    return torch.where(top == 0, top, top / (2 * mantissa))
+
+
+def divisor(scale: torch.Tensor) -> torch.Tensor:
+    """The same with 1 in place of zeros: what is divided by it is zero itself."""
+    return torch.where(scale == 0, torch.ones_like(scale), scale)
+
+
+def norm(v: torch.Tensor) -> torch.Tensor:
+    """‖v‖ along the last axis, which stays."""
+    scale = unit(v)
+    safe: torch.Tensor = torch.linalg.vector_norm(v / divisor(scale), dim=-1, keepdim=True)
+    return scale * safe
+
+
+def chance(p: Vector, keys: seeds.Keys) -> torch.Tensor:
+    """True with probability p, number by number; never where p is zero."""
+    n = p.shape[-1]
+    out = torch.empty(p.shape, dtype=torch.bool, device=p.device)
+    for start in range(0, n, PIECE):
+        u = torch.from_numpy(seeds.uniform(seeds.later(keys, start), min(PIECE, n - start)))
+        out[..., start : start + PIECE] = p[..., start : start + PIECE] > u.to(p.device)
+    return out

@@ -1,0 +1,34 @@
+"""Compressors that keep k of the n numbers and send nothing of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.compressor import Compressor
+from fedspan.core.errors import SpecError, count_or_ratio
+from fedspan.core.layout import Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse(Compressor):
+    """`k` is a number of coordinates (20) or a share of them (0.1)."""
+
+    k: int | float
+
+    def __post_init__(self) -> None:
+        count_or_ratio("k", self.k)
+
+    def kept(self, n: int) -> int:
+        """k of a vector of n numbers."""
+        if isinstance(self.k, float):
+            return max(1, round(self.k * n))
+        if self.k > n:
+            raise SpecError(f"`k` {self.k} is larger than the {n} numbers there are; use at most {n}, or a ratio")
+        return self.k
+
+
+def spread(values: Vector, index: torch.Tensor, n: int) -> Vector:
+    """n numbers: the values where the index says, zeros elsewhere."""
+    return values.new_zeros(*values.shape[:-1], n).scatter_(-1, index, values)

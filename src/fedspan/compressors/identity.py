@@ -1,0 +1,29 @@
+"""No compression: all n numbers as they are. Turns every compressed method into its plain form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.code import Code
+from fedspan.core.compressor import Compressor
+from fedspan.core.layout import Vector
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Identity(Compressor):
+    """C(v) = v: n numbers."""
+
+    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+        return Code(values=v)
+
+    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        (values,) = code.take("values")
+        return values.to(dtype)
+
+    def omega(self, n: int) -> float | None:
+        return 0.0

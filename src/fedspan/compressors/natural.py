@@ -1,0 +1,58 @@
+"""Natural compression: every number rounded at random to a power of two (Horváth et al. 2022, arXiv:1905.10988).
+
+Only sign and exponent travel. The powers reach from the one above the largest number downwards, as many as `bits` can
+name: 127 in a byte. Numbers below the least are rounded to it or to zero. Unbiased with ω = 1/8 + n/4^(powers − 1),
+of which the second part is nothing in a byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.compressors._levels import chance, divisor, unit
+from fedspan.core import seeds
+from fedspan.core.code import Code, pack, unpack
+from fedspan.core.compressor import Unbiased
+from fedspan.core.errors import SpecError, at_least
+from fedspan.core.layout import Vector
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Natural(Unbiased):
+    """n numbers of `bits` bits, and one scale."""
+
+    bits: int = 8  # sign and exponent
+
+    def __post_init__(self) -> None:
+        at_least("bits", self.bits, 2)
+        if self.bits > 8:
+            raise SpecError(f"`bits` must be from 2 to 8, got {self.bits!r}; eight hold every exponent of a float32")
+
+    @property
+    def powers(self) -> int:
+        """How many powers of two there are beside zero: 2, 1, 1/2, … times the scale."""
+        return (1 << self.bits - 1) - 1
+
+    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+        scale = unit(v)
+        x = v / divisor(scale)
+        size, least = x.abs(), 2.0 ** (2 - self.powers)
+        mantissa, exponent = torch.frexp(size)  # size = mantissa · 2^exponent, mantissa in [1/2, 1)
+        small = size < least
+        up = chance(torch.where(small, size / least, 2 * mantissa - 1), keys)
+        level = torch.where(small, 0, exponent + (self.powers - 2)) + up
+        level = level.clamp_(0, self.powers)  # which only what is not finite exceeds
+        return Code(levels=pack(level + (x < 0) * (self.powers + 1), self.bits), scale=scale)
+
+    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = code.take("levels", "scale")
+        sizes = [0.0] + [2.0 ** (1 - power) for power in reversed(range(self.powers))]
+        table = torch.tensor(sizes + [-size for size in sizes], dtype=dtype, device=packed.device)
+        return table[unpack(packed, self.bits, n).int()] * (scale.to(dtype) * self.factor(n))
+
+    def variance(self, n: int) -> float:
+        return 1 / 8 + n / 4.0 ** (self.powers - 1)

@@ -1,0 +1,54 @@
+"""QSGD: every number rounded at random to one of s levels of the norm (Alistarh et al. 2017, arXiv:1610.02132).
+
+C(v)_j = (‖v‖/s) sign(v_j) ξ_j, where ξ_j is s|v_j|/‖v‖ rounded up or down so that its mean is right. Unbiased with
+ω = min(b/s², √b/s) for b numbers under one norm. A model has too many for one: with `bucket` each b numbers have their
+own. Sign and level travel together as one of 2s + 1 whole numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.compressors._levels import buckets, chance, divisor, norm
+from fedspan.core import seeds
+from fedspan.core.code import Code, pack, unpack, width_of
+from fedspan.core.compressor import Unbiased
+from fedspan.core.errors import at_least
+from fedspan.core.layout import Vector
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class QSGD(Unbiased):
+    """n numbers of 1 + ⌈log2(s + 1)⌉ bits, and a scale for each bucket."""
+
+    levels: int = 7  # s; 7 is four bits
+    bucket: int | None = None  # b; None: one norm for all
+
+    def __post_init__(self) -> None:
+        at_least("levels", self.levels, 1)
+        if self.bucket is not None:
+            at_least("bucket", self.bucket, 1)
+
+    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+        n, s, parts = v.shape[-1], self.levels, buckets(v, self.bucket)
+        scale = norm(parts) / s
+        x = (parts / divisor(scale)).flatten(-2)[..., :n]
+        size = x.abs()
+        low = size.floor()
+        level = (low + chance(size - low, keys)).copysign(x).clamp_(-s, s).nan_to_num_(0.0)
+        return Code(levels=pack(level + s, width_of(2 * s)), scale=scale.squeeze(-1))
+
+    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = code.take("levels", "scale")
+        level = unpack(packed, width_of(2 * self.levels), n).to(dtype) - self.levels
+        step = (scale.to(dtype) * self.factor(n)).unsqueeze(-1)
+        return (buckets(level, self.bucket) * step).flatten(-2)[..., :n]
+
+    def variance(self, n: int) -> float:
+        b, s = min(n, self.bucket or n), self.levels
+        return min(b / s**2, math.sqrt(b) / s)

@@ -1,0 +1,44 @@
+"""Signs, one bit a number, times the mean size (Karimireddy et al. 2019, arXiv:1901.09847).
+
+C(v) = (‖v‖₁/n) sign(v), the nearest vector of equal sizes to v. Contractive with δ = ‖v‖₁²/(n‖v‖²), at least 1/n; with
+`bucket` each b numbers have their own mean, and δ is at least 1/b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.compressors._levels import buckets
+from fedspan.core import seeds
+from fedspan.core.code import Code, pack, unpack
+from fedspan.core.compressor import Compressor
+from fedspan.core.errors import at_least
+from fedspan.core.layout import Vector
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Sign(Compressor):
+    """n bits, and a scale for each bucket."""
+
+    bucket: int | None = None  # b; None: one mean for all
+
+    def __post_init__(self) -> None:
+        if self.bucket is not None:
+            at_least("bucket", self.bucket, 1)
+
+    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+        sizes = buckets(v.abs(), self.bucket)
+        counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(-1)  # the last bucket may not be full
+        return Code(levels=pack(v >= 0, 1), scale=sizes.sum(-1) / counts)
+
+    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = code.take("levels", "scale")
+        signs = buckets(unpack(packed, 1, n).to(dtype) * 2 - 1, self.bucket)
+        return (signs * scale.to(dtype).unsqueeze(-1)).flatten(-2)[..., :n]
+
+    def delta(self, n: int) -> float | None:
+        return 1 / min(n, self.bucket or n)

@@ -1,0 +1,32 @@
+"""Top-k: the k numbers of largest size, and where they stand. Contractive with δ = k/n."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.compressors._sparse import Sparse, spread
+from fedspan.core import seeds
+from fedspan.core.code import Code, pack, unpack, width_of
+from fedspan.core.layout import Vector
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TopK(Sparse):
+    """k numbers and k places of ⌈log2 n⌉ bits."""
+
+    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+        n = v.shape[-1]
+        index = torch.topk(v.abs(), self.kept(n), sorted=False).indices.sort().values
+        return Code(values=v.gather(-1, index), index=pack(index, width_of(n - 1)))
+
+    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        values, packed = code.take("values", "index")
+        index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
+        return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: no stranger's index can raise
+
+    def delta(self, n: int) -> float | None:
+        return self.kept(n) / n

@@ -1,0 +1,89 @@
+"""DoubleSqueeze: error feedback at the clients and again at the server (Tang et al. 2019, arXiv:1905.05957).
+
+     1  send what i lacks of x: the Q of the rounds it missed
+     2  y ← y − η_l g_i(y)                K times, from y = x;  D_i ← x − y
+     3  u ← e_i + D_i
+     4  q_i ← C(u);  send q_i
+     5  e_i ← u − q_i
+     6  w ← E + mean_S q_i
+     7  Q ← C(w);  E ← w − Q
+     8  x ← x − η_g Q                     at the server, and at each client when it is next in touch
+
+C must be contractive, as top-k is. Differences from the paper: K local steps, a server step η_g, and client sampling.
+A client that was away is sent every Q it missed, each as it was packed, or the whole x when that is fewer bytes. A
+round without any reply has a Q of zeros. A reply that is lost has not happened: the client goes back to the e_i it had
+before. As in `ef` no server can keep a copy of e_i; a client that loses it goes on from zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.code import Code
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective
+from fedspan.core.registry import register
+from fedspan.core.sync import Catchup, Log, bytes_of
+from fedspan.methods._coded import Up
+from fedspan.methods._feedback import Feedback, Unsent
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The model, what the server has yet to send, and the codes it sent last."""
+
+    x: Vector
+    e: Vector  # E
+    log: Log
+
+
+@dataclass(frozen=True, eq=False)
+class Down:
+    """What is missing of x, as codes or whole."""
+
+    sync: Catchup
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DoubleSqueeze(Feedback[ServerState, Down]):
+    """Few bytes in both directions."""
+
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, torch.zeros_like(x0), Log())
+
+    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+        return Down(Catchup(server.x, server.log, rnd.since))  # 1
+
+    def client_step(self, client: Unsent, down: Down, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
+        return self.feed_back(client, down.sync.model, f, rnd)  # 2 to 5
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        w = server.e + rnd.mean(self.decode(up.q, rnd))  # 6
+        Q = self.compressor.compress(w, _keys(rnd))  # 7
+        sent = self._opened(Q, rnd)
+        return ServerState(server.x - self.server_lr * sent, w - sent, self._push(server, Q))  # 8, 7
+
+    def skip(self, server: ServerState, rnd: Round) -> ServerState:
+        """Nobody replied: x stays, and the log says so."""
+        return replace(server, log=self._push(server, self.compressor.compress(torch.zeros_like(server.x), _keys(rnd))))
+
+    def expand(self, entry: Code, rnd: Round) -> Vector:
+        """−η_g Q."""
+        return -self.server_lr * self._opened(entry, rnd)
+
+    def _opened(self, Q: Code, rnd: Round) -> Vector:
+        return self.compressor.decompress(Q, rnd.layout.size, _keys(rnd), rnd.layout.dtype)
+
+    def _push(self, server: ServerState, Q: Code) -> Log:
+        """The log with this round's Q, and as many before it as are worth sending."""
+        return server.log.push(Q, max(1, bytes_of(server.x) // Q.bytes))
+
+
+def _keys(rnd: Round) -> seeds.Keys:
+    """The server's own, one a run."""
+    return seeds.keys(rnd.seeds, "broadcast", rnd.t)[:, None]

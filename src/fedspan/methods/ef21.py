@@ -1,0 +1,76 @@
+"""EF21: clients send compressed changes of an estimate of their gradient (Richtárik et al. 2021, arXiv:2106.05203).
+
+     1  send x to the clients in S
+     2  y ← y − η_l g_i(y)                K times, from y = x;  D_i ← x − y
+     3  q_i ← C(D_i/(η_l K) − h_i);  send q_i
+     4  h_i ← h_i + q_i
+     5  h ← h + (|S|/N) mean_S q_i        keeps h = mean_i h_i over ALL clients
+     6  x ← x − γ h,   γ = η_g η_l K
+
+C must be contractive, as top-k is. Differences from the paper: K local steps, whose mean gradient D_i/(η_l K) stands in
+for ∇f_i(x), and h starts at zero. Client sampling is that of EF21-PP (arXiv:2110.03294). Clients may have weights w_i;
+then h = Σ w_i h_i. A reply that is lost has not happened: the client goes back to the h_i it had, and h does not move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective
+from fedspan.core.registry import register
+from fedspan.methods._coded import Coded, Up
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The model and the mean of all estimates."""
+
+    x: Vector
+    h: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """The estimate of the client's gradient, as the server could have it too."""
+
+    h: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Down:
+    """d numbers."""
+
+    x: Vector
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class EF21(Coded[ServerState, ClientState, Down]):
+    """Contractive compression of what changes."""
+
+    needs = "contractive"
+
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, torch.zeros_like(x0))
+
+    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
+        return ClientState(torch.zeros_like(x0))
+
+    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+        return Down(server.x)  # 1
+
+    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+        g = self.moved(down.x, f, rnd) / (self.rate(rnd.t) * self.local_steps)  # 2
+        up = Up(self.encode(g - client.h, rnd))  # 3
+        return self.settle(client, down, up, rnd), up
+
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return ClientState(client.h + self.decode(up.q, rnd))  # 4
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        h = server.h + rnd.share * rnd.mean(self.decode(up.q, rnd))  # 5
+        return ServerState(server.x - self.server_lr * self.rate(rnd.t) * self.local_steps * h, h)  # 6

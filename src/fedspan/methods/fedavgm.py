@@ -1,0 +1,46 @@
+"""FedAvgM: federated averaging with momentum on the server (Hsu et al. 2019, arXiv:1909.06335).
+
+     1  send x to the clients in S
+     2  y ← y − η_l g_i(y)             K times, from y = x
+     3  m ← β m + mean_S (y_i − x)
+     4  x ← x + η_g m
+
+Lines 1 and 2 are those of the whole family and stand in `_averaging`. In Reddi et al. (2021, arXiv:2003.00295) it is
+the member of FedOpt whose server is SGD with momentum. β = 0 is FedAvg; in the long run a step of β goes 1/(1 − β)
+times as far as one of FedAvg.
+
+Differences from the paper: a server step η_g, which is 1 there. β is `server_momentum`; `momentum` is that of the
+local steps. A round in which nobody replied leaves x and m alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.errors import below_one
+from fedspan.core.layout import Layout, Vector
+from fedspan.core.method import Round
+from fedspan.core.registry import register
+from fedspan.methods._averaging import Averaging, ServerState, Up
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(Averaging):
+    """The server remembers where it was going."""
+
+    server_momentum: float = 0.9  # β
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        below_one("server_momentum", self.server_momentum)
+
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, torch.zeros_like(x0))
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        assert server.m is not None
+        m = self.server_momentum * server.m + rnd.mean(up.dy)  # 3
+        return ServerState(server.x + self.server_lr * m, m)  # 4

@@ -1,0 +1,71 @@
+"""FFA-LoRA: LoRA adapters whose A is frozen, so that averaging is exact (Sun et al. 2024, arXiv:2403.12313).
+
+     1  A ← orthonormal rows by the common seed, for good           both ends
+     2  send the base weights W to who is new, and B
+     3  B ← B − η_l s ∇f_i(W + s B A; ξ) Aᵀ,  s = α/r               K times
+     4  B ← B + η_g mean_S (B_i − B)
+
+With A the same everywhere, mean (B_i A) = (mean B_i) A: unlike FedIT's, the server's model is the mean of the clients'.
+It is training inside one subspace that never changes: SubAvg with one P for good, and of full rank FedAvg. So a local
+step asks the objective for P ∇f(x + Pᵀz), and networks answer without forming a full gradient. The code carries
+z = s B, for which line 3 is z ← z − η_l s² ∇f Aᵀ: s does nothing that the step does not do too.
+
+Differences from the paper: plain local steps without the noise of differential privacy, and a server step η_g, which
+is 1 there. See `_lora` for the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.method import Round
+from fedspan.core.objective import Direction, Objective
+from fedspan.core.registry import register
+from fedspan.methods._local import descend
+from fedspan.methods._lora import Adapted, ClientState, Down, Up, of_cohort
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class FFALoRA(Adapted):
+    """r out numbers a block on the wire."""
+
+    def adapter(self, block: Block) -> int:
+        return self.rank_of(block) * (block.size // block.inputs)
+
+    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+        A, base, u = self.start(rnd), down.sync.model, of_cohort(down.u, rnd)  # 1
+        A.agree(down.probe)
+        direction = self.scaled(f.restrict(base, A), u, rnd.layout)
+        return client, Up(descend(u, direction, self.rate(rnd.t), self.local_steps, self.momentum) - u)  # 3
+
+    def scaled(self, gradient: Direction, u: Vector, layout: Layout) -> Direction:
+        """The gradient times s², without the blocks that are frozen; left as it is where neither has an effect."""
+        if self.alpha is None and self.others == "trained":
+            return gradient
+        pairs = zip(layout.blocks, self.sizes(layout), strict=True)
+        squares = [u.new_full((n,), 1.0 if b.axis is None else self.scale(b) ** 2) for b, n in pairs]
+        scale = torch.cat(squares)
+        return lambda u: scale * self.trained(gradient(self.filled(u, layout)), layout)
+
+    def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
+        """W + s B A, and the other blocks with their change."""
+        return base + self.start(rnd).T @ self.filled(u, rnd.layout)
+
+    def filled(self, u: Vector, layout: Layout) -> Vector:
+        """u with zeros for the blocks that are frozen."""
+        if self.others == "trained":
+            return u
+        pairs = zip(layout.blocks, u.split(self.sizes(layout), -1), strict=True)
+        return torch.cat([p if b.axis is not None else p.new_zeros(*p.shape[:-1], b.size) for b, p in pairs], -1)
+
+    def trained(self, z: Vector, layout: Layout) -> Vector:
+        """z without the blocks that are frozen."""
+        if self.others == "trained":
+            return z
+        sizes = [b.size if b.axis is None else n for b, n in zip(layout.blocks, self.sizes(layout), strict=True)]
+        pairs = zip(layout.blocks, z.split(sizes, -1), strict=True)
+        return torch.cat([p for b, p in pairs if b.axis is not None], -1)

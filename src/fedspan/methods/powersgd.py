@@ -1,0 +1,204 @@
+"""PowerSGD: low-rank changes by power iteration over rounds and error feedback (Vogels et al. 2019, arXiv:1905.13727).
+
+A matrix block of the model is n × m: out × all the rest, as torch keeps it. P has r orthonormal rows for each block. In
+even rounds they act on its rows and z = M Pᵀ is n × r, in odd rounds on its columns and z = Mᵀ Pᵀ is m × r. Other
+blocks go whole.
+
+     1  send what i lacks of x, and P                        r m numbers a block, or r n
+     2  y ← y − η_l g_i(y)                                   K times, from y = x
+     3  M_i ← y − x + e_i
+     4  z_i ← P M_i;  send z_i                               r n numbers a block, or r m
+     5  e_i ← M_i − Pᵀ z_i                                   what was not sent is kept
+     6  x ← x + η_g Pᵀ mean_S z_i
+     7  P of the other side ← orthonormalised mean_S z_i     for the next round
+
+Two rounds are one power iteration on M. So P turns to where the changes of the model, and the errors kept so far, are
+largest; SSF and SubAvg draw theirs at random. The first P is drawn.
+
+Differences from the paper: its step has two exchanges, mean M Q and then mean Mᵀ P̂ with P̂ = orth(mean M Q), and the
+second carries the change. A federated round has one, so the two take turns, and each carries as much of the change as
+it sees. P is one round old, and at r = 1 only a smaller step is stable than with the paper's two. What is sent is
+linear in M_i, as there, so only the mean of replies is needed. There e_i is what the mean of all left over; here it is
+what the client's own projection did, which it knows at once. Gradients became changes by local steps, the server has
+no momentum, and Gram-Schmidt became QR. A block goes whole where r ≥ min(n, m), for then a side saves nothing.
+
+A change of x is logged, and sent, as its two factors: min(d, G r (n + m)) numbers for the G rounds that i missed. e_i
+follows from the client's own data: no server can keep a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedspan.core import seeds
+from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.linear import LinearMap
+from fedspan.core.method import Round
+from fedspan.core.objective import Objective
+from fedspan.core.registry import register
+from fedspan.core.sync import Catchup, Log
+from fedspan.methods._local import LocalSteps, descend
+from fedspan.projectors._dense import Dense
+from fedspan.projectors.gaussian import Gaussian
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The model, P of either side once there is one, and the last changes of the model."""
+
+    x: Vector
+    rows: Vector | None  # P of even rounds, flat
+    columns: Vector | None  # P of odd rounds
+    log: Log
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """What the client has yet to send."""
+
+    e: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Down:
+    """What is missing of x, and P."""
+
+    sync: Catchup
+    basis: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Up:
+    """r numbers a row or a column."""
+
+    z: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The model as matrices of which P acts on one side."""
+
+    layout: Layout  # matrix blocks are n × m, and projected along this side
+    ranks: tuple[int | None, ...]  # None where a block goes whole
+
+    @property
+    def matrices(self) -> list[tuple[int, Block, int]]:
+        """(number, block, r) of those that do not go whole."""
+        blocks = enumerate(zip(self.layout.blocks, self.ranks, strict=True))
+        return [(number, block, r) for number, (block, r) in blocks if r is not None]
+
+    @property
+    def size(self) -> int:
+        """Numbers in P."""
+        return sum(r * block.inputs for _, block, r in self.matrices)
+
+    def drawn(self, of_runs: tuple[int, ...], side: int) -> Vector:
+        """A random P, flat, for a side that has none yet."""
+        keys, found = seeds.keys(of_runs, "powersgd", side), [torch.zeros(len(of_runs), 0, dtype=self.layout.dtype)]
+        for number, block, r in self.matrices:
+            own = seeds.children(keys, np.full(keys.shape, number))
+            found.append(Gaussian(rank=r).factor(block.inputs, r, own, self.layout.dtype).p.flatten(1))
+        return torch.cat(found, 1).unsqueeze(1)
+
+    def subspace(self, basis: Vector) -> LinearMap:
+        """P of flat numbers, as something that can be applied."""
+        parts = basis.split([r * block.inputs for _, block, r in self.matrices], -1)
+        factors: list[Dense | None] = [None] * len(self.ranks)
+        for (number, _, r), part in zip(self.matrices, parts, strict=True):
+            p = part[:, 0].unflatten(-1, (r, -1))
+            factors[number] = Dense(p, p)
+        return LinearMap(self.layout, tuple(factors), basis.new_zeros(basis.shape[0], 1, 1))
+
+    def turned(self, z: Vector) -> Vector:
+        """P of the other side, flat: the columns of z in each block, orthonormalised."""
+        blocks = zip(self.layout.blocks, self.ranks, strict=True)
+        parts = z.split([b.size if r is None else r * (b.size // b.inputs) for b, r in blocks], -1)
+        found = [z[..., :0]]
+        for number, _, r in self.matrices:
+            q, _ = torch.linalg.qr(parts[number].unflatten(-1, (-1, r)))
+            found.append(q.mT.flatten(2))
+        return torch.cat(found, -1)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
+    """A subspace that follows the changes of the model."""
+
+    rank: int | float | Mapping[str, int | float] = 4  # r: a number, a share of min(n, m), or one by layer
+
+    private: ClassVar[tuple[str, ...]] = ("e",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Gaussian(rank=self.rank)  # refuses what is no rank
+
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, None, None, Log())
+
+    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
+        return ClientState(torch.zeros_like(x0))
+
+    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+        return Down(Catchup(server.x, server.log, rnd.since), self.basis(server, rnd))  # 1
+
+    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+        P, x = self.side(rnd).subspace(down.basis), down.sync.model
+        y = descend(x, f.direction(), self.rate(rnd.t), self.local_steps, self.momentum)  # 2
+        M = y - x + client.e  # 3
+        z = P @ M  # 4
+        return ClientState(M - P.T @ z), Up(z)  # 5
+
+    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return client
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        side, basis, mean = self.side(rnd), self.basis(server, rnd), rnd.mean(up.z)
+        delta = self.server_lr * mean
+        x = server.x + side.subspace(basis).T @ delta  # 6
+        new = replace(server, x=x, log=self.push(server.log, delta, basis, rnd))
+        turned = side.turned(mean)  # 7
+        return replace(new, rows=turned) if rnd.t % 2 else replace(new, columns=turned)
+
+    def skip(self, server: ServerState, rnd: Round) -> ServerState:
+        """Nobody replied: x and both bases stay, and the log says so."""
+        basis = self.basis(server, rnd)
+        nothing = basis.new_zeros(*basis.shape[:-1], self.side(rnd).subspace(basis).rank)
+        return replace(server, log=self.push(server.log, nothing, basis, rnd))
+
+    def push(self, log: Log, delta: Vector, basis: Vector, rnd: Round) -> Log:
+        """The log with this round's change, and as many before it as are worth sending."""
+        entry = torch.cat([delta, basis], -1)
+        return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
+
+    def expand(self, entry: Vector, rnd: Round) -> Vector:
+        """Pᵀ δ; an entry holds δ, then P."""
+        side = self.side(rnd)
+        own = entry.shape[-1] - side.size
+        return side.subspace(entry[..., own:]).T @ entry[..., :own]
+
+    def basis(self, server: ServerState, rnd: Round) -> Vector:
+        """P of this round, flat: made of the replies of the round before, or drawn where there are none."""
+        held = server.columns if rnd.t % 2 else server.rows
+        return self.side(rnd).drawn(rnd.seeds, rnd.t % 2) if held is None else held
+
+    def side(self, rnd: Round) -> Side:
+        """Rows in even rounds, columns in odd ones."""
+        ranks = tuple(self.rank_of(block) for block in rnd.layout.blocks)
+        blocks = zip(rnd.layout.blocks, ranks, strict=True)
+        axis = 0 if rnd.t % 2 else 1
+        shaped = (b if r is None else Block(b.name, (b.shape[0], b.size // b.shape[0]), axis) for b, r in blocks)
+        return Side(Layout(tuple(shaped), rnd.layout.dtype), ranks)
+
+    def rank_of(self, block: Block) -> int | None:
+        """r of a block; None where it goes whole."""
+        if block.axis is None:
+            return None
+        asked, full = Gaussian(rank=self.rank).asked(block), min(block.shape[0], block.size // block.shape[0])
+        r = asked if isinstance(asked, int) else max(1, round(asked * full))
+        return r if r < full else None

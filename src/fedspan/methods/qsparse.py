@@ -1,0 +1,26 @@
+"""Qsparse-local-SGD: error feedback with quantised top-k (Basu et al. 2019, arXiv:1906.02367).
+
+The box is that of `ef`, with C = quantise ∘ top-k: the k largest numbers of e_i + D_i, each rounded at random to s
+levels of the norm of its bucket. Other compressors of the kind `compose` may be given; k is the one to choose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedspan.compressors.compose import Compose
+from fedspan.compressors.qsgd import QSGD
+from fedspan.core.compressor import Compressor
+from fedspan.core.registry import register
+from fedspan.methods._coded import TENTH
+from fedspan.methods._feedback import ErrorFeedback
+
+FIVE_BITS = Compose(outer=QSGD(levels=15, bucket=64), inner=TENTH)  # ω = 64/15² < 1: contractive
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Qsparse(ErrorFeedback):
+    """Few numbers, and few bits of each."""
+
+    compressor: Compressor = FIVE_BITS

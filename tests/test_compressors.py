@@ -1,0 +1,356 @@
+"""Laws of every registered compressor: unbiased or contractive as it says, bytes as promised, codes that travel."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import build, small, start
+from fedspan.core import code as codes
+from fedspan.core import registry, seeds, wire
+from fedspan.core.code import Code
+from fedspan.core.compressor import Compressor
+from fedspan.core.errors import ProtocolError, SpecError
+
+TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "levels": 3, "bucket": 5}
+# One or more settings of every registered compressor; one without an entry fails the suite.
+COMPRESSORS: dict[str, list[dict[str, Any]]] = {
+    "identity": [{}],
+    "topk": [{"k": 0.3}, {"k": 1}],
+    "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}],
+    "qsgd": [{}, {"levels": 1, "bucket": 4}, {"levels": 200, "bucket": 3}, {"levels": 2, "unbiased": False}],
+    "natural": [{}, {"bits": 4}, {"bits": 2}, {"unbiased": False}],
+    "sign": [{}, {"bucket": 3}],
+    "cast": [{"to": "float16"}, {"to": "bfloat16"}],
+    "compose": [
+        {"outer": QSGD, "inner": TOPK},
+        {"outer": {"name": "natural"}, "inner": {"name": "randk", "k": 0.5}},
+        {"outer": {"name": "sign"}, "inner": TOPK},
+        {"outer": {"name": "cast"}, "inner": {"name": "randk", "k": 2, "unbiased": False}},
+        {"outer": {"name": "sign"}, "inner": {"name": "randk", "k": 0.5}},  # neither unbiased nor contractive
+    ],
+}
+EVERY = pytest.mark.parametrize(
+    ("name", "fields"),
+    [pytest.param(name, one, id=f"{name}-{i}") for name, some in COMPRESSORS.items() for i, one in enumerate(some)],
+)
+DTYPES = [torch.float32, torch.float64]
+numbers = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1e-6])
+
+
+def make(name: str, fields: dict[str, Any]) -> Compressor:
+    return registry.build("compressor", {"name": name} | fields)
+
+
+def keys(*shape: int, seed: int = 0) -> seeds.Keys:
+    return np.arange(seed, seed + math.prod(shape), dtype=np.uint64).reshape(shape)
+
+
+def there_and_back(compressor: Compressor, v: torch.Tensor, of: seeds.Keys) -> torch.Tensor:
+    return compressor.decompress(compressor.compress(v, of), v.shape[-1], of, v.dtype)
+
+
+def fits(compressor: Compressor, n: int) -> bool:
+    k = getattr(compressor, "k", None) or getattr(getattr(compressor, "inner", None), "k", 1)
+    return not isinstance(k, int) or k <= n
+
+
+def test_every_compressor_has_settings_here() -> None:
+    assert set(COMPRESSORS) == set(registry.choices("compressor"))
+
+
+def laws(compressor: Compressor, v: torch.Tensor, draws: int, seed: int) -> None:
+    """Mean and error over many draws of C(v).
+
+    If C is unbiased, E‖mean − v‖² ≤ ω‖v‖²/draws; six times the root of that is allowed. The mean of ‖C(v) − v‖² may
+    exceed its bound by six of its standard errors. What is not random must keep to its bound to rounding.
+    """
+    n, square = v.shape[-1], float(v.double() @ v.double())
+    found = there_and_back(compressor, v.expand(draws, 1, n), keys(draws, 1, seed=seed))[:, 0].double()
+    errors = ((found - v.double()) ** 2).sum(-1)
+    room = 6 * float(errors.std()) / math.sqrt(draws) + 4 * torch.finfo(v.dtype).eps * square
+    omega, delta = compressor.omega(n), compressor.delta(n)
+    if omega is not None:
+        off = float((found.mean(0) - v.double()).norm())
+        assert off <= math.sqrt(square) * (6 * math.sqrt(omega / draws) + 4 * torch.finfo(v.dtype).eps)
+        assert float(errors.mean()) <= omega * square + room
+    if delta is not None:
+        assert 0 < delta <= 1
+        assert float(errors.mean()) <= (1 - delta) * square + room
+
+
+@EVERY
+@settings(max_examples=40, deadline=None)
+@given(values=st.lists(numbers, min_size=1, max_size=70), seed=st.integers(0, 2**32), scale=st.integers(-60, 60))
+def test_any_vector_keeps_the_law(
+    name: str, fields: dict[str, Any], values: list[float], seed: int, scale: int
+) -> None:
+    compressor = make(name, fields)
+    if fits(compressor, len(values)):
+        laws(compressor, torch.tensor(values, dtype=torch.float64) * 2.0**scale, 400, seed)
+
+
+SHAPES = {
+    "normal": lambda n: torch.from_numpy(seeds.normal(keys(1), n)[0]),
+    "heavy": lambda n: torch.from_numpy(seeds.normal(keys(1), n)[0] ** 5),
+    "alone": lambda n: torch.eye(n)[n // 2],
+    "equal": lambda n: torch.full((n,), -0.7),
+    "tiny": lambda n: torch.from_numpy(seeds.normal(keys(1), n)[0]) * 1e-30,
+    "huge": lambda n: torch.from_numpy(seeds.normal(keys(1), n)[0]) * 1e30,
+}
+
+
+@EVERY
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [1, 13, 64])
+def test_the_law_over_many_draws(name: str, fields: dict[str, Any], shape: str, n: int) -> None:
+    """10,000 draws in float32, where tiny and huge squares would vanish or overflow."""
+    compressor = make(name, fields)
+    if fits(compressor, n):
+        laws(compressor, SHAPES[shape](n).float(), 10_000, 7)
+
+
+def test_a_bias_would_be_seen() -> None:
+    """The law itself has teeth: what is unbiased only by its own word fails it."""
+
+    class Liar(type(make("randk", {"k": 0.9}))):  # type: ignore[misc]
+        def omega(self, n: int) -> float:
+            return 0.2
+
+    with pytest.raises(AssertionError):
+        laws(Liar(k=0.9, unbiased=False), SHAPES["normal"](64).float(), 20_000, 7)
+
+
+def test_the_bounds_are_met_where_they_are_exact() -> None:
+    v = SHAPES["normal"](64)
+    for fields, exact in (({"k": 16}, 3.0), ({"k": 16, "unbiased": False}, 0.75)):
+        found = there_and_back(make("randk", fields), v.expand(20_000, 1, 64), keys(20_000, 1))[:, 0]
+        assert float(((found - v) ** 2).sum(-1).mean() / (v @ v)) == pytest.approx(exact, rel=0.02)
+    edge = torch.full((1, 1, 50), 1.5, dtype=torch.float64)  # halfway in the logarithm's sense: the worst for natural
+    found = there_and_back(make("natural", {}), edge.expand(20_000, 1, 50), keys(20_000, 1))
+    assert float(((found - 1.5) ** 2).mean() / 1.5**2) == pytest.approx(1 / 9, rel=0.02)
+    edge = torch.full((1, 1, 50), 4 / 3, dtype=torch.float64)
+    found = there_and_back(make("natural", {}), edge.expand(20_000, 1, 50), keys(20_000, 1))
+    assert float(((found - 4 / 3) ** 2).mean() / (4 / 3) ** 2) == pytest.approx(1 / 8, rel=0.02)
+
+
+def test_what_a_division_by_one_plus_omega_does() -> None:
+    for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"levels": 3}), ("natural", {"bits": 3})):
+        plain, divided = make(name, fields), make(name, fields | {"unbiased": False})
+        v, of = SHAPES["normal"](40).view(1, 1, -1), keys(1, 1)
+        factor = 1 / (1 + plain.omega(40))  # type: ignore[operator]
+        torch.testing.assert_close(there_and_back(divided, v, of), there_and_back(plain, v, of) * factor)
+        assert divided.omega(40) is None
+        assert divided.delta(40) == pytest.approx(factor)
+
+
+def test_which_are_unbiased_and_which_contractive() -> None:
+    qsgd = {"name": "qsgd", "levels": 8, "bucket": 16}
+    kinds = {
+        "identity": (make("identity", {}), 0.0, 1.0),
+        "topk": (make("topk", {"k": 0.25}), None, 0.25),
+        "randk": (make("randk", {"k": 0.25}), 3.0, None),
+        "most": (make("randk", {"k": 0.8}), 0.25, 0.75),
+        "qsgd": (make("qsgd", {"levels": 8}), 1.25, None),
+        "buckets": (make("qsgd", {"levels": 8, "bucket": 16}), 0.25, 0.75),
+        "natural": (make("natural", {}), 0.125, 0.875),
+        "sign": (make("sign", {}), None, 0.01),
+        "both": (make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}), 1.5, None),
+        "qsparse": (make("compose", {"outer": qsgd, "inner": {"name": "topk", "k": 0.5}}), None, 0.375),
+        "neither": (make("compose", {"outer": {"name": "sign"}, "inner": {"name": "randk", "k": 0.25}}), None, None),
+    }
+    for name, (compressor, omega, delta) in kinds.items():
+        assert compressor.omega(100) == (None if omega is None else pytest.approx(omega)), name
+        assert compressor.delta(100) == (None if delta is None else pytest.approx(delta)), name
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_is_its_members_one_by_one(name: str, fields: dict[str, Any], dtype: torch.dtype) -> None:
+    compressor, v, of = make(name, fields), torch.randn(2, 3, 37, dtype=dtype), keys(2, 3)
+    together = there_and_back(compressor, v, of)
+    assert together.dtype == dtype
+    assert together.shape == v.shape
+    for run, client in np.ndindex(2, 3):
+        one = (slice(run, run + 1), slice(client, client + 1))
+        alone = there_and_back(compressor, v[one], of[one])
+        torch.testing.assert_close(alone, together[one], rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+@EVERY
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 37, 300])
+def test_codes_survive_the_wire_and_cost_what_they_promise(name: str, fields: dict[str, Any], n: int) -> None:
+    compressor = make(name, fields)
+    if not fits(compressor, n):
+        return
+    v, of = torch.randn(1, 3, n), keys(1, 3)
+    code = compressor.compress(v, of)
+    whole = compressor.decompress(code, n, of, v.dtype)
+    for client in range(3):
+        packed = wire.pack(wire.pick(code, client))
+        assert all(part.dtype in (torch.uint8, v.dtype) for part in packed.values())
+        assert sum(a.numel() * a.element_size() for a in packed.values()) == code.bytes == promised(compressor, n)
+        again = compressor.decompress(wire.unpack(Code, packed), n, of[:, client : client + 1], v.dtype)
+        assert torch.equal(again, whole[:, client : client + 1])
+
+
+def promised(compressor: Any, n: int, item: int = 4) -> int:
+    """Bytes of a code, from the formulas in the docs."""
+    scales = item * math.ceil(n / (getattr(compressor, "bucket", None) or n))
+    match registry.name_of(compressor):
+        case "identity":
+            return item * n
+        case "randk":
+            return item * compressor.kept(n)
+        case "topk":
+            return item * compressor.kept(n) + math.ceil(compressor.kept(n) * max(1, math.ceil(math.log2(n))) / 8)
+        case "qsgd":
+            return math.ceil(n * (1 + math.ceil(math.log2(compressor.levels + 1))) / 8) + scales
+        case "natural":
+            return math.ceil(n * compressor.bits / 8) + scales
+        case "sign":
+            return math.ceil(n / 8) + scales
+        case "cast":
+            return 2 * n + scales
+        case _:
+            k = compressor.inner.kept(n)
+            return promised(compressor.inner, n) - item * k + promised(compressor.outer, k)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_stay_zeros_and_nothing_is_changed(name: str, fields: dict[str, Any], dtype: torch.dtype) -> None:
+    compressor, of = make(name, fields), keys(1, 2)
+    zeros = torch.zeros(1, 2, 21, dtype=dtype)
+    assert (there_and_back(compressor, zeros, of) == 0).all()
+    v = torch.randn(1, 2, 21, dtype=dtype)
+    kept = v.clone()
+    code = compressor.compress(v, of)
+    before = {name: part.clone() for name, part in code.parts.items()}
+    compressor.decompress(code, 21, of, dtype)
+    assert torch.equal(v, kept)
+    assert all(torch.equal(code.parts[name], part) for name, part in before.items())
+
+
+@EVERY
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_does_not_come_back_finite(name: str, fields: dict[str, Any], bad: float) -> None:
+    """And a client beside it is not touched."""
+    compressor, v, of = make(name, fields), torch.randn(1, 2, 21), keys(1, 2)
+    fine = there_and_back(compressor, v, of)
+    v = v.clone()
+    v[0, 0] = bad
+    found = there_and_back(compressor, v, of)
+    assert not torch.isfinite(found[0, 0]).all()
+    assert torch.equal(found[0, 1], fine[0, 1])
+    if "randk" not in (name, fields.get("inner", {}).get("name")):  # which looks at some of the numbers only
+        v[0, 0] = torch.randn(21)
+        v[0, 0, 20] = bad
+        assert not torch.isfinite(there_and_back(compressor, v, of)[0, 0]).all()
+
+
+@EVERY
+def test_bytes_of_a_stranger_do_no_harm(name: str, fields: dict[str, Any]) -> None:
+    """Any payload of the right shape, with a finite scale, gives finite numbers; none raises."""
+    compressor, of = make(name, fields), keys(1, 1)
+    code = compressor.compress(torch.randn(1, 1, 21), of)
+    for fill in (0, 85, 255):
+        parts = {k: torch.full_like(p, fill) if p.dtype == torch.uint8 else p for k, p in code.parts.items()}
+        assert torch.isfinite(compressor.decompress(Code(**parts), 21, of, torch.float32)).all()
+    with pytest.raises(ProtocolError, match="same compressor"):
+        compressor.decompress(Code(), 21, of, torch.float32)
+
+
+@EVERY
+def test_same_key_same_code(name: str, fields: dict[str, Any]) -> None:
+    compressor, v = make(name, fields), torch.randn(1, 1, 200)
+    one, two, other = (wire.pack(compressor.compress(v, keys(1, 1, seed=seed))) for seed in (3, 3, 4))
+    assert all(torch.equal(one[part], two[part]) for part in one)
+    if name in ("randk", "qsgd", "natural"):
+        assert any(not torch.equal(one[part], other[part]) for part in one)
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_whole_numbers_of_any_width_are_packed_without_gaps(width: int, n: int, random: Any) -> None:
+    drawn = torch.tensor([[random.randrange(1 << width) for _ in range(n)] for _ in range(2)])
+    packed = codes.pack(drawn, width)
+    assert packed.dtype == torch.uint8
+    assert packed.shape == (2, math.ceil(n * width / 8))
+    assert torch.equal(codes.unpack(packed, width, n).long(), drawn)
+
+
+def test_the_width_of_whole_numbers() -> None:
+    assert [codes.width_of(most) for most in (0, 1, 2, 3, 4, 14, 255, 256)] == [1, 1, 2, 2, 3, 4, 8, 9]
+
+
+@pytest.mark.parametrize("k", [0, -1, 0.0, 1.5, float("nan"), True])
+def test_a_k_that_makes_no_sense_is_refused(k: float) -> None:
+    for name in ("topk", "randk"):
+        with pytest.raises(SpecError, match="`k` must be"):
+            make(name, {"k": k}) if not isinstance(k, bool) else registry.choices("compressor")[name](k=k)
+
+
+def test_k_is_a_number_or_a_share() -> None:
+    assert [make("topk", {"k": k}).kept(50) for k in (5, 0.1, 1e-9, 1.0)] == [5, 5, 1, 50]  # type: ignore[attr-defined]
+    with pytest.raises(SpecError, match="larger than the 50 numbers"):
+        make("topk", {"k": 51}).kept(50)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"name": "qsgd", "levels": 0}, "levels"),
+        ({"name": "qsgd", "bucket": 0}, "bucket"),
+        ({"name": "sign", "bucket": 0}, "bucket"),
+        ({"name": "natural", "bits": 1}, "bits"),
+        ({"name": "natural", "bits": 9}, "from 2 to 8"),
+        ({"name": "cast", "to": "int8"}, "bfloat16, float16"),
+        ({"name": "topk"}, "`compressor.k` is missing"),
+        ({"name": "tokp", "k": 1}, "did you mean 'topk'"),
+        ({"name": "compose", "outer": TOPK, "inner": TOPK}, "`outer` must be no sparse compressor, got 'topk'"),
+        ({"name": "compose", "outer": QSGD, "inner": QSGD}, "`inner` must keep some of the numbers"),
+        ({"name": "compose", "outer": QSGD, "inner": {"name": "randk", "k": 2, "common": True}}, "common"),
+        ({"name": "compose", "outer": QSGD, "inner": 3}, "`compressor.inner` must be a table"),
+    ],
+)
+def test_bad_values_are_named(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        registry.build("compressor", table)
+
+
+@EVERY
+def test_is_a_value_that_a_spec_can_hold(name: str, fields: dict[str, Any]) -> None:
+    compressor = make(name, fields)
+    assert compressor == make(name, fields)
+    assert hash(compressor) == hash(make(name, fields))
+    assert registry.build("compressor", registry.describe(compressor)) == compressor
+    assert len(registry.summary(type(compressor))) > 20
+
+
+def test_coordinates_of_all_clients_or_of_each() -> None:
+    rnd = start(build("fedavg"), small(seeds=(5, 6)))._round()
+    own, common = make("randk", {"k": 0.5}).keys(rnd), make("randk", {"k": 0.5, "common": True}).keys(rnd)
+    assert len(set(own.ravel().tolist())) == own.size == 6
+    assert len(set(common.ravel().tolist())) == 2
+    assert common.shape == own.shape
+    alone = rnd.among(np.array([1]))
+    assert make("randk", {"k": 0.5}).keys(alone).tolist() == own[:, 1:2].tolist()
+
+
+@pytest.mark.parametrize("name", list(COMPRESSORS))
+def test_a_large_vector_takes_no_loop_over_its_numbers(name: str) -> None:
+    """Two million numbers, far below the time of a Python loop over them, here and back."""
+    big = {"qsgd": {"bucket": 512}, "compose": {"outer": {"name": "qsgd"}, "inner": {"name": "topk", "k": 0.01}}}
+    compressor = make(name, big.get(name, COMPRESSORS[name][0] | ({"k": 0.01} if "k" in COMPRESSORS[name][0] else {})))
+    v = torch.randn(1, 1, 2_000_000)
+    began = time.process_time()
+    there_and_back(compressor, v, keys(1, 1))
+    assert time.process_time() - began < 2
