@@ -334,8 +334,9 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
         point('pointerleave', 0);
         seen.left = read();
         const hash = (key) => { press(key); return location.hash; };
+        one('.plot svg').focus();
         seen.keys = ['End', 'ArrowLeft', 'Home', 'ArrowRight', 'Escape'].map(hash);
-        return { ...seen, after: read() };
+        return { ...seen, after: read(), focus: document.activeElement === one('.plot svg') };
     """
     (seen,) = browse(page, SHORT + code, ("x=round&at=11", 1100))
     curve = next(s for s in of_page(page) if s.table["method"]["name"] == "scaffold").curve("rel_err")
@@ -355,6 +356,7 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
     assert seen["left"] == seen["linked"]
     assert seen["keys"] == ["#x=round&at=30", "#x=round&at=28", "#x=round&at=0", "#x=round&at=2", "#x=round"]
     assert seen["after"] is None
+    assert seen["focus"]  # though the chart was drawn anew
 
 
 def of_page(page: Path) -> list[Series]:

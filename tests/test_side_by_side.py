@@ -14,7 +14,7 @@ from rich.console import Console
 
 from conftest import SMALL
 from fedspan import experiment
-from fedspan.compare import command, pool, tables
+from fedspan.compare import command, pool, report, tables
 from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import Comparison, folder_of
 from fedspan.compare.request import entries, requested, split
@@ -83,6 +83,19 @@ def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
         {"method.refresh": [1, 5], "method.lr": [0.01, 0.1]},
         {"method.refresh": [1, 5], "method.lr": [0.5]},
     ]
+
+
+def test_a_grid_of_ranks_takes_the_place_of_a_projector(tmp_path: Path) -> None:
+    plan = requested([spec_file(tmp_path)], methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
+    ssf = plan.variants[0]
+    found = [plan.spec(ssf, point).table()["method"]["projector"] for point in ssf.points()]
+    assert found == [{"name": "coordinate", "rank": rank} for rank in (0.25, 0.5)]
+
+
+def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
+    one, two = spec_file(tmp_path, epochs=1.0), spec_file(tmp_path, "two.toml", method={"name": "fedavg", "lr": 0.1})
+    plan = requested([one, two])
+    assert [plan.spec(v, {}).epochs for v in plan.variants] == [1.0, None]
 
 
 def test_spec_files_of_one_task(tmp_path: Path) -> None:
@@ -232,6 +245,19 @@ def test_it_goes_on_where_it_was(done: tuple[Comparison, Path, Outcome], tmp_pat
     after = {path: path.stat().st_mtime_ns for path in runs.rglob("history.jsonl")}
     assert {path: after[path] for path in before} == before
     assert len(after) > len(before)
+
+
+def test_a_comparison_under_way_is_shown_as_the_runs_it_has(
+    done: tuple[Comparison, Path, Outcome], tmp_path: Path
+) -> None:
+    _, out, _ = done
+    shutil.copytree(out, tmp_path / "half")
+    for place in (tmp_path / "half" / "runs").glob("ssf-*"):
+        shutil.rmtree(place)
+    report.report([tmp_path / "half"], tmp_path / "shown", ["md", "csv"], None, "")
+    text = (tmp_path / "shown" / "results.md").read_text()
+    assert "| fedavg, lr 0.001" in text
+    assert "| ssf" not in text
 
 
 def test_a_run_cut_short_is_taken_up(done: tuple[Comparison, Path, Outcome], tmp_path: Path) -> None:

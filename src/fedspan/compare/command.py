@@ -14,7 +14,6 @@ from fedspan.compare.plan import Comparison
 from fedspan.compare.pool import carry_out, seconds
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, at_least
-from fedspan.core.extras import needs
 from fedspan.runtimes.folder import toml
 
 
@@ -47,8 +46,7 @@ def compare(
 ) -> Outcome:
     """Carry out a comparison in `out` and write its page, tables and plan there."""
     at_least("jobs", jobs, 1)
-    if "html" in formats:
-        needs("plot", "jinja2")
+    report.check(formats)
     if (out / report.PLAN).exists() and not resume:
         raise SpecError(
             f"{str(out)!r} already holds a comparison; add --resume to go on with it, or choose another --out"

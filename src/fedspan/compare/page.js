@@ -71,7 +71,8 @@
       this.plot = html("div", { class: "plot" });
       this.keys = html("ul", { class: "keys", "aria-label": "Lines" });
       figure.append(this.controls(number), this.plot, this.keys);
-      figure.append(html("p", { class: "hint" }, this.hint()));
+      this.told = html("p", { class: "hint", id: `hint${this.prefix}` }, this.hint());
+      figure.append(this.told);
       new ResizeObserver(() => this.draw()).observe(this.plot);
       addEventListener("hashchange", () => this.draw());
       this.draw();
@@ -197,7 +198,8 @@
       const width = Math.max(260, Math.round(this.plot.clientWidth));
       const height = Math.round(Math.min(460, Math.max(270, width * 0.5)));
       const lines = this.lines(state);
-      const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "img" });
+      const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "group", "aria-describedby": this.told.id });
+      const focused = this.plot.contains(document.activeElement);
       this.lineup = null;
       if (!lines.length) {
         root.append(svg("text", { class: "empty", x: width / 2, y: height / 2, "text-anchor": "middle" }, "Nothing to draw: switch a line on, or a logarithmic axis off."));
@@ -211,7 +213,8 @@
       const x = scale(box.x0, box.x1, state.logx, area.left, area.right);
       const y = scale(box.y0, box.y1, state.logy, area.bottom, area.top);
       const title = `${this.data.metrics[state.y].label} against ${this.data.axes[state.x].label}`;
-      root.append(svg("title", {}, title), ...this.frame(state, box, area, x, y, yTicks));
+      root.setAttribute("aria-label", title);
+      root.append(...this.frame(state, box, area, x, y, yTicks));
       const inside = svg("g", { "clip-path": `url(#inside${this.prefix})` });
       const clip = svg("rect", { x: area.left - 4, y: area.top - 4, width: area.right - area.left + 8, height: area.bottom - area.top + 4 });
       root.append(svg("clipPath", { id: `inside${this.prefix}` }, clip), inside);
@@ -220,6 +223,7 @@
       this.lineup = { state, lines, area, x, y, root, width };
       this.reading = html("div", { class: "reading", "aria-live": "polite", hidden: "" });
       this.plot.replaceChildren(root, this.reading);
+      if (focused) root.focus({ preventScroll: true });
       this.listen(root);
       this.read();
     }
@@ -341,7 +345,6 @@
       else if (next[event.key] !== undefined) this.change({ at: next[event.key] });
       else return;
       event.preventDefault();
-      this.plot.querySelector("svg").focus();
     }
 
     // The values of all lines at one place: of each the last evaluation that costs no more.
@@ -372,10 +375,13 @@
         return html("li", { style: `--c:${this.colour(series)}` }, name, html("b", {}, words(row.mean) + several));
       };
       this.reading.replaceChildren(`${this.data.axes[state.x].label}: ${words(at, 3)}`, html("ul", {}, ...found.slice(0, 14).map(item)));
-      // Curves come down (or up) towards the right, so that one corner on either side of the guide is free.
+      // To the side that has more room, in the half that has fewer points.
       const right = place < (area.left + area.right) / 2;
       const across = right ? { left: `${place + 14}px`, right: "" } : { left: "", right: `${width - place + 14}px` };
-      const top = right === sign > 0;
+      const ends = [place, place + (right ? 1 : -1) * (14 + this.reading.offsetWidth)].sort((a, b) => a - b);
+      const points = lines.flatMap(({ rows }) => rows.filter((r) => x(r.x) >= ends[0] && x(r.x) <= ends[1]).map((r) => y(r.mean)));
+      const high = points.filter((p) => p < (area.top + area.bottom) / 2).length;
+      const top = high <= points.length / 2;
       Object.assign(this.reading.style, across, { top: top ? "8px" : "", bottom: top ? "" : "56px" });
     }
   }

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,9 @@ from fedspan.runtimes.folder import CHECKPOINT
 FAILED = "failed.txt"  # the reason in one line, then the traceback
 End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # folder, round
-_reports: SimpleQueue[tuple[Path, int]]  # in a worker process: how far its run has come
+Reports = SimpleQueue[tuple[Path, int]]
+_reports: Reports  # in a worker process: how far its run has come
+_stop: Event  # in a worker process: begin no other run
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ def carry_out(jobs: list[Job], processes: int, console: Console, what: str, plug
         if job.folder not in longest or job.spec.rounds > longest[job.folder].spec.rounds:
             longest[job.folder] = job
     todo = [job for job in longest.values() if not job.complete()]
+    if not todo:
+        return
     total, far = sum(job.spec.rounds for job in todo), dict.fromkeys(longest, 0)
     columns = [
         TextColumn("{task.description}"),
@@ -84,7 +89,7 @@ def carry_out(jobs: list[Job], processes: int, console: Console, what: str, plug
         TextColumn("{task.percentage:.0f} %  {task.fields[runs]}"),
     ]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        bar = progress.add_task(what, total=total or 1, completed=0 if total else 1, runs=f"{len(todo)} runs")
+        bar = progress.add_task(what, total=total, runs=f"{len(todo)} runs")
 
         def seen(folder: Path, t: int) -> None:
             far[folder] = t
@@ -107,18 +112,23 @@ def carry_out(jobs: list[Job], processes: int, console: Console, what: str, plug
 
 def _here(todo: list[Job], seen: Seen) -> Iterator[tuple[Job, End]]:
     """In this process, one after another."""
-    _one_thread()
-    for job in todo:
-        yield job, _run(job, seen)
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for job in todo:
+            yield job, _run(job, seen)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: Seen) -> Iterator[tuple[Job, End]]:
     """In several processes, as they end."""
-    if not todo:
-        return
     context = multiprocessing.get_context("spawn")
-    reports: SimpleQueue[tuple[Path, int]] = context.SimpleQueue()
-    with ProcessPoolExecutor(processes, context, _ready, (reports, plugins)) as pool:
+    reports: Reports = context.SimpleQueue()
+    stop = context.Event()
+    with ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
         waiting: dict[Future[End], Job] = {pool.submit(_run_apart, job): job for job in todo}
         try:
             while waiting:
@@ -130,27 +140,25 @@ def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: See
         except BrokenProcessPool:
             raise FedspanError("a process was killed, most likely for want of memory; use fewer --jobs") from None
         except BaseException:
+            stop.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _ready(reports: SimpleQueue[tuple[Path, int]], plugins: tuple[Path, ...]) -> None:
-    global _reports
-    _reports = reports
-    _one_thread()
+def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
+    """Make a process ready: one thread, the user's own methods, and where to report to."""
+    import torch
+
+    global _reports, _stop
+    _reports, _stop = reports, stop
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     for path in plugins:
         registry.load_file(path)
 
 
-def _one_thread() -> None:
-    import torch
-
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-
-
 def _run_apart(job: Job) -> End:
-    return _run(job, lambda folder, t: _reports.put((folder, t)))
+    return "stopped" if _stop.is_set() else _run(job, lambda folder, t: _reports.put((folder, t)))
 
 
 def _run(job: Job, seen: Seen) -> End:

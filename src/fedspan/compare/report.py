@@ -19,7 +19,7 @@ from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import COLOURS, Comparison, goal_of, main_metric
 from fedspan.compare.series import Series, find
 from fedspan.core.checkpoint import write_atomic
-from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.experiment import Spec
 from fedspan.runtimes.folder import toml
@@ -111,7 +111,6 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     texts: dict[str, str] = {}
     if "html" in formats:
-        needs("plot", "jinja2")
         from fedspan.compare import page
 
         texts["index.html"] = page.render(title, [lead], [], [one.section() for one in chapters], command, "")
@@ -123,22 +122,31 @@ def write(
         several = len(chapters) > 1
         found = [({"part": one.title} if several else {}) | record for one in chapters for record in one.records]
         texts["results.csv"] = tables.results_csv(found)
-        texts["curves.csv"] = tables.curves_csv([series for one in chapters for series in one.series])
+        parts = [one.title for one in chapters for _ in one.series] if several else None
+        texts["curves.csv"] = tables.curves_csv([series for one in chapters for series in one.series], parts)
     for name, text in texts.items():
         write_atomic(out / name, text.encode())
     return [out / name for name in texts]
 
 
-def report(folders: Sequence[Path], out: Path, formats: Sequence[str], metric: str | None, command: str) -> list[Path]:
-    """Show what the folders hold; the files that were written."""
+def check(formats: Sequence[str]) -> None:
+    """Refuse a format that is unknown, or whose library is missing, before anything is done."""
     for name in formats:
         one_of("format", name, FORMATS)
+    if "html" in formats:
+        needs("plot", "jinja2")
+
+
+def report(folders: Sequence[Path], out: Path, formats: Sequence[str], metric: str | None, command: str) -> list[Path]:
+    """Show what the folders hold; the files that were written."""
+    check(formats)
+    chapters, others = [], []
     for folder in folders:
         if not folder.exists():
             raise SpecError(f"{str(folder)!r} does not exist; give folders that runs were written to")
-    plans = [folder for folder in folders if (folder / PLAN).is_file()]
-    chapters = [_comparison(folder) for folder in plans]
-    others = [folder for folder in folders if folder not in plans]
+        found = _comparison(folder) if (folder / PLAN).is_file() else None
+        chapters += [] if found is None else [found]
+        others += [folder] if found is None else []
     if others:
         chapters += [Chapter.of_runs(title, series, metric) for title, series in find(others)]
     count = sum(len(one.seeds) for chapter in chapters for one in chapter.series)
@@ -146,9 +154,13 @@ def report(folders: Sequence[Path], out: Path, formats: Sequence[str], metric: s
     return write(out, "Runs side by side", lead, chapters, formats, command)
 
 
-def _comparison(folder: Path) -> Chapter:
+def _comparison(folder: Path) -> Chapter | None:
+    """A folder as `compare` shows it; None while its runs are not all there."""
     plan = Comparison.from_table(experiment.read_toml(folder / PLAN))
-    return Chapter.of_outcome(titled(plan), described(plan), Outcome(plan, folder / RUNS))
+    try:
+        return Chapter.of_outcome(titled(plan), described(plan), Outcome(plan, folder / RUNS))
+    except CheckpointError:
+        return None
 
 
 def titled(plan: Comparison) -> str:

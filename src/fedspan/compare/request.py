@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedspan.compare.series import flat, labels, setting
 from fedspan.core.errors import SpecError, one_of
 from fedspan.experiment import Spec, plain_value, read_toml, sibling, with_changes, with_values
 
+OWN = ("method", "epochs")  # what each spec file has for itself
 EQUAL = ("task", "participation", "seed", "dtype", "rounds", "eval_every")  # what spec files must agree in
 
 
@@ -73,7 +74,8 @@ def _plan(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], 
         base, variants = found[0][1].table(), _of_methods(found[0][1], methods)
     else:
         _agree(found, [key for key in EQUAL if not (key == "rounds" and budget)])
-        base, variants = found[0][1].table(), _of_specs([spec for _, spec in found])
+        base = {key: value for key, value in found[0][1].table().items() if key not in OWN}
+        variants = _of_specs([spec for _, spec in found])
     return Comparison("comparison", base, variants, seeds=3, metric="", tail=1)
 
 
@@ -90,7 +92,7 @@ def _agree(found: Sequence[tuple[str, Spec]], keys: Sequence[str]) -> None:
 
 
 def _of_specs(specs: Sequence[Spec]) -> list[Variant]:
-    tables = [{k: v for k, v in spec.table().items() if k in ("method", "epochs")} for spec in specs]
+    tables = [{k: v for k, v in spec.table().items() if k in OWN} for spec in specs]
     named = zip(labels(tables), tables, strict=True)
     return _variants([(table["method"]["name"], label, table) for label, table in named])
 
@@ -102,8 +104,7 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
         name, _, settings = (part.strip() for part in rest.partition(":"))
         values = dict(_setting(part, text) for part in split(settings)) if settings else {}
         table = sibling(base, name)
-        if "rank" in values:  # short for a projector: it stands in the place of the base's
-            table.pop("projector", None)
+        table = without_projector(table) if "rank" in values else table
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
         found.append((name, label, {"method": with_values(table, values)}))
     return _variants(found)
@@ -142,7 +143,17 @@ def with_grids(variants: Sequence[Variant], texts: Sequence[str]) -> list[Varian
                 grids[variant.name][key] = [plain_value(value) for value in split(values)]
             if colon:
                 own.add((variant.name, key))
-    return [dataclasses.replace(variant, grid=grids[variant.name]) for variant in variants]
+    return [dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name])) for v in variants]
+
+
+def _for_grid(table: dict[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, Any]:
+    ranked = "method.rank" in grid and "method" in table
+    return table | {"method": without_projector(table["method"])} if ranked else table
+
+
+def without_projector(method: dict[str, Any]) -> dict[str, Any]:
+    """A method's table in which a `rank`, short for a projector, may stand in the place of the projector."""
+    return {key: value for key, value in method.items() if key != "projector"}
 
 
 def _grid_key(key: str) -> str:

@@ -152,31 +152,32 @@ def results_csv(found: Sequence[dict[str, Any]]) -> str:
             if isinstance(value, Tail):
                 line |= {f"{key}_mean": _plain(value.mean), f"{key}_sd": _plain(value.spread)}
             elif key.startswith("front_"):
-                low, high = value or ("", "")
+                low, high = (_plain(end) for end in value or (math.nan, math.nan))
                 line |= {f"{key}_from": low, f"{key}_to": high}
             else:
-                line[key] = "" if value is None else value
+                line[key] = value
         lines.append(line)
-    return _csv([list(lines[0]), *(list(line.values()) for line in lines)])
-
-
-def curves_csv(series: Sequence[Series]) -> str:
-    """Every evaluation of every seed."""
-    metrics = list(dict.fromkeys(name for one in series for name in one.metrics))
-    lines: list[list[Any]] = [["run", "seed", *PLAIN, *metrics]]
-    for one in series:
-        for seed, rows in zip(one.seeds, one.runs, strict=True):
-            for row in rows:
-                values = [row.get(name) for name in metrics]
-                lines.append(
-                    [one.label, seed, *(row[k] for k in PLAIN), *("" if v is None else f"{v:.6g}" for v in values)]
-                )
     return _csv(lines)
 
 
-def _csv(lines: Sequence[Sequence[Any]]) -> str:
+def curves_csv(series: Sequence[Series], parts: Sequence[str] | None = None) -> str:
+    """Every evaluation of every seed; `parts` names what each series is a part of."""
+    lines = []
+    for place, one in enumerate(series):
+        named = {"part": parts[place]} if parts else {}
+        for seed, rows in zip(one.seeds, one.runs, strict=True):
+            for row in rows:
+                values = {name: _plain(row[name]) for name in one.metrics if row[name] is not None}
+                lines.append(named | {"run": one.label, "seed": seed} | {k: row[k] for k in PLAIN} | values)
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[dict[str, Any]]) -> str:
+    """Lines under the names of all their values; what a line does not have stays empty."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(lines)
+    table = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
     return out.getvalue()
 
 
