@@ -412,3 +412,13 @@ def test_tables_are_sorted_by_their_numbers(page: Path) -> None:
     assert [float(text.split()[0]) for text in down[0][:-1]] == numbers[::-1]
     assert up[0][-1] == down[0][-1] == "diverged"
     assert (up[1], down[1]) == ("ascending", "descending")
+
+
+def test_many_methods_are_counted_in_the_title() -> None:
+    task = {"name": "regression", "het": 2.0}
+    table: dict[str, Any] = {"base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}}
+    few, many = (
+        Comparison.from_table(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}) for n in (2, 9)
+    )
+    assert report.titled(few) == "M0 and M1 on regression"
+    assert report.titled(many) == "9 methods on regression, het = 2.0"

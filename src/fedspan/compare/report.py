@@ -27,6 +27,7 @@ from fedspan.runtimes.folder import toml
 FORMATS = ("html", "md", "csv")
 PLAN = "comparison.toml"
 RUNS = "runs"
+FEW = 5  # methods that a title names
 Named = tuple[str, tables.Cells]  # title of a table, and the table
 
 
@@ -164,10 +165,14 @@ def _comparison(folder: Path) -> Chapter | None:
 
 
 def titled(plan: Comparison) -> str:
-    """What is compared on what."""
-    names = [variant.label for variant in plan.variants]
+    """What is compared on what; many methods are counted, and the task is told by what is set of it."""
+    names, task = [variant.label for variant in plan.variants], plan.base["task"]
+    if len(names) > FEW:
+        return ", ".join(
+            [f"{len(names)} methods on {task['name']}", *(f"{k} = {v}" for k, v in task.items() if k != "name")]
+        )
     listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
-    return f"{listed} on {plan.base['task']['name']}"
+    return f"{listed} on {task['name']}"
 
 
 def described(plan: Comparison) -> str:
