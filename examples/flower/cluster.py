@@ -37,7 +37,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = os.environ | {
             "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "RAY_USAGE_STATS_ENABLED": "0", "FEDSPAN_STATES": str(folder / "states"), "OMP_NUM_THREADS": "1",
             "PATH": f"{BIN}:{os.environ['PATH']}",
         }  # fmt: skip
