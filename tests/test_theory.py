@@ -1,4 +1,4 @@
-"""The theory as functions: the corollary meets the theorem, bounds are ordered, and the printed proof's gaps are real."""
+"""The theory as functions: the corollary meets the theorem, bounds are ordered, the printed proof's gaps are real."""
 
 from __future__ import annotations
 

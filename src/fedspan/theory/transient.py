@@ -25,7 +25,7 @@ def factors(eigenvalues: Floats, lr: float, local_steps: int, rho: float, model:
     """What a round leaves of the error in each eigendirection."""
     if model == "mean field":
         return 1 - rho * (1 - (1 - lr * eigenvalues) ** local_steps)
-    mean = eigenvalues.mean()
+    mean = float(eigenvalues.mean())
     return 1 - rho * eigenvalues * (1 - (1 - lr * mean) ** local_steps) / mean
 
 
