@@ -103,7 +103,7 @@ def list_() -> None:
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: toy, mnist or cifar100.")],
+    study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100 or theory.")],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="How much: smoke, laptop or paper; what is usual for the study.")
@@ -114,12 +114,14 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
 ) -> None:
     """Regenerate a study: tables, figures and one page. What is done already is not run again."""
-    from fedspan.paper import benchmark, reproduction
+    from fedspan.paper import benchmark, reproduction, trial
     from fedspan.paper.study import Study, kind
 
     scale = "smoke" if quick else scale
     if kind(study) == "tables":
         reproduction.reproduce(Study.load(study, seeds, scale), out, jobs=jobs, again=again, console=console)
+    elif kind(study) == "trial":
+        trial.reproduce(trial.Trial.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
     else:
         benchmark.reproduce(benchmark.Benchmark.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
 

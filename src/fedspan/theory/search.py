@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 LEAST = 40  # rounds below which a search says nothing
 WORSE = 2.0  # times the start: an error or loss past this has diverged
 FALL = 3.0  # from one trial's rate to the next; less after one that diverged
+FAR = 0.02  # of the start's square: from here on what is left of a transient can be told
 LOW = 0.25  # of the start's square: a floor above this is no floor but slowness
 POINTS = 30  # evaluations of a trial
 EQUAL = 4  # trials where only the loss is known
@@ -61,22 +62,22 @@ class Trial:
 
     @property
     def tail(self) -> float:
-        """Mean of the last third."""
-        return float(np.mean(self.values[-max(1, len(self.values) // 3) :]))
+        """Mean of the last fifth."""
+        return float(np.mean(self.values[-max(1, len(self.values) // 5) :]))
 
     @property
     def level(self) -> float:
-        """Mean square of the last third."""
-        return float(np.mean(np.square(self.values[-max(1, len(self.values) // 3) :])))
+        """Mean square of the last fifth."""
+        return float(np.mean(np.square(self.values[-max(1, len(self.values) // 5) :])))
 
     @property
     def settled(self) -> bool:
-        """Whether the last third is no longer clearly below the one before it."""
-        third = len(self.values) // 3
-        if self.diverged or third < 3:
+        """Whether the last fifth is no longer clearly below the one before it."""
+        fifth = len(self.values) // 5
+        if self.diverged or fifth < 2:
             return False
-        before = np.mean(np.square(self.values[-2 * third : -third]))
-        return bool(self.level > 0.8 * before and self.level < LOW * self.values[0] ** 2)
+        before = np.mean(np.square(self.values[-2 * fifth : -fifth]))
+        return bool(self.level > 0.85 * before and self.level < LOW * self.values[0] ** 2)
 
 
 @dataclass(frozen=True)
@@ -161,48 +162,68 @@ class _Runner:
 
 def _ahead(trials: list[Trial], rounds: int) -> float:
     """The rate with the lowest predicted error at the end of the run."""
-    floor = _floor([trial for trial in trials if trial.settled])
-    top = max(trial.lr for trial in trials)
+    if not any(trial.settled for trial in trials):
+        return _fastest(trials)
+    floor, top = _floor(trials), max(trial.lr for trial in trials)
     times, transient = _transient(trials, floor)
     rates = top * np.geomspace(1e-4, 1, 400)
-    predicted = np.exp(_extended(np.log(rates * rounds), times, transient)) + floor(rates)
+    predicted = np.exp(_extended(rates * rounds, times, transient)) + floor(rates)
     return float(rates[np.argmin(predicted)])
 
 
-def _floor(settled: list[Trial]) -> Any:
-    """V(η) = aη + bη² through what the settled trials ended at; nothing where none has settled."""
-    if not settled:
+def _fastest(trials: list[Trial]) -> float:
+    """No floor in sight: the lowest rate that falls four fifths as far as the best trial in as many rounds."""
+    best = min(trials, key=lambda trial: trial.level)
+
+    def fallen(trial: Trial, t: int) -> float:
+        return math.log(trial.values[0] / float(np.interp(t, trial.at, trial.values)))
+
+    near = [t.lr for t in trials if t.rounds <= best.rounds and fallen(t, t.rounds) >= 0.8 * fallen(best, t.rounds)]
+    return min(near)
+
+
+def _floor(trials: list[Trial]) -> Any:
+    """V(η) through what the settled trials ended at; one that has come lower than it says counts as settled too."""
+    ends = [(trial.lr, trial.level) for trial in trials if trial.settled]
+    if not ends:
         return lambda lr: 0.0 * lr
-    lrs, levels = (np.array(v) for v in zip(*((t.lr, t.level) for t in settled), strict=True))
-    best = (math.inf, 0.0, 0.0)
-    for columns in ([lrs], [lrs**2], [lrs, lrs**2]):
-        matrix = np.stack(columns, 1) / levels[:, None]
+    fit = _fitted(ends)
+    lower = [(t.lr, t.level) for t in trials if not t.settled and t.level < fit(t.lr)]
+    return _fitted([*ends, *lower]) if lower else fit
+
+
+def _fitted(ends: list[tuple[float, float]]) -> Any:
+    """aη + bη², a and b not negative, with the smallest relative errors."""
+    lrs, levels = (np.array(v) for v in zip(*ends, strict=True))
+    best, a, b = math.inf, 0.0, 0.0
+    for powers in ((1,), (2,), (1, 2)):
+        matrix = np.stack([lrs**power for power in powers], 1) / levels[:, None]
         fit, *_ = np.linalg.lstsq(matrix, np.ones(len(lrs)), rcond=None)
         off = float(np.square(matrix @ fit - 1).sum())
-        if (fit >= 0).all() and off < 0.99 * best[0]:
-            a, b = (fit[0], 0.0) if columns[0] is lrs and len(fit) == 1 else (0.0, fit[0]) if len(fit) == 1 else fit
-            best = (off, float(a), float(b))
-    return lambda lr: best[1] * lr + best[2] * lr**2
+        if (fit >= 0).all() and off < 0.99 * best - 1e-12:
+            found = dict(zip(powers, fit.tolist(), strict=True))
+            best, a, b = off, found.get(1, 0.0), found.get(2, 0.0)
+    return lambda lr: a * lr + b * lr**2
 
 
 def _transient(trials: list[Trial], floor: Any) -> tuple[Floats, Floats]:
-    """log G against log ηt, from all trials where they stand well above their floor."""
-    points = [(trial.lr / 2, trial.values[0] ** 2) for trial in trials]  # before the first round nothing has moved
-    for trial in trials:
-        for t, value in zip(trial.at, trial.values, strict=True):
-            above = value**2 - float(floor(trial.lr))
-            if t > 0 and above > 0.5 * value**2:
-                points.append((trial.lr * t, above))
-    points.sort()
-    times, values = (np.array(v) for v in zip(*points, strict=True))
-    return np.log(times), np.log(np.minimum.accumulate(values))
+    """log G at times ηt, of the lowest rate that has come far: larger steps make less of the same time."""
+    found: list[tuple[Floats, Floats]] = []
+    for trial in sorted(trials, key=lambda trial: trial.lr):
+        squares = np.square(trial.values)
+        seen = squares - floor(trial.lr) > 0.5 * squares
+        seen[0] = True
+        found.append((trial.lr * np.array(trial.at)[seen], np.log(np.minimum.accumulate(squares[seen]))))
+        if found[-1][1][-1] < math.log(FAR) + found[-1][1][0]:
+            return found[-1]
+    return min(found, key=lambda one: float(one[1][-1]))
 
 
 def _extended(at: Floats, times: Floats, values: Floats) -> Floats:
-    """log G at other times: between the points by interpolation, beyond them by the decay seen last."""
+    """log G at other times: between the points by interpolation, beyond them by the decay of their second half."""
     inside: Floats = np.interp(at, times, values)
-    late = times > times[-1] - math.log(2)
+    late = times >= times[-1] / 2
     if late.sum() > 2:
-        slope = min(0.0, float(np.polyfit(np.exp(times[late]), values[late], 1)[0]))
-        inside = inside + np.where(at > times[-1], slope * (np.exp(at) - np.exp(times[-1])), 0.0)
+        slope = min(0.0, float(np.polyfit(times[late], values[late], 1)[0]))
+        inside = inside + slope * np.maximum(at - times[-1], 0.0)
     return inside
