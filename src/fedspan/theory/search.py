@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 LEAST = 40  # rounds below which a search says nothing
 WORSE = 2.0  # times the start: an error or loss past this has diverged
 FALL = 3.0  # from one trial's rate to the next; less after one that diverged
-FAR = 0.02  # of the start's square: from here on what is left of a transient can be told
+FAR = 0.05  # of the start's square: from here on what is left of a transient can be told
 LOW = 0.25  # of the start's square: a floor above this is no floor but slowness
 POINTS = 30  # evaluations of a trial
 EQUAL = 4  # trials where only the loss is known
@@ -78,6 +78,17 @@ class Trial:
             return False
         before = np.mean(np.square(self.values[-2 * fifth : -fifth]))
         return bool(self.level > 0.85 * before and self.level < LOW * self.values[0] ** 2)
+
+    @property
+    def ahead(self) -> float | None:
+        """The square it is settling at, its last three fifths taken as a geometric decay (Aitken); None: none seen."""
+        fifth = len(self.values) // 5
+        if self.diverged or fifth < 3 or self.level >= LOW * self.values[0] ** 2:
+            return None
+        a, b, c = (float(np.mean(np.square(part))) for part in np.split(np.array(self.values[-3 * fifth :]), 3))
+        bend = a + c - 2 * b
+        found = (a * c - b * b) / bend if bend > 0 else 0.0
+        return found if a > b > c and found > 0.1 * c else None
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,7 @@ class _Runner:
 
 def _ahead(trials: list[Trial], rounds: int) -> float:
     """The rate with the lowest predicted error at the end of the run."""
-    if not any(trial.settled for trial in trials):
+    if not _ends(trials):
         return _fastest(trials)
     floor, top = _floor(trials), max(trial.lr for trial in trials)
     times, transient = _transient(trials, floor)
@@ -184,12 +195,16 @@ def _fastest(trials: list[Trial]) -> float:
 
 def _floor(trials: list[Trial]) -> Any:
     """V(η) through what the settled trials ended at; one that has come lower than it says counts as settled too."""
-    ends = [(trial.lr, trial.level) for trial in trials if trial.settled]
-    if not ends:
-        return lambda lr: 0.0 * lr
+    ends = _ends(trials)
     fit = _fitted(ends)
     lower = [(t.lr, t.level) for t in trials if not t.settled and t.level < fit(t.lr)]
     return _fitted([*ends, *lower]) if lower else fit
+
+
+def _ends(trials: list[Trial]) -> list[tuple[float, float]]:
+    """(η, V) of the trials that have settled; where none has, of those that can be told where they would."""
+    settled = [(trial.lr, trial.level) for trial in trials if trial.settled]
+    return settled or [(trial.lr, trial.ahead) for trial in trials if trial.ahead is not None]
 
 
 def _fitted(ends: list[tuple[float, float]]) -> Any:
