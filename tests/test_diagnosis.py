@@ -52,8 +52,12 @@ def test_the_papers_steps_break_its_conditions_as_reported() -> None:
         assert all(condition.holds for condition in theorem.conditions(found.setting, found.safe))
         assert [f.rho for f in found.forecast] == [0.01, 0.05, 0.1, 0.2, 0.5, 1.0]
         assert np.diff([f.rounds for f in found.forecast]).max() < 0  # a wider subspace is promised to be faster
-        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].rounds))
+        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].printed))
         assert corollary.bound(at_target) == pytest.approx(found.target**2, rel=1e-3)
+        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].rounds))
+        steps = theorem.steps_proved(at_target)
+        assert all(condition.holds for condition in theorem.conditions_proved(at_target, steps))
+        assert theorem.bound_proved(at_target, steps) == pytest.approx(found.target**2, rel=5e-3)
 
 
 DOUBTS = {

@@ -207,8 +207,8 @@ def diagnose(
         f"(as printed; as proved {found.bound_proved:.3g})\n", highlight=False, soft_wrap=True,
     )  # fmt: skip
     console.print(f"promised rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
-    ahead = [(f"{f.rho:g}", f"{f.rounds:.3g}", _size(f.up), _size(f.down)) for f in found.forecast]
-    console.print(_listed(("ρ", "rounds", "up", "down"), ahead))
+    ahead = [(f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", _size(f.up), _size(f.down)) for f in found.forecast]
+    console.print(_listed(("ρ", "rounds, as printed", "as proved", "up", "down"), ahead))
     for warning in found.warnings:
         console.print("[yellow]outside the theory[/]:", escape(warning), highlight=False, soft_wrap=True)
 

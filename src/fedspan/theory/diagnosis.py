@@ -31,11 +31,12 @@ AnyMethod = Method[Any, Any, Any, Any]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Rounds after which the corollary promises a gradient norm, and what travels until then."""
+    """Rounds after which a gradient norm is promised, and what travels until then."""
 
     rho: float
-    rounds: float
-    up: float  # bytes, all clients
+    printed: float  # rounds by the corollary
+    rounds: float  # rounds by what we prove
+    up: float  # bytes until `rounds`, all clients
     down: float
 
 
@@ -155,8 +156,9 @@ def _shares(method: AnyMethod, own: float) -> list[float]:
 def _forecast(
     rho: float, method: AnyMethod, problem: Problem, per_round: int, setting: Setting, target: float
 ) -> Forecast:
-    rounds = corollary.rounds_to(dataclasses.replace(setting, rho=rho), target**2)
+    there = dataclasses.replace(setting, rho=rho)
+    printed, rounds = corollary.rounds_to(there, target**2), theorem.rounds_to_proved(there, target**2)
     if isinstance(method, InSubspace) and registry.name_of(method.projector) != "identity" and rho != setting.rho:
         method = dataclasses.replace(method, projector=dataclasses.replace(method.projector, rank=rho))
     rates = cost(method, problem, per_round, 4 * problem.clients // per_round, problem.seeds[0])
-    return Forecast(rho, rounds, *(rate * per_round * rounds for rate in (rates.up_round, rates.down_round)))
+    return Forecast(rho, printed, rounds, *(rate * per_round * rounds for rate in (rates.up_round, rates.down_round)))

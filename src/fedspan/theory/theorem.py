@@ -9,7 +9,8 @@ C_0 in units that fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from fedspan.theory.setting import Setting, Steps
 
@@ -79,3 +80,24 @@ def bound_proved(s: Setting, steps: Steps, *, noise_knows_subspace: bool = True)
     nu = 1.0 if noise_knows_subspace else s.rho
     drifted = (864 * nu / s.rho + 50) * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
     return transient + noise + drifted
+
+
+def steps_proved(s: Setting) -> Steps:
+    """Steps for `bound_proved`: η̃ balances its first and its noise term, η_l keeps the last below the first (ours)."""
+    most, local = min(0.25, s.rho / 2) / s.L, math.sqrt(s.rho) / (24 * s.local_steps * s.L)
+    if s.sigma2 == 0 or s.gap == 0:
+        return Steps(local=local, effective=most)
+    balanced = math.sqrt(8 * s.gap * s.clients * s.local_steps / (9.5 * s.L * s.sigma2 * s.rounds))
+    effective = 1 / (1 / most + 1 / balanced)
+    last = (864 / s.rho + 50) * s.L**2 * s.local_steps * s.sigma2 / s.rho
+    return Steps(local=min(local, math.sqrt(8 * s.gap / (s.rho * effective * s.rounds * last))), effective=effective)
+
+
+def rounds_to_proved(s: Setting, target_sq: float) -> float:
+    """T at which `bound_proved` at `steps_proved` comes down to ‖∇F‖² = target_sq, to a part in a thousand (ours)."""
+    low, high = 0.0, 60 * math.log(10)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        there = replace(s, rounds=max(1, round(math.exp(middle))))
+        low, high = (low, middle) if bound_proved(there, steps_proved(there)) <= target_sq else (middle, high)
+    return max(1.0, math.exp(high))
