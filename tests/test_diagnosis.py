@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedspan
 from conftest import METHODS, advance, build, every_method, model, small, start
 from fedspan import cli, experiment
 from fedspan.core.errors import CheckpointError, SpecError
@@ -230,6 +231,17 @@ def test_diagnostics_of_a_network() -> None:
     assert found["control_gap"][0] < 1e-6
     assert 0 < found["correction_cos"][0] <= 1
     assert found["drift"][0] > 0
+
+
+def test_fit_measures_on_request() -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(20, 1, 4, 4), torch.randint(0, 3, (20,))) for _ in range(3)]
+    method = build("ssf", rank=0.5, lr=0.1)
+    plain, watched = (
+        fedspan.fit(mlp((1, 4, 4), 3), data, method=method, rounds=2, batch=10, diagnostics=on) for on in (False, True)
+    )
+    assert "control_error" not in plain.rows[-1]
+    assert watched.rows[-1]["control_error"] < watched.rows[0]["control_error"]
 
 
 @pytest.mark.slow

@@ -86,8 +86,10 @@ def _transient(axis: Any, runs: list[Run]) -> None:
         for model, style in (("mean field", "--"), ("narrow", ":")):
             ahead = claims.predicted_error(run, model)  # type: ignore[arg-type]
             axis.plot(run.rounds, ahead, color=colour, ls=style, lw=0.9)
-    axis.set_ylim(1e-3, 1.5)
-    _named(axis, "round", "relative error; dashed: mean field, dotted: narrow")
+    for model, style in (("mean field", "--"), ("narrow", ":")):
+        axis.plot([], [], color="#888888", ls=style, lw=0.9, label=model)
+    axis.set_ylim(3e-3, 1.5)
+    _named(axis, "round", "relative error")
 
 
 def _named(axis: Any, x: str, y: str) -> None:
