@@ -144,7 +144,8 @@ def reproduce(study: Trial, out: Path, *, jobs: int, again: bool, console: Conso
     write_atomic(out / "tables.md", _markdown(study, claims).encode())
     line = command(study.name, out, jobs=jobs, seeds=study.seeds, scale=study.scale)
     missed = [f"{one.text}: predicted {one.predicted}, observed {one.observed}" for one in claims if not one.holds]
-    text = page.render(study.title, [study.about], missed, sections, line, f"{minutes:.1f} minutes.")
+    cost = f"{_seconds(study, runs) / 60:.1f} core-minutes of rounds."
+    text = page.render(study.title, [study.about], missed, sections, line, cost)
     write_atomic(out / "index.html", text.encode())
     shown = Table(*HEADER, title=study.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for one in claims:
@@ -154,6 +155,12 @@ def reproduce(study: Trial, out: Path, *, jobs: int, again: bool, console: Conso
 
 
 HEADER = ("claim", "predicted", "observed", "holds")
+
+
+def _seconds(study: Trial, runs: Path) -> float:
+    """What the rounds took; the seeds of a run share one clock."""
+    jobs = [job for part in study.parts for job in part.jobs(runs, study.seeds)]
+    return sum(float(history.read(job.histories()[0])[1][-1]["seconds"]) for job in jobs)
 
 
 def _markdown(study: Trial, claims: list[Any]) -> str:
