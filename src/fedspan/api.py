@@ -28,6 +28,7 @@ from fedspan.runtimes.folder import carry_out
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.simulator import Simulate, Simulator
+from fedspan.theory.live import observe
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,7 @@ def fit(
     states: Path | str | None = None,
     states_dtype: Literal["float32", "bfloat16"] = "float32",
     trail: bool = False,
+    diagnostics: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
@@ -87,8 +89,9 @@ def fit(
     names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
     the disk. `trail` keeps them in memory as the r numbers of each round a client took part in, as long as these are
     fewer than a state (`ssf`). `simulate` says how a cohort is worked through: client by client, batched, or on
-    processes; `auto` times them where the run is long enough. With `out` the run is written to a folder as
-    `fedspan run` does, and `resume` goes on with it. `on_row` is called with every row as it comes; a logger of
+    processes; `auto` times them where the run is long enough. `diagnostics` adds the gradient norm, drift and the
+    controls' error to every row, at the price of a pass over all data a row. With `out` the run is written to a folder
+    as `fedspan run` does, and `resume` goes on with it. `on_row` is called with every row as it comes; a logger of
     `fedspan.loggers` is such a function.
     """
     at_least("rounds", rounds, 1)
@@ -121,7 +124,8 @@ def fit(
     if trail and folder is not None:
         raise SpecError("`trail` keeps states in memory and `states` on disk; give one of them")
     clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds, trail)
-    loop = Loop(method, problem, clients_end, (seed,), per_round or problem.clients)
+    watched = observe if diagnostics else None
+    loop = Loop(method, problem, clients_end, (seed,), per_round or problem.clients, observe=watched)
     watch = _Watch(loop, patience)
     table = {
         "rounds": rounds, "eval_every": eval_every, "seed": seed, "method": registry.describe(method),

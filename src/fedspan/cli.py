@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from fedspan.core.errors import FedspanError
 if TYPE_CHECKING:
     from fedspan.runtimes.folder import Result
     from fedspan.runtimes.loop import Row
+    from fedspan.theory.theorem import Condition
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=fedspan.__doc__)
 console = Console()
@@ -81,6 +83,10 @@ def run(
     for path in plugin or []:
         registry.load_file(path)
     loaded = experiment.Spec.load(spec, tuple(changes or ()))
+    if loaded.lr_from is not None:
+        with console.status(f"lr = {loaded.lr_from}"):
+            loaded = experiment.settle(loaded, out, resume=resume)
+        console.print(f"lr = {loaded.method.lr:.4g}; how it was found: {out / experiment.FOUND}", highlight=False)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(registry.name_of(loaded.method), total=loaded.rounds)
@@ -111,7 +117,7 @@ def list_() -> None:
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: toy, mnist or cifar100.")],
+    study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100 or theory.")],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="How much: smoke, laptop or paper; what is usual for the study.")
@@ -122,12 +128,14 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
 ) -> None:
     """Regenerate a study: tables, figures and one page. What is done already is not run again."""
-    from fedspan.paper import benchmark, reproduction
+    from fedspan.paper import benchmark, reproduction, trial
     from fedspan.paper.study import Study, kind
 
     scale = "smoke" if quick else scale
     if kind(study) == "tables":
         reproduction.reproduce(Study.load(study, seeds, scale), out, jobs=jobs, again=again, console=console)
+    elif kind(study) == "trial":
+        trial.reproduce(trial.Trial.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
     else:
         benchmark.reproduce(benchmark.Benchmark.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
 
@@ -264,12 +272,61 @@ def plan(spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")], c
     )
 
 
+@app.command()
+def diagnose(
+    spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")],
+    changes: Changes = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="‖∇F‖ to forecast; a tenth of that at the start.")
+    ] = None,
+    threads: Threads = 1,
+) -> None:
+    """Hold a spec's step sizes against the convergence theory: conditions, safe steps, rounds and bytes to a target."""
+    import torch
+
+    from fedspan import experiment
+
+    torch.set_num_threads(threads)
+    found = experiment.examine(experiment.Spec.load(spec, tuple(changes or ())), target)
+    known = found.estimates
+    rows = {"L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control}
+    rows["‖∇F(x⁰)‖²"] = known.grad_sq
+    console.print(_listed(("estimate", "value", "how"), [(k, f"{e.value:.4g}", e.note) for k, e in rows.items()]), "")
+    checked = [(c.name, f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.conditions]
+    checked += [(f"enough: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved]
+    console.print(_listed(("condition", "value", "limit", "holds"), checked), "")
+    own, safe, steps = found.steps, found.safe, found.setting.local_steps
+    lines = [(n, f"{s.local:.3g}", f"{s.server(steps):.3g}", f"{s.effective:.3g}") for n, s in
+             (("of the spec", own), ("safe: the corollary's", safe))]  # fmt: skip
+    console.print(_listed(("steps", "η_l = lr", "η_g = server_lr", "η̃"), lines))
+    console.print(
+        f"after {found.setting.rounds:,} rounds the safe steps promise min ‖∇F‖² ≤ {found.bound:.3g} "
+        f"(as printed; as proved {found.bound_proved:.3g})\n", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(f"promised rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
+    ahead = [(f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", _size(f.up), _size(f.down)) for f in found.forecast]
+    console.print(_listed(("ρ", "rounds, as printed", "as proved", "up", "down"), ahead))
+    for warning in found.warnings:
+        console.print("[yellow]outside the theory[/]:", escape(warning), highlight=False, soft_wrap=True)
+
+
+def _listed(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(*heads, box=None, header_style="dim", padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _met(condition: Condition) -> str:
+    return "[green]yes[/]" if condition.holds else f"[red]no[/], {condition.excess:.3g} times over"
+
+
 def _size(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000:
             return f"{value:.3g} {unit}"
         value /= 1000
-    return f"{value:.3g} TB"
+    return f"{value:.3g} PB"
 
 
 @app.command()

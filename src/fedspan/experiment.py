@@ -1,6 +1,9 @@
 """A run as text: Spec ⇄ TOML, and `run`, which carries it out into a folder that can be resumed.
 
 spec.toml  →  build  →  loop  →  history.jsonl, checkpoint.safetensors, model.safetensors, clients.csv
+
+A spec whose `method.lr` is "auto" (the corollary's step) or "search" is settled first: the number that is found stands
+in the run's spec.toml, and how it was found in lr.json.
 """
 
 from __future__ import annotations
@@ -17,16 +20,23 @@ from typing import Any, Literal
 
 from fedspan import loggers
 from fedspan.core import registry
+from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.layout import DTYPES, Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.task import Task, Weights
-from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml
+from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml, vacant
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.plan import Cost, FlatProblem, cost
 from fedspan.runtimes.simulator import Simulate, Simulator
+from fedspan.theory.diagnosis import Diagnosis, auto, diagnose
+from fedspan.theory.live import observe
+from fedspan.theory.search import Search, search
+
+FOUND = "lr.json"  # how the local step was found, in a run's folder
+UNSETTLED = 1.0  # stands in for a local step that has yet to be found
 
 SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # what methods take from another
 
@@ -55,6 +65,9 @@ class Spec:
     epochs: float | None = None  # local steps as passes over the mean client's examples, instead of method.local_steps
     dtype: Literal["float32", "float64"] = "float32"
     participation: Participation = field(default_factory=Participation)
+    diagnostics: bool = False  # control error, drift and gradient norm in every row
+    lr_from: Literal["auto", "search"] | None = None  # set by a `method.lr` of that name; None: lr is a number
+    search: Search = field(default_factory=Search)
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)
@@ -68,6 +81,9 @@ class Spec:
     @staticmethod
     def from_table(table: dict[str, Any]) -> Spec:
         """A spec from nested plain values, each key and type checked."""
+        method = table.get("method")
+        if isinstance(method, dict) and method.get("lr") in ("auto", "search"):
+            table = table | {"method": method | {"lr": UNSETTLED}, "lr_from": method["lr"]}
         spec = registry.make(Spec, table, "spec")
         assert isinstance(spec, Spec)
         return spec
@@ -82,7 +98,23 @@ class Spec:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None}
         sharing = {k: v for k, v in dataclasses.asdict(self.participation).items() if v is not None}
         described = {"method": registry.describe(self.method), "task": registry.describe(self.task)}
+        plain.pop("lr_from", None)
+        del plain["search"]
+        if not self.diagnostics:
+            del plain["diagnostics"]
+        if self.lr_from is not None:
+            described["method"]["lr"] = self.lr_from
+        if self.lr_from == "search":
+            described["search"] = dataclasses.asdict(self.search)
         return plain | described | {"participation": sharing}
+
+    def settled(self) -> Spec:
+        """Itself, with a number for its local step; refused where that has yet to be found."""
+        if self.lr_from is not None:
+            raise SpecError(
+                f"`method.lr` is {self.lr_from!r}; `fedspan run` finds the number and writes it to spec.toml: use that"
+            )
+        return self
 
     def toml(self) -> str:
         """The same as TOML text."""
@@ -149,6 +181,7 @@ def run(
     """
     at_least("seeds", seeds, 1)
     loggers.check(log)
+    spec = settle(spec, out, resume=resume)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
         return _run(spec, out, of_runs, resume, simulate, trail, on_row, log)
@@ -178,7 +211,7 @@ def _run(
     per_round = spec.participation.per_round or problem.clients
     method = over_epochs(spec.method, problem, spec.epochs)
     with Simulator(method, problem, simulate=simulate, rounds=spec.rounds, trail=trail) as clients:
-        loop = Loop(method, problem, clients, of_runs, per_round)
+        loop = Loop(method, problem, clients, of_runs, per_round, observe=observe if spec.diagnostics else None)
         with loggers.every(log, out, spec.table(), of_runs, on_row) as seen:
             return carry_out(loop, spec.table(), out, resume=resume, on_row=seen)
 
@@ -204,6 +237,48 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
                 registry.build("method", table | {key: own[key]}).check(_outline_of(spec).layout)
                 table |= {key: own[key]}
     return table
+
+
+def settle(spec: Spec, out: Path, *, resume: bool = False) -> Spec:
+    """The spec with a number for its local step. A run that is resumed goes on with the one it was begun with."""
+    if spec.lr_from is None:
+        return spec
+    path = out / FOUND
+    if not (resume and path.exists()):
+        vacant(out)
+        found = _find(spec)
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, (json.dumps(found, indent=1) + "\n").encode())
+    values = json.loads(path.read_text())["values"]
+    return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **values), lr_from=None)  # type: ignore[type-var]
+
+
+def _find(spec: Spec) -> dict[str, Any]:
+    """The local step by the spec's rule, on its first seed."""
+    method, problem, per_round = _parts(spec)
+    if spec.lr_from == "auto":
+        lr, server_lr = auto(method, problem, per_round, spec.rounds)
+        return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
+    found = search(method, problem, per_round, spec.rounds, spec.search)
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {"rule": "search", "values": {"lr": found.lr}, "rounds": found.rounds, "trials": trials}
+
+
+def examine(spec: Spec, target: float | None = None) -> Diagnosis:
+    """What the theory says about a spec before it runs; one without a local step is shown the corollary's."""
+    method, problem, per_round = _parts(spec)
+    if spec.lr_from is not None:
+        lr, server_lr = auto(method, problem, per_round, spec.rounds)
+        method = dataclasses.replace(method, lr=lr, server_lr=server_lr)  # type: ignore[type-var]
+    return diagnose(method, problem, per_round, spec.rounds, target)
+
+
+def _parts(spec: Spec) -> tuple[Method[Any, Any, Any, Any], Problem, int]:
+    """Method, problem of the first seed, and S."""
+    problem = spec.task.build((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    method = over_epochs(spec.method, problem, spec.epochs)
+    method.check(problem.layout)
+    return method, problem, spec.participation.per_round or problem.clients
 
 
 def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:

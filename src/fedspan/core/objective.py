@@ -90,6 +90,14 @@ class Problem(ABC):
         """Whether a problem that goes client by client could also take a cohort as one computation."""
         return False
 
+    def smoothness(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        """(L_i, (runs, N); L of F, (runs,)) where the task knows its Hessians; None: they have to be estimated."""
+        return None
+
+    def lowest(self) -> npt.NDArray[np.float64] | None:
+        """F* of each run, where the task knows it."""
+        return None
+
     @abstractmethod
     def cohort(self, rnd: Round) -> Objective:
         """The objectives of the clients that take part in a round."""

@@ -42,8 +42,8 @@ def spec_of(spec: Spec | Path | str, settings: Config) -> Spec:
     """The spec of a run, with the changes of `set` ("method.lr=0.1; rounds=5") applied."""
     changes = tuple(part.strip() for part in settings["set"].split(";") if part.strip())
     if isinstance(spec, Spec):
-        return Spec.from_table(with_changes(spec.table(), changes)) if changes else spec
-    return Spec.load(Path(spec), changes)
+        return (Spec.from_table(with_changes(spec.table(), changes)) if changes else spec).settled()
+    return Spec.load(Path(spec), changes).settled()
 
 
 def record_of(letter: Letter) -> RecordDict:

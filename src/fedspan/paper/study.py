@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 
 def kind(name: str) -> str:
-    """What kind of study NAME is: `tables` of the paper, or a `benchmark` of networks."""
+    """What kind of study NAME is: `tables` of the paper, a `benchmark` of networks, or a `trial` of its theory."""
     one_of("study", name, names())
     return str(tomllib.loads((SPECS / f"{name}.toml").read_text())["kind"])
 

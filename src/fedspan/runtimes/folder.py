@@ -91,6 +91,12 @@ def carry_out(
     return Result(loop.seeds, lines, finished)
 
 
+def vacant(out: Path) -> None:
+    """Refuse a folder that holds a run."""
+    if (out / CHECKPOINT).exists():
+        raise SpecError(f"{str(out)!r} already holds a run; add --resume to go on with it, or choose another --out")
+
+
 def versions() -> dict[str, str]:
     """What the numbers of a run depend on besides its spec."""
     return {
@@ -120,8 +126,7 @@ def _open(loop: Loop, table: Table, out: Path, folders: list[Path], resume: bool
         _same_run(meta, table, loop.seeds)
         loop.load(arrays)
         return [History.continued(path, header, loop.t) for path, header in places]
-    if (out / CHECKPOINT).exists():
-        raise SpecError(f"{str(out)!r} already holds a run; add --resume to go on with it, or choose another --out")
+    vacant(out)
     if any(path.exists() for path, _ in places):
         raise SpecError(f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another --out")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -106,6 +106,7 @@ class Loop:
     seconds: float = 0.0
     events: tuple[str, ...] = ()  # since the last row
     after_round: Callable[[], None] | None = None  # called after each round
+    observe: Callable[[Loop], Mapping[str, npt.NDArray[np.float64]]] | None = None  # more metrics for each row
     stop: bool = False  # set from outside: leave after the round in hand
     server: Any = field(init=False)
     since: npt.NDArray[np.int64] = field(init=False)  # (runs, N)
@@ -187,6 +188,8 @@ class Loop:
 
     def _evaluate(self) -> Row:
         metrics = dict(self.problem.evaluate(self.method.model(self.server), self.aside))
+        if self.observe is not None:
+            metrics |= self.observe(self)
         up, down = self.ledger.totals()
         events, self.events = self.events, ()
         return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics), events)

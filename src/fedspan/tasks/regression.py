@@ -130,6 +130,20 @@ class RegressionProblem(Problem):
         """X*, (runs, 1, d·m) in float64."""
         return torch.from_numpy(np.stack([best.T.reshape(1, -1) for _, _, _, best in self._terms]))
 
+    def lowest(self) -> Floats:
+        """F(X*)."""
+        return self.evaluate(self.optimum())["loss"]
+
+    def smoothness(self) -> tuple[Floats, Floats]:
+        """Largest eigenvalues of A_iᵀA_i/n_i + λ, and of the Hessian of F."""
+        rows = self.data[..., : self.layout.blocks[0].inputs].double().numpy()
+        top = np.linalg.norm(rows, 2, (2, 3)) ** 2 / (self.counts * self.scale**2)
+        return top + self.reg, np.array([np.linalg.norm(hessian, 2) for hessian, _, _, _ in self._terms])
+
+    def hessians(self) -> list[Floats]:
+        """H of F for each run, (d, d)."""
+        return [hessian for hessian, _, _, _ in self._terms]
+
     def evaluate(self, x: Vector, aside: Vector | None = None) -> Mapping[str, Floats]:
         """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
         points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape).swapaxes(1, 2)

@@ -1,0 +1,1 @@
+"""The convergence theory of SSF as instruments: bounds, step sizes, estimates, forecasts, and measurements in a run."""

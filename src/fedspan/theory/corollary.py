@@ -1,0 +1,56 @@
+"""The corollary of Theorem 1: step sizes in closed form, and the rate they give.
+
+η_l = min{1/(2KL), √(ρ/864L²K³), √((Δ_F + C_0)/(100 L K σ² T ρ))}
+η̃   = (1/η̃_0 + 1/η̃_1)⁻¹,   η̃_0 = min{1/4L, ρ/2L},   η̃_1 = √(2NK(Δ_F + C_0)/(Lσ²T)),   η_g = η̃/(η_l K)
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedspan.theory.setting import Setting, Steps
+
+C_STAR = 100  # the corollary's absolute constant
+
+
+def stability_step(s: Setting) -> float:
+    """η̃_0 = min{1/(4L), ρ/(2L)} (eq:eta0_eta1_explicit_defs)."""
+    return min(1 / (4 * s.L), s.rho / (2 * s.L))
+
+
+def variance_step(s: Setting) -> float:
+    """η̃_1 = √(2NK(Δ_F + C_0)/(Lσ²T)); infinite where there is no noise (eq:eta0_eta1_explicit_defs)."""
+    if s.sigma2 == 0:
+        return math.inf
+    return math.sqrt(2 * s.clients * s.local_steps * s.start / (s.L * s.sigma2 * s.rounds))
+
+
+def local_step(s: Setting) -> float:
+    """η_l (eq:eta_l_refined_choice)."""
+    K, L = s.local_steps, s.L
+    limits = [1 / (2 * K * L), math.sqrt(s.rho / (864 * L**2 * K**3))]
+    if s.sigma2 > 0:
+        limits.append(math.sqrt(s.start / (C_STAR * L * K * s.sigma2 * s.rounds * s.rho)))
+    return min(limits)
+
+
+def steps(s: Setting) -> Steps:
+    """The harmonic step sizes: 1/η̃ = 1/η̃_0 + 1/η̃_1 (eq:def_harmonic_tilde_eta_refined)."""
+    return Steps(local=local_step(s), effective=1 / (1 / stability_step(s) + 1 / variance_step(s)))
+
+
+def bound(s: Setting) -> float:
+    """112L(Δ_F + C_0)/(ρ²T) + 8√2σ√(L(Δ_F + C_0))/(ρ√(NKT)) (eq:corollary_harmonic_refined_main_bound)."""
+    transient = 112 * s.L * s.start / (s.rho**2 * s.rounds)
+    noise = 8 * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps * s.rounds)) / s.rho
+    return transient + noise
+
+
+def rounds_to(s: Setting, target_sq: float) -> float:
+    """T at which `bound` comes down to ‖∇F‖² = target_sq: a/T + b/√T = target, solved for 1/√T."""
+    a = 112 * s.L * s.start / s.rho**2
+    b = 8 * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps)) / s.rho
+    if a == 0:
+        return 1.0
+    root = (math.sqrt(b * b + 4 * a * target_sq) - b) / (2 * a)
+    return max(1.0, 1 / root**2)

@@ -1,0 +1,65 @@
+"""What the theory of SSF is about: the constants of a problem and the step sizes of a run, in the paper's letters.
+
+L    smoothness of every f_i (A1)          ρ  r/d, the share of directions a round works in (A3)
+σ²   variance of a stochastic gradient (A2)  N  clients, all of which take part in every round
+Δ_F  F(x⁰) − F*                            K  local steps of a round,   T  rounds
+C_0  mean_i ‖c_i − ∇f_i(x⁰)‖²              η_l local step,  η̃ = η_g η_l K  step of a round
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedspan.core.errors import SpecError, at_least, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A problem and a run of it, as far as the theorem sees them."""
+
+    L: float
+    sigma2: float
+    gap: float  # Δ_F
+    control: float  # C_0
+    rho: float
+    clients: int  # N
+    local_steps: int  # K
+    rounds: int  # T
+
+    def __post_init__(self) -> None:
+        positive("L", self.L)
+        for name in ("sigma2", "gap", "control"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise SpecError(f"`{name}` must be a number of at least 0, got {value!r}")
+        if not 0 < self.rho <= 1:
+            raise SpecError(f"`rho` must be in (0, 1], got {self.rho!r}")
+        for name in ("clients", "local_steps", "rounds"):
+            at_least(name, getattr(self, name), 1)
+
+    @property
+    def start(self) -> float:
+        """Δ_F + C_0, as the paper adds them."""
+        return self.gap + self.control
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """η_l and η̃ = η_g η_l K."""
+
+    local: float
+    effective: float
+
+    def __post_init__(self) -> None:
+        positive("local", self.local)
+        positive("effective", self.effective)
+
+    @staticmethod
+    def of(lr: float, server_lr: float, local_steps: int) -> Steps:
+        """From the hyper-parameters of a method: η_l, η_g and K."""
+        return Steps(local=lr, effective=server_lr * lr * local_steps)
+
+    def server(self, local_steps: int) -> float:
+        """η_g = η̃ / (η_l K)."""
+        return self.effective / (self.local * local_steps)

@@ -1,0 +1,103 @@
+"""Theorem 1 of arXiv:2604.25467: four conditions on the step sizes, and what they promise.
+
+    min_t E‖∇F(x^t)‖² ≤ 8(Δ_F + C_0)/(ρη̃T) + 4Lσ²η̃/(ρNK) + 8000 L²Kη_l²σ²/ρ
+
+`conditions` and `bound` are as printed. The printed proof does not carry them (docs/theory.md); `conditions_proved` and
+`bound_proved` are what its idea does prove, with every constant shown: fewer conditions, with K² in place of K³, and
+C_0 in units that fit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from fedspan.theory.setting import Setting, Steps
+
+ROUNDING = 1e-12  # a step that is computed to be at a limit is not over it
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One inequality on the step sizes: value ≤ limit."""
+
+    name: str
+    value: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is met."""
+        return self.value <= self.limit * (1 + ROUNDING)
+
+    @property
+    def excess(self) -> float:
+        """value / limit: how many times over the limit, or below 1 how far within."""
+        return self.value / self.limit
+
+
+def conditions(s: Setting, steps: Steps) -> list[Condition]:
+    """Conditions (1) to (4) of Theorem 1; (1) is two of them."""
+    K, L, local, eta = s.local_steps, s.L, steps.local, steps.effective
+    return [
+        Condition("(1) η_l ≤ 1/(2KL)", local, 1 / (2 * K * L)),
+        Condition("(1) η̃ ≤ 1/(4L)", eta, 1 / (4 * L)),
+        Condition("(2) 72K³L²η_l² ≤ ρ/8", 72 * K**3 * L**2 * local**2, s.rho / 8),
+        Condition("(3) 3456L⁴η̃²K³η_l²/ρ³ ≤ 1", 3456 * L**4 * eta**2 * K**3 * local**2 / s.rho**3, 1.0),
+        Condition("(4) 4L²η̃²/ρ² ≤ 1", 4 * L**2 * eta**2 / s.rho**2, 1.0),
+    ]
+
+
+def bound(s: Setting, steps: Steps) -> float:
+    """min_t E‖∇F‖² ≤ 8(Δ_F + C_0)/(ρη̃T) + 4Lσ²η̃/(ρNK) + 8000L²Kη_l²σ²/ρ (eq:thm_convergence_statement)."""
+    transient = 8 * s.start / (s.rho * steps.effective * s.rounds)
+    noise = 4 * s.L * s.sigma2 * steps.effective / (s.rho * s.clients * s.local_steps)
+    return transient + noise + 8000 * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
+
+
+def conditions_proved(s: Setting, steps: Steps) -> list[Condition]:
+    """The two conditions that suffice: 576K²L²η_l² ≤ ρ and η̃ ≤ min(1/4, ρ/2)/L (ours)."""
+    K, L = s.local_steps, s.L
+    return [
+        Condition("576K²L²η_l² ≤ ρ", 576 * K**2 * L**2 * steps.local**2, s.rho),
+        Condition("η̃ ≤ min(1/4, ρ/2)/L", steps.effective, min(0.25, s.rho / 2) / L),
+    ]
+
+
+def lyapunov_weight(s: Setting, steps: Steps) -> float:
+    """M of Φ = F − F* + M·C_t: 36L²η̃K²η_l²/ρ, at most η̃/16 (ours; the paper's has K³ and fails for K = 1)."""
+    return 36 * s.L**2 * steps.effective * s.local_steps**2 * steps.local**2 / s.rho
+
+
+def bound_proved(s: Setting, steps: Steps, *, noise_knows_subspace: bool = True) -> float:
+    """8(Δ_F + M·C_0)/(ρη̃T) + 9.5Lσ²η̃/(ρNK) + (864ν/ρ + 50)L²Kη_l²σ²/ρ (ours).
+
+    ν = 1; or ρ where a gradient's noise has the same covariance at every point, so that it does not know P.
+    """
+    started = s.gap + lyapunov_weight(s, steps) * s.control
+    transient = 8 * started / (s.rho * steps.effective * s.rounds)
+    noise = 9.5 * s.L * s.sigma2 * steps.effective / (s.rho * s.clients * s.local_steps)
+    nu = 1.0 if noise_knows_subspace else s.rho
+    drifted = (864 * nu / s.rho + 50) * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
+    return transient + noise + drifted
+
+
+def steps_proved(s: Setting) -> Steps:
+    """Steps for `bound_proved`: η̃ balances its first and its noise term, η_l keeps the last below the first (ours)."""
+    most, local = min(0.25, s.rho / 2) / s.L, math.sqrt(s.rho) / (24 * s.local_steps * s.L)
+    if s.sigma2 == 0 or s.gap == 0:
+        return Steps(local=local, effective=most)
+    balanced = math.sqrt(8 * s.gap * s.clients * s.local_steps / (9.5 * s.L * s.sigma2 * s.rounds))
+    effective = 1 / (1 / most + 1 / balanced)
+    last = (864 / s.rho + 50) * s.L**2 * s.local_steps * s.sigma2 / s.rho
+    return Steps(local=min(local, math.sqrt(8 * s.gap / (s.rho * effective * s.rounds * last))), effective=effective)
+
+
+def rounds_to_proved(s: Setting, target_sq: float) -> float:
+    """T at which `bound_proved` at `steps_proved` comes down to ‖∇F‖² = target_sq, to a part in a thousand (ours)."""
+    low, high = 0.0, 60 * math.log(10)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        there = replace(s, rounds=max(1, round(math.exp(middle))))
+        low, high = (low, middle) if bound_proved(there, steps_proved(there)) <= target_sq else (middle, high)
+    return max(1.0, math.exp(high))
