@@ -77,6 +77,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="unknown data set 'cifar'"):
         _datasets.load("cifar")
     monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
+    _datasets.load.cache_clear()  # another test may have loaded it
     with pytest.raises(DataError, match="set FEDSPAN_DATA"):
         _datasets.load("mnist")
 
