@@ -63,11 +63,14 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
             process.terminate()
-        until = time.monotonic() + 8
-        while self.living() and time.monotonic() < until:
+        patience = time.monotonic() + 8
+        while living := self.living():
+            if time.monotonic() > patience:  # also those that one of them has just started
+                for pid in living:
+                    kill(pid)
+            for process in self.processes.values():
+                process.poll()  # takes note of the dead
             time.sleep(0.2)
-        for pid in self.living():
-            kill(pid)
         for process in self.processes.values():
             process.wait()
 
