@@ -273,6 +273,9 @@ def test_settings_are_checked() -> None:
         records.settings_of({"resume": "yes"})
     with pytest.raises(SpecError, match="'out' is missing"):
         server.serve(spec_of(), None, records.SETTINGS)  # type: ignore[arg-type]
+    for key, value in (("diagnostics", True), ("epochs", 1.0)):
+        with pytest.raises(SpecError, match=f"`{key}` needs"):
+            server.serve(dataclasses.replace(spec_of(), **{key: value}), None, records.SETTINGS | {"out": "x"})  # type: ignore[arg-type]
     changed = records.spec_of(spec_of(), records.SETTINGS | {"set": "rounds=3; method.lr=0.5"})
     assert (changed.rounds, changed.method.lr) == (3, 0.5)
 

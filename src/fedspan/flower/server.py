@@ -161,6 +161,8 @@ def serve(spec: Spec, grid: Grid, settings: Config) -> Result:
         raise SpecError(
             "`epochs` needs the clients' amounts of data, which a server does not have; give method.local_steps"
         )
+    if spec.diagnostics:
+        raise SpecError("`diagnostics` needs all clients' data and states, which a server does not have; leave it out")
     out, method = Path(settings["out"]).expanduser(), spec.method
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
     link = GridLink(grid, problem.clients, settings["timeout"], limit_of(problem))

@@ -5,7 +5,6 @@ specs/NAME.toml holds what the parts share and the scales; specs/NAME_*.toml one
 
 from __future__ import annotations
 
-import shutil
 import time
 import tomllib
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from fedspan.compare.plan import Comparison, Variant, over
 from fedspan.compare.report import Chapter
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import at_least, one_of
-from fedspan.core.extras import needs
-from fedspan.paper.study import SPECS, made
+from fedspan.paper.study import SPECS, made, prepared
 from fedspan.paper.study import command as study_command
 
 
@@ -96,13 +94,9 @@ def _middle(values: list[Any], points: int | None) -> list[Any]:
 
 def reproduce(study: Benchmark, out: Path, *, jobs: int, again: bool, console: Console) -> None:
     """Tune, run and show a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
-    at_least("jobs", jobs, 1)
-    needs("plot", "jinja2", "matplotlib")
+    runs = prepared(out / f"runs-{study.scale}", jobs, again)
     from fedspan.compare import figures, page
 
-    runs = out / f"runs-{study.scale}"
-    if again:
-        shutil.rmtree(runs, ignore_errors=True)
     began = time.monotonic()
     outcomes = command.run([part.comparison for part in study.parts], runs, jobs=jobs, console=console)
     minutes = (time.monotonic() - began) / 60

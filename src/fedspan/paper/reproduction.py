@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
@@ -11,21 +10,15 @@ from rich.table import Table
 
 from fedspan.compare.pool import carry_out
 from fedspan.core.checkpoint import write_atomic
-from fedspan.core.errors import at_least
-from fedspan.core.extras import needs
 from fedspan.paper.results import Results
-from fedspan.paper.study import Study, command, made
+from fedspan.paper.study import Study, command, made, prepared
 
 
 def reproduce(study: Study, out: Path, *, jobs: int, again: bool, console: Console) -> None:
     """Regenerate a study in `out`. Runs that are complete there are kept, unfinished ones resumed."""
-    at_least("jobs", jobs, 1)
-    needs("plot", "jinja2", "matplotlib")
+    runs = prepared(out / ("runs-quick" if study.quick else "runs"), jobs, again)
     from fedspan.paper import figures, page, tables
 
-    runs = out / ("runs-quick" if study.quick else "runs")
-    if again:
-        shutil.rmtree(runs, ignore_errors=True)
     began = time.monotonic()
     results = Results(study, runs)
     carry_out([study.job(case, runs) for case in study.searches()], jobs, console, "learning-rate search")

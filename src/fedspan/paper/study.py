@@ -7,6 +7,7 @@ covers all seeds as one batched computation.
 from __future__ import annotations
 
 import shlex
+import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from fedspan.compare.pool import Job
 from fedspan.core.errors import at_least, one_of
+from fedspan.core.extras import needs
 from fedspan.experiment import Spec
 
 SPECS = Path(__file__).parent / "specs"
@@ -34,6 +36,15 @@ def made(folder: Path) -> Path:
     """The folder, which is there now."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def prepared(runs: Path, jobs: int, again: bool) -> Path:
+    """The folder of a study's runs, once all that it needs is there; `again` forgets the earlier ones."""
+    at_least("jobs", jobs, 1)
+    needs("plot", "jinja2", "matplotlib")
+    if again:
+        shutil.rmtree(runs, ignore_errors=True)
+    return runs
 
 
 def command(name: str, out: Path, *, jobs: int, seeds: int, scale: str) -> str:

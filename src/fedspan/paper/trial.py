@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import shutil
 import time
 import tomllib
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ from rich.table import Table
 from fedspan.compare.pool import Job, carry_out
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import at_least, one_of
-from fedspan.core.extras import needs
 from fedspan.experiment import FOUND, Spec, with_values
-from fedspan.paper.study import SPECS, command, made
+from fedspan.paper.study import SPECS, command, made, prepared
 from fedspan.runtimes import history
 
 Floats = npt.NDArray[np.float64]
@@ -121,15 +119,11 @@ def _read(point: Point, job: Job) -> Run:
 
 def reproduce(study: Trial, out: Path, *, jobs: int, again: bool, console: Console) -> None:
     """Make the runs, judge the claims, and write table, figures and page. Runs that are complete are kept."""
-    at_least("jobs", jobs, 1)
-    needs("plot", "jinja2", "matplotlib")
+    runs = prepared(out / f"runs-{study.scale}", jobs, again)
     from fedspan.compare import page
     from fedspan.paper import trial_figures
     from fedspan.paper.claims import JUDGES, Claim
 
-    runs = out / f"runs-{study.scale}"
-    if again:
-        shutil.rmtree(runs, ignore_errors=True)
     began = time.monotonic()
     carry_out([job for part in study.parts for job in part.jobs(runs, study.seeds)], jobs, console, "runs")
     minutes = (time.monotonic() - began) / 60
