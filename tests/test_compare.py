@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedspan.compare import tables
+from fedspan.compare.budget import Budget
 from fedspan.compare.command import minutes
 from fedspan.compare.curves import Curve, Tail
 from fedspan.compare.outcome import Outcome
@@ -87,6 +88,27 @@ def test_equal_bytes(outcome: Outcome) -> None:
     kept = outcome.curve(fedavg).values[:, :rows][:, -2:]
     assert outcome.at(fedavg, "up", budget).mean == pytest.approx(kept.mean())
     assert outcome.best(ssf).mean == pytest.approx(outcome.curve(ssf).values.max(1).mean())
+
+
+def test_another_cost_may_want_another_step(outcome: Outcome) -> None:
+    """Read off early, a grid's best point need not be the one that wins in the end."""
+    fedavg, ssf = VARIANTS
+    trials = outcome.trials(fedavg)
+    for rounds in (2, 4):
+        ends = [t.curve.until(rounds).tail(2).mean for t in trials if t.point != outcome.chosen()["fedavg"]]
+        assert outcome.tuned_at(fedavg, "round", rounds).mean == max([outcome.at(fedavg, "round", rounds).mean, *ends])
+    assert outcome.tuned_at(ssf, "round", 4) == outcome.at(ssf, "round", 4)
+
+
+def test_a_budget_of_bytes_is_also_told_in_rounds_and_in_both_directions(outcome: Outcome) -> None:
+    """The columns stand for what the least costly run has spent, at the best step for that."""
+    up = outcome.budget("up")
+    within = Outcome(plan(budget=Budget({"up": up})), outcome.runs)
+    header, rows = tables.main(within)
+    rounds, total = within.budget("round"), within.budget("total")
+    assert header[4:6] == [f"{Budget({'total': total}).words()}, tuned for it", f"{rounds:g} rounds, tuned for it"]
+    expected = [tables.shown("accuracy", within.tuned_at(v, "total", total)) for v in VARIANTS]
+    assert [row[4] for row in rows] == expected
 
 
 def test_tables_say_it(outcome: Outcome) -> None:

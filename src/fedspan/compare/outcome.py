@@ -23,6 +23,7 @@ class Trial:
     point: Point
     rounds: int
     end: Tail
+    curve: Curve
 
 
 class Outcome:
@@ -42,15 +43,11 @@ class Outcome:
 
     def chosen(self) -> dict[str, Point]:
         """Each variant's best point; one at which any seed diverged or failed is the last to be taken."""
-        sign = 1 if self.comparison.goal == "max" else -1
-
-        def rank(trial: Trial) -> float:
-            return sign * trial.end.mean if trial.end.whole else -math.inf
-
         out = {}
         for variant in self.comparison.variants:
             trials = self.trials(variant)
-            out[variant.name] = max(trials, key=rank).point if trials else variant.points()[0]
+            best = max(trials, key=lambda trial: self._rank(trial.end), default=None)
+            out[variant.name] = best.point if best is not None else variant.points()[0]
         return out
 
     def at_edge(self, variant: Variant) -> bool:
@@ -91,9 +88,22 @@ class Outcome:
 
     def at(self, variant: Variant, axis: Axis, budget: float) -> Tail:
         """The mean of the last evaluations within a budget."""
-        curve = self.curve(variant)
+        return self._at(self.curve(variant), axis, budget)
+
+    def tuned_at(self, variant: Variant, axis: Axis, budget: float) -> Tail:
+        """The same at the point of the grid that does best there, which need not be the one that was chosen."""
+        chosen = self.chosen()[variant.name]
+        ends = [self._at(t.curve, axis, budget) for t in self.trials(variant) if t.point != chosen]
+        return max([self.at(variant, axis, budget), *ends], key=self._rank)
+
+    def _at(self, curve: Curve, axis: Axis, budget: float) -> Tail:
         rows = max(1, int(np.searchsorted(curve.spent(axis), budget, side="right")))
         return curve.until(int(curve.rounds[rows - 1])).tail(min(self.comparison.tail, rows))
+
+    def _rank(self, end: Tail) -> float:
+        """The higher the better; an end that not every seed reached is the last to be taken."""
+        sign = 1 if self.comparison.goal == "max" else -1
+        return sign * end.mean if end.whole else -math.inf
 
     def jobs(self) -> list[Job]:
         """All runs that this outcome rests on."""
@@ -114,7 +124,7 @@ class Outcome:
     def _try(self, variant: Variant, point: Point) -> Trial:
         jobs = self.comparison.trial(variant, point, self.runs)
         curve = _read(variant, jobs).curve(self.comparison.metric)
-        return Trial(point, jobs[0].spec.rounds, self._end(curve))
+        return Trial(point, jobs[0].spec.rounds, self._end(curve), curve)
 
     def _end(self, curve: Curve) -> Tail:
         plan = self.comparison

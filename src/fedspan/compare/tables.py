@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedspan.compare.budget import sized
+from fedspan.compare.budget import Budget, sized
 from fedspan.compare.curves import Axis, Tail
 from fedspan.compare.front import reach
 from fedspan.compare.outcome import Outcome
@@ -71,16 +71,20 @@ def equal_rounds(outcome: Outcome) -> Cells:
 
 
 def within_budget(outcome: Outcome) -> Cells:
-    """The result when the budget is spent."""
+    """The result when the budget is spent, and where each could stand for what the least costly has spent."""
     plan = outcome.comparison
     assert plan.budget is not None
     unit = ", %" if plan.metric == "accuracy" else ""
     header = ["method", "tuned", f"{plan.metric} at {plan.budget.words()}{unit}", f"best{unit}"]
+    others: dict[Axis, float] = {a: outcome.budget(a) for a in ("total", "round") if a not in plan.budget.limits}
+    header += [f"{Budget({axis: most}).words()}, tuned for it" for axis, most in others.items()]
     header += ["rounds", "MB up", "MB both ways"]
     rows = []
     for variant in plan.variants:
         curve = outcome.within(variant)
-        texts = [shown(plan.metric, tail) for tail in (outcome.final(variant), outcome.best(variant))]
+        results = [outcome.final(variant), outcome.best(variant)]
+        results += [outcome.tuned_at(variant, axis, most) for axis, most in others.items()]
+        texts = [shown(plan.metric, tail) for tail in results]
         sizes = [f"{curve.rounds[-1]:.0f}", *(f"{curve.spent(axis)[-1] / 1e6:.4g}" for axis in FRONTS)]
         rows.append([variant.label, point_of(outcome, variant), *texts, *sizes])
     return header, rows
