@@ -252,8 +252,6 @@ def partition(
 @app.command()
 def plan(spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")], changes: Changes = None) -> None:
     """What a run of this spec will cost in bytes, memory and disk, for every method side by side."""
-    import dataclasses
-
     from fedspan import experiment
 
     loaded = experiment.Spec.load(spec, tuple(changes or ()))
@@ -263,7 +261,7 @@ def plan(spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")], c
     for head in ("up", "down", "up, run", "down, run", "state", "disk", "server", "copies"):
         table.add_column(head, justify="right")
     for name, cost in costs.items():
-        table.add_row(name, *(_size(value) for value in dataclasses.astuple(cost)))
+        table.add_row(name, *(_size(value) for value in cost.sizes()))
     console.print(table)
     console.print(
         "up, down: one client and round; run: all clients and rounds; state, disk: of one client; server: model, "

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from fedspan.compare.curves import Axis, Curve
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.experiment import Spec
-from fedspan.runtimes.plan import Cost
+from fedspan.runtimes.plan import Course
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}
-FAR = 10**7  # rounds from which a run's cost is read backwards
+FAR = 10**7  # rounds that no run has
 
 
 def sized(value: float) -> str:
@@ -81,32 +80,29 @@ class Budget:
 
 def _affordable(spec: Spec, axis: Axis, most: float) -> int:
     """The last round at which a run has sent no more than `most` bytes."""
+    course = _course(spec)
 
     def after(rounds: int) -> float:
-        cost = _price(spec, rounds)
-        return cost.up if axis == "up" else cost.up + cost.down
+        up, down = course.after(rounds)
+        return up if axis == "up" else up + down
 
-    rate = (after(FAR) - after(FAR // 2)) / (FAR - FAR // 2)
-    if rate <= 0:
+    if after(FAR) <= most:
         return spec.rounds
-    guess = FAR - math.ceil((after(FAR) - most) / rate)  # right unless it lies in the first rounds, which cost more
-    if guess > 0 and after(guess) <= most < after(guess + 1):
-        return guess
     return bisect.bisect_right(range(1, FAR), most, key=after)
 
 
-_prices: dict[str, Cost] = {}
+_courses: dict[str, Course] = {}
 
 
-def _price(spec: Spec, rounds: int) -> Cost:
-    """The cost of a run that long. It depends on neither step nor steps, so that a grid of steps is planned once."""
+def _course(spec: Spec) -> Course:
+    """What a run sends. It depends on neither step nor steps, so that a grid of steps is planned once."""
     method: Any = dataclasses.replace(spec.method, local_steps=1)  # type: ignore[type-var]
-    few = dataclasses.replace(spec, rounds=rounds, method=method)
-    table = few.table()
+    long = dataclasses.replace(spec, rounds=FAR, method=method)
+    table = long.table()
     key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}}, sort_keys=True)
-    if key not in _prices:
-        _prices[key] = experiment.price(few)
-    return _prices[key]
+    if key not in _courses:
+        _courses[key] = experiment.price(long).course
+    return _courses[key]
 
 
 def _bytes(text: str) -> float:

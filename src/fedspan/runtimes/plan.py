@@ -55,6 +55,26 @@ class Cost:
     client_disk: int  # one client's file: two versions
     server_memory: int  # model, controls and log
     server_disk: int  # copies of all clients' states
+    course: Course
+
+    def sizes(self) -> list[float]:
+        """All but the course."""
+        return [getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "course"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What has been sent after any number of rounds, so that a budget need not walk through them again."""
+
+    walked: tuple[tuple[int, int], ...]  # (up, down) after 0, 1, 2, … rounds
+    rates: tuple[float, float]  # of each round from there on
+
+    def after(self, rounds: int) -> tuple[float, float]:
+        """(up, down) of a run of that many rounds."""
+        last = len(self.walked) - 1
+        up, down = self.walked[min(rounds, last)]
+        late = max(0, rounds - last)
+        return up + late * self.rates[0], down + late * self.rates[1]
 
 
 def cost(method: Method[Any, Any, Any, Any], problem: Problem, per_round: int, rounds: int, seed: int) -> Cost:
@@ -68,15 +88,15 @@ def cost(method: Method[Any, Any, Any, Any], problem: Problem, per_round: int, r
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
     late = max(1, walked // 2)
-    rates = [(totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1)]
-    whole = [totals[-1][i] + (rounds - walked) * rates[i] for i in (0, 1)]
+    up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
+    course = Course(tuple(totals), (up, down))
     first = method.init_client(flat.x0, flat.layout)
     state = sum(_bytes(getattr(first, f.name)) for f in dataclasses.fields(first))
     copy = _bytes(flat.x0) if any(f.name == "sync" for f in dataclasses.fields(method.types()[2])) else 0
     server = sum(_bytes(array) for array in wire.pack(loop.server).values())
     return Cost(
-        rates[0] / per_round, rates[1] / per_round, whole[0], whole[1],
-        state, 2 * (state + copy), server, problem.clients * state,
+        up / per_round, down / per_round, *course.after(rounds),
+        state, 2 * (state + copy), server, problem.clients * state, course,
     )  # fmt: skip
 
 
