@@ -76,7 +76,7 @@ class Remote:
         one_of("cast", cast, CASTS)
         if method.private and CASTS[cast] is not None:
             raise SpecError(
-                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it left unsent; use 'float32'"
+                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it keeps to itself; use 'float32'"
                 + (", and {name = 'cast'} as its compressor" if hasattr(method, "compressor") else "")
             )
         self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast

@@ -69,8 +69,8 @@ class Simulator:
         self._population: dict[str, States | Trails] = {}
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if trail:
-                self._population[field.name] = self._trails(first, rows)
+            if trail and first.numel():
+                self._population[field.name] = self._trails(one, field.name, rows)
             elif folder is None or not first.numel():
                 self._population[field.name] = InMemory(first, rows)
             else:
@@ -150,19 +150,22 @@ class Simulator:
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
-    def _trails(self, first: torch.Tensor, rows: int) -> Trails:
+    def _trails(self, one: Any, field: str, rows: int) -> Trails:
+        name = type(self.method).__name__
         if type(self.method).trace is Method.trace:
-            name = type(self.method).__name__
             raise SpecError(f"{name} has no trace that its clients' states could be made of; leave `trail` out")
+        if self.method.private:
+            kept = ", ".join(self.method.private)
+            raise SpecError(f"{name} keeps {kept}, which no trace of its replies tells; leave `trail` out")
         problem, clients = self.problem, self.problem.clients
 
         def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
             seed, client = problem.seeds[row // clients], np.array([[row % clients]])
             rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
-            (found,) = vars(self.method.grow(self._kind(state), entry, rnd)).values()
-            return cast(Vector, found)
+            grown = self.method.grow(dataclasses.replace(one, **{field: state}), entry, rnd)
+            return cast(Vector, getattr(grown, field))
 
-        return Trails(first, rows, grow)
+        return Trails(getattr(one, field)[0], rows, grow)
 
     def close(self) -> None:
         """End the worker processes, where there are any."""
