@@ -147,7 +147,7 @@ class Written:
         """An optimiser of this round: new, or with the state of the one before."""
         optimizer = self.made(weight)
         was, old = self.optimizers.get(client, (epoch, None))
-        if old is not None and (was == epoch or self.method.moments == "project") and self.method.moments != "reset":
+        if old is not None and (was == epoch or self.method.moments == "project") and self.method.moments is not None:
             state = dict(next(iter(old.state.values())))
             if was != epoch:
                 overlap = self.matrix(epoch) @ self.matrix(was).T
@@ -253,6 +253,7 @@ def test_kept_moments_are_lost_with_the_clients_state_and_begin_anew() -> None:
     method = build("ssf", rank=3, refresh=9, moments="keep", optimizer=ADAMW)
     assert method.private == ("moments",)
     assert build("ssf", rank=3, optimizer=ADAMW).private == ()
+    assert build("ssf", rank=3, optimizer=ADAMW, moments="reset") == build("ssf", rank=3, optimizer=ADAMW)
     state = method.init_client(small().x0, small().layout)
     assert state.moments.shape == (1, 1, 2 * 6 + 1)
     assert build("ssf", rank=3).init_client(small().x0, small().layout).moments.numel() == 0

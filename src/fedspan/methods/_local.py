@@ -104,7 +104,9 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
     rank: int | float | Mapping[str, int | float] | None = None  # short for a coordinate projector of this rank
     refresh: int = 1  # rounds between two draws of P
     rank_boost: float = 1.0  # η_l = lr · min(d/r, rank_boost): a step that knows the rank; 1 leaves lr as it is
-    moments: Literal["reset", "keep", "project"] = "reset"  # the optimiser's, from a client's round to its next
+    moments: Literal["reset", "keep", "project"] | None = (
+        None  # the optimiser's, between a client's rounds; None: reset
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,9 +118,12 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
         at_least("refresh", self.refresh, 1)
         if not self.rank_boost >= 1:
             raise SpecError(f"`rank_boost` must be at least 1, got {self.rank_boost!r}")
-        one_of("moments", self.moments, ("reset", "keep", "project"))
-        if self.moments != "reset" and self.solver.plain:
-            raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum` or `optimizer`")
+        if self.moments == "reset":
+            object.__setattr__(self, "moments", None)
+        if self.moments is not None:
+            one_of("moments", self.moments, ("reset", "keep", "project"))
+            if self.solver.plain:
+                raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum` or `optimizer`")
         if self.moments == "keep" and self.refresh == 1 and not isinstance(self.projector, Identity):
             raise SpecError(
                 "`moments` 'keep' keeps nothing where P is drawn anew in every round; set `refresh` above 1, or "
@@ -142,11 +147,11 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
     @property
     def private(self) -> tuple[str, ...]:
         """Moments follow from a client's own gradients."""
-        return () if self.moments == "reset" else ("moments",)
+        return () if self.moments is None else ("moments",)
 
     def at_rest(self, x0: Vector, layout: Layout) -> Vector:
         """The moments of a client that has not taken part; no numbers at all where none are kept."""
-        kept = 0 if self.moments == "reset" else self.solver.size(draw(self.projector, layout, (0,), 0).rank)
+        kept = 0 if self.moments is None else self.solver.size(draw(self.projector, layout, (0,), 0).rank)
         return x0.new_zeros(*x0.shape[:-1], kept)
 
     def descend_inside(
@@ -155,9 +160,9 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
         """(z, moments to keep) of K local steps from z = 0 inside x + range(Pᵀ)."""
         start = x.new_zeros(*rnd.ids.shape, P.rank)
         origin = P @ x if self.solver.decay else None
-        begin = None if self.moments == "reset" else self.recalled(held, P, rnd)
+        begin = None if self.moments is None else self.recalled(held, P, rnd)
         z, memory = self.solver.descend(start, direction, self.step(P, rnd.t), self.local_steps, origin, begin)
-        return z, held if self.moments == "reset" else memory
+        return z, held if self.moments is None else memory
 
     def recalled(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
         """A cohort's moments as they are in P: those of another P are re-projected, or given up."""

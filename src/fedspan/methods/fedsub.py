@@ -78,8 +78,8 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         one_of("variant", self.variant, ("zero_sum", "stale"))
         if self.optimizer is not None:
             self.only_plain("its duals are end points that stand for η_l K times a mean gradient")
-        if self.moments != "reset":
-            raise SpecError(f"fedsub keeps duals and no `moments`, got {self.moments!r}; leave it at 'reset'")
+        if self.moments is not None:
+            raise SpecError(f"fedsub keeps duals and no `moments`, got {self.moments!r}; leave it out")
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, Log())

@@ -67,11 +67,12 @@ class Simulator:
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | Trails] = {}
+        self._empty = {f.name for f in dataclasses.fields(one) if not getattr(one, f.name).numel()}
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if trail and first.numel():
+            if trail and field.name not in self._empty:
                 self._population[field.name] = self._trails(one, field.name, rows)
-            elif folder is None or not first.numel():
+            elif folder is None or field.name in self._empty:
                 self._population[field.name] = InMemory(first, rows)
             else:
                 one_of("states_dtype", stored, STORED)
@@ -187,13 +188,14 @@ class Simulator:
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
         way = {"simulate": torch.tensor([WAYS.index(self.way)])}
-        return way | {name: states.save() for name, states in self._population.items()}
+        return way | {name: states.save() for name, states in self._population.items() if name not in self._empty}
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
         self.way = WAYS[int(arrays["simulate"])]
         for name, states in self._population.items():
-            states.load(arrays[name])
+            if name not in self._empty:
+                states.load(arrays[name])
 
 
 Answer = tuple[Any, Any, Vector | None]
