@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedspan
-from fedspan import Layout, LocalSteps, Objective, Round, Vector, descend
+from fedspan import Layout, LocalSteps, Objective, Round, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class FedProx(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x = down.x
-        y = descend(x, lambda y: f.grad(y) + self.mu * (y - x), self.lr, self.local_steps)  # 2
+        y = self.descend(x, lambda y: f.grad(y) + self.mu * (y - x), self.rate(rnd.t))  # 2
         return client, Up(y - x)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

@@ -22,22 +22,43 @@ torch.set_num_threads(1)
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
 QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
+ADAMW = {"name": "adamw", "eps": 1e-3}  # an eps well above rounding, which a smaller one would scale up
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [{}, {"server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
-    "fedprox": [{}, {"mu": 2.0, "server_lr": 0.5}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60}],
-    "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}],
-    "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1}],
-    "fedyogi": [{}],
-    "fedadagrad": [{}, {"beta1": 0.5}],
-    "fedit": [{"rank": 3}, {"rank": 0.3, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5}],
+    "fedavg": [
+        {},
+        {"server_lr": 0.5},
+        {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+        {"optimizer": ADAMW | {"decay": 0.1}},
+    ],
+    "fedprox": [
+        {},
+        {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
+        {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+    ],
+    "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
+    "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1, "optimizer": ADAMW}],
+    "fedyogi": [{}, {"optimizer": ADAMW}],
+    "fedadagrad": [{}, {"beta1": 0.5, "optimizer": ADAMW}],
+    "fedit": [
+        {"rank": 3},
+        {"rank": 0.3, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5},
+        {"rank": 3, "optimizer": ADAMW | {"decay": 0.1}},
+    ],
     "ffalora": [
         {"rank": 3},
         {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine", "schedule_rounds": 60},
+        {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
     ],
-    "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {}],
-    "scaffold": [{}, {"uplink": "classic"}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}],
+    "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
+    "scaffold": [
+        {},
+        {"uplink": "classic"},
+        {"option": "I", "uplink": "classic"},
+        {"momentum": 0.5},
+        {"optimizer": ADAMW},
+    ],
     "ssf": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "control": "paper", "server_lr": 0.7},
@@ -47,26 +68,44 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "schedule_rounds": 60},
         {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
         {"projector": {"name": "coordinate", "rank": 0.5}, "compressor": {"name": "topk", "k": 0.5}},
+        {"projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}},
+        {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3, "momentum": 0.5, "moments": "keep"},
+        {"projector": GAUSSIAN, "refresh": 2, "optimizer": ADAMW, "moments": "project"},
     ],
-    "subavg": [{"projector": GAUSSIAN}],
+    "subavg": [
+        {"projector": GAUSSIAN},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "optimizer": ADAMW, "moments": "project"},
+    ],
     "fedsub": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
         {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1},
     ],
-    "compressed": [{}, {"compressor": RANDK, "server_lr": 0.5}, {"compressor": {"name": "natural"}, "momentum": 0.5}],
+    "compressed": [
+        {},
+        {"compressor": RANDK, "server_lr": 0.5, "optimizer": ADAMW},
+        {"compressor": {"name": "natural"}, "momentum": 0.5},
+    ],
     "ef": [
         {},
         {"compressor": {"name": "randk", "k": 5, "unbiased": False}, "server_lr": 0.7},
         {"compressor": {"name": "sign"}, "momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+        {"optimizer": ADAMW},
     ],
-    "ef21": [{"compressor": TOPK}, {"compressor": {"name": "cast"}, "momentum": 0.5, "server_lr": 0.7}],
-    "qsparse": [{}, {"compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK}}],
+    "ef21": [
+        {"compressor": TOPK},
+        {"compressor": {"name": "cast"}, "momentum": 0.5, "server_lr": 0.7},
+        {"compressor": TOPK, "optimizer": ADAMW},
+    ],
+    "qsparse": [
+        {},
+        {"optimizer": ADAMW, "compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK}},
+    ],
     "doublesqueeze": [
         {},
         {"compressor": {"name": "qsgd", "levels": 31}, "server_lr": 0.7},
         {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}, "momentum": 0.5},
-        {"compressor": {"name": "identity"}},
+        {"compressor": {"name": "identity"}, "optimizer": ADAMW},
     ],
     "scallion": [
         {"compressor": RANDK},

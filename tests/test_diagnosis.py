@@ -66,6 +66,7 @@ DOUBTS = {
     "sampled": ("ssf", {"projector": {"name": "gaussian", "rank": 3}}, 3, {}, ["partial participation, 3 of 7"]),
     "lazy": ("ssf", {"rank": 3, "refresh": 4}, 7, {}, ["kept for 4 rounds"]),
     "momentum": ("scaffold", {"momentum": 0.5}, 7, {}, ["momentum"]),
+    "adamw": ("ssf", {"rank": 3, "optimizer": {"name": "adamw"}}, 7, {}, ["local steps with adamw"]),
     "schedule": ("ssf", {"rank": 3, "schedule": "linear", "schedule_rounds": 9}, 7, {}, ["schedule"]),
     "boost": ("ssf", {"rank": 3, "rank_boost": 2.0}, 7, {}, ["rank_boost"]),
     "uncontrolled": ("fedavg", {}, 7, {}, ["not the method of the theorem"]),

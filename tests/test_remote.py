@@ -219,7 +219,7 @@ def test_a_lost_state_is_restored_exactly(kind: str, name: str, settings: dict[s
 
 @pytest.mark.parametrize("name", ["ef", "qsparse", "doublesqueeze", "scafcom"])
 def test_replies_are_not_rounded_behind_the_back_of_error_feedback(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"{name} has noted what it left unsent"):
+    with pytest.raises(SpecError, match=f"{name} has noted what it keeps to itself"):
         remote(build(name), small(), tmp_path, cast="bfloat16")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedspan.core.method import Round as Round
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
+    from fedspan.core.optimizer import Optimizer as Optimizer
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
     from fedspan.core.sync import Catchup as Catchup
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fedspan.experiment import run as run
     from fedspan.methods._local import InSubspace as InSubspace
     from fedspan.methods._local import LocalSteps as LocalSteps
-    from fedspan.methods._local import descend as descend
     from fedspan.methods.compressed import Compressed as Compressed
     from fedspan.methods.doublesqueeze import DoubleSqueeze as DoubleSqueeze
     from fedspan.methods.ef import EF as EF
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedspan.methods.scallion import Scallion as Scallion
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
+    from fedspan.optimizers.adamw import AdamW as AdamW
     from fedspan.runtimes.folder import Result as Result
 
 __version__ = "0.1.0"
@@ -68,6 +69,7 @@ _WHERE = {
     "Round": "core.method",
     "Objective": "core.objective",
     "Problem": "core.objective",
+    "Optimizer": "core.optimizer",
     "Projector": "core.projector",
     "register": "core.registry",
     "Catchup": "core.sync",
@@ -98,12 +100,13 @@ _WHERE = {
     "Scafcom": "methods.scafcom",
     "Scallion": "methods.scallion",
     "FedSub": "methods.fedsub",
-    "descend": "methods._local",
+    "AdamW": "optimizers.adamw",
 }
 __all__ = [
     "EF",
     "EF21",
     "SSF",
+    "AdamW",
     "Block",
     "Catchup",
     "Code",
@@ -127,6 +130,7 @@ __all__ = [
     "Log",
     "Method",
     "Objective",
+    "Optimizer",
     "PowerSGD",
     "Problem",
     "Projector",
@@ -140,7 +144,6 @@ __all__ = [
     "SubAvg",
     "Task",
     "Vector",
-    "descend",
     "fit",
     "register",
     "run",

@@ -231,7 +231,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
     if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
         table |= subspace
-    for key in ("momentum", "compressor"):  # which some methods refuse
+    for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
         if key in own and key in known:
             with contextlib.suppress(SpecError):
                 registry.build("method", table | {key: own[key]}).check(_outline_of(spec).layout)

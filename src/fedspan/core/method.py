@@ -6,7 +6,7 @@ import functools
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -85,9 +85,15 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: float  # η_l
     local_steps: int  # K
-    # Fields of the client's state that follow from its own data and not from what it sends, such as what error feedback
-    # has yet to send. No server can keep a copy; a client that loses them begins them anew, as `init_client` has them.
-    private: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Fields of the client's state that follow from its own data and not from what it sends.
+
+        Such as what error feedback has yet to send. No server can keep a copy; a client that loses them begins them
+        anew, as `init_client` has them.
+        """
+        return ()
 
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the method cannot work on this model; called before anything is written."""

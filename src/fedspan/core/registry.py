@@ -1,7 +1,7 @@
 """Folder = axis, file = choice: what is registered under which name, and how it is built from a spec's table.
 
-`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors`, `compressors` and
-`tasks` is found by looking into the folder; a file elsewhere is found once it is imported (`load_file`).
+`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors`, `compressors`,
+`optimizers` and `tasks` is found by looking into the folder; a file elsewhere once it is imported (`load_file`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from typing import Any, TypeVar
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.method import Method
+from fedspan.core.optimizer import Optimizer
 from fedspan.core.projector import Projector
 from fedspan.core.task import Task
 
 C = TypeVar("C", bound=type)
 
-KINDS: dict[str, type] = {"method": Method, "projector": Projector, "compressor": Compressor, "task": Task}
+KINDS: dict[str, type] = {
+    "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
+}  # fmt: skip
 _FOLDERS = {kind: f"fedspan.{kind}s" for kind in KINDS}
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _searched: set[str] = set()
 
 
 def register(cls: C) -> C:
-    """File a method, projector, compressor or task under the name of the file it stands in."""
+    """File a method, projector, compressor, optimiser or task under the name of the file it stands in."""
     kind = next((k for k, base in KINDS.items() if issubclass(cls, base)), None)
     if kind is None:
-        raise TypeError(f"{cls.__name__} is neither a Method, a Projector, a Compressor nor a Task")
+        raise TypeError(f"{cls.__name__} is neither a Method, a Projector, a Compressor, an Optimizer nor a Task")
     _known[kind][_file_name(cls)] = cls
     return cls
 

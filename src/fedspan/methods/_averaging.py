@@ -22,7 +22,7 @@ from fedspan.core.errors import below_one, positive
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
-from fedspan.methods._local import LocalSteps, descend
+from fedspan.methods._local import LocalSteps
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Averaging(LocalSteps[ServerState, ClientState, Down, Up]):
         return Down(server.x)  # 1
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        y = descend(down.x, f.direction(), self.rate(rnd.t), self.local_steps, self.momentum)  # 2
+        y = self.descend(down.x, f.direction(), self.rate(rnd.t))  # 2
         return client, Up(y - down.x)
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:

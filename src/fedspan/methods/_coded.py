@@ -17,7 +17,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import ClientState, Down, Round, ServerState
 from fedspan.core.objective import Objective
 from fedspan.core.registry import name_of
-from fedspan.methods._local import LocalSteps, descend
+from fedspan.methods._local import LocalSteps
 
 TENTH = TopK(k=0.1)
 
@@ -53,7 +53,7 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def moved(self, x: Vector, f: Objective, rnd: Round, plus: Vector | None = None) -> Vector:
         """D_i = x − y after K local steps along g_i + plus."""
-        return x - descend(x, f.direction(plus), self.rate(rnd.t), self.local_steps, self.momentum)
+        return x - self.descend(x, f.direction(plus), self.rate(rnd.t))
 
     def encode(self, v: Vector, rnd: Round) -> Code:
         """The code of C(v), for each client with its own key of the round."""

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import ClientState, Round
 from fedspan.core.objective import Objective
-from fedspan.core.registry import name_of
 from fedspan.methods._coded import Coded, Up
 
 
@@ -27,11 +25,7 @@ class Controlled(Coded[Controls, ClientState, Controls]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.momentum:
-            raise SpecError(
-                f"{name_of(self)} takes no local `momentum`, got {self.momentum!r}: its controls are mean gradients, "
-                "which the end point then does not tell; leave it at 0"
-            )
+        self.only_plain("its controls are mean gradients, which the end point then does not tell")
 
     def init_server(self, x0: Vector, layout: Layout) -> Controls:
         return Controls(x0, torch.zeros_like(x0))

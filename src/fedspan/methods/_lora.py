@@ -104,6 +104,19 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
         """The model that base weights and adapters stand for."""
 
+    def origin(self, base: Vector, rnd: Round) -> Vector | None:
+        """What u is a change from, for an optimiser whose weights decay: no B, the A that was drawn, W elsewhere."""
+        if not self.solver.decay:
+            return None
+        parts, sizes = base.split([b.size for b in rnd.layout.blocks], -1), self.sizes(rnd.layout)
+        found = []
+        for block, w, size, start in zip(rnd.layout.blocks, parts, sizes, self.start(rnd).factors, strict=True):
+            if start is not None:
+                b = w.new_zeros(*w.shape[:-1], start.rank * (block.size // block.inputs))
+                w = torch.cat([b, start.columns().mT.flatten(1).unsqueeze(1).expand(*w.shape[:-1], -1)], -1)
+            found.append(w[..., :size])
+        return torch.cat(found, -1)
+
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, x0, x0.new_zeros(*x0.shape[:-1], sum(self.sizes(layout))))
 

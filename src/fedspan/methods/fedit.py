@@ -9,9 +9,10 @@
 mean A_i times mean B_i is not the mean of B_i A_i: the model that the server makes is one that no average of the
 clients' models is. `ffalora` is the answer to that.
 
-Differences from the paper: plain local steps instead of Adam, and a server step η_g, which is 1 there. The full
-gradient G is formed and multiplied down, so a local step costs what one of full training costs: this file is about
-what travels. Weight decay, where the objective has one, is that of the merged weights. See `_lora` for the rest.
+Differences from the paper: plain local steps unless an `optimizer` is given (there Adam), and a server step η_g, which
+is 1 there. The full gradient G is formed and multiplied down, so a local step costs what one of full training costs:
+this file is about what travels. Weight decay, where the objective has one, is that of the merged weights; an
+optimiser's own is that of A and B. See `_lora` for the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from fedspan.core.linear import Factor
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._local import descend
 from fedspan.methods._lora import Adapted, ClientState, Down, Up, of_cohort
 
 Part = tuple[Block, Vector, Vector, Factor | None]
@@ -47,7 +47,7 @@ class FedIT(Adapted):
         def direction(u: Vector) -> Vector:
             return self.chained(f.grad(self.merged(base, u, rnd)), u, rnd)  # 3
 
-        return client, Up(descend(u, direction, self.rate(rnd.t), self.local_steps, self.momentum) - u)
+        return client, Up(self.descend(u, direction, self.rate(rnd.t), self.origin(base, rnd)) - u)
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
         """W + s B A, and the other blocks with their change."""

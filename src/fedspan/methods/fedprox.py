@@ -20,7 +20,6 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
 from fedspan.methods._averaging import Averaging, ClientState, Down, ServerState, Up
-from fedspan.methods._local import descend
 
 
 @register
@@ -37,7 +36,7 @@ class FedProx(Averaging):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x = down.x
         direction = f.direction(plus=lambda y: self.mu * (y - x))
-        y = descend(x, direction, self.rate(rnd.t), self.local_steps, self.momentum)  # 2
+        y = self.descend(x, direction, self.rate(rnd.t))  # 2
         return client, Up(y - x)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

@@ -24,14 +24,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedspan.core.errors import one_of
+from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.projector import draw
 from fedspan.core.registry import register
 from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import InSubspace, descend
+from fedspan.methods._local import InSubspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +76,10 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("variant", self.variant, ("zero_sum", "stale"))
+        if self.optimizer is not None:
+            self.only_plain("its duals are end points that stand for η_l K times a mean gradient")
+        if self.moments is not None:
+            raise SpecError(f"fedsub keeps duals and no `moments`, got {self.moments!r}; leave it out")
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, Log())
@@ -95,7 +99,7 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
         lr = self.step(P, rnd.t)
         direction = f.restrict(x, P, plus=dual / (lr * self.local_steps))
-        b = descend(torch.zeros_like(dual), direction, lr, self.local_steps, self.momentum)  # 3
+        b = self.descend(torch.zeros_like(dual), direction, lr)  # 3
         return self._after(client, dual, b), Up(b)
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:

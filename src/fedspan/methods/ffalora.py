@@ -7,8 +7,8 @@
 
 With A the same everywhere, mean (B_i A) = (mean B_i) A: unlike FedIT's, the server's model is the mean of the clients'.
 It is training inside one subspace that never changes: SubAvg with one P for good, and of full rank FedAvg. So a local
-step asks the objective for P ∇f(x + Pᵀz), and networks answer without forming a full gradient. The code carries
-z = s B, for which line 3 is z ← z − η_l s² ∇f Aᵀ: s does nothing that the step does not do too.
+step asks the objective for P ∇f(x + Pᵀz), and networks answer without forming a full gradient. What travels is u = s B.
+Plain steps move it by −η_l s² ∇f Aᵀ, so that s does nothing that the step does not do too.
 
 Differences from the paper: plain local steps without the noise of differential privacy, and a server step η_g, which
 is 1 there. See `_lora` for the rest.
@@ -24,7 +24,6 @@ from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective
 from fedspan.core.registry import register
-from fedspan.methods._local import descend
 from fedspan.methods._lora import Adapted, ClientState, Down, Up, of_cohort
 
 
@@ -39,17 +38,21 @@ class FFALoRA(Adapted):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         A, base, u = self.start(rnd), down.sync.model, of_cohort(down.u, rnd)  # 1
         A.agree(down.probe)
-        direction = self.scaled(f.restrict(base, A), u, rnd.layout)
-        return client, Up(descend(u, direction, self.rate(rnd.t), self.local_steps, self.momentum) - u)  # 3
+        s, gradient = self.scales(u, rnd.layout), f.restrict(base, A)
+        direction = gradient if s is None else self.scaled(gradient, s, rnd.layout)
+        B = self.descend(u if s is None else u / s, direction, self.rate(rnd.t), self.origin(base, rnd))  # 3
+        return client, Up((B if s is None else s * B) - u)
 
-    def scaled(self, gradient: Direction, u: Vector, layout: Layout) -> Direction:
-        """The gradient times s², without the blocks that are frozen; left as it is where neither has an effect."""
+    def scales(self, u: Vector, layout: Layout) -> Vector | None:
+        """s of every number that is trained; None where all are 1 and nothing is frozen, so that u is B itself."""
         if self.alpha is None and self.others == "trained":
-            return gradient
+            return None
         pairs = zip(layout.blocks, self.sizes(layout), strict=True)
-        squares = [u.new_full((n,), 1.0 if b.axis is None else self.scale(b) ** 2) for b, n in pairs]
-        scale = torch.cat(squares)
-        return lambda u: scale * self.trained(gradient(self.filled(u, layout)), layout)
+        return torch.cat([u.new_full((n,), 1.0 if b.axis is None else self.scale(b)) for b, n in pairs])
+
+    def scaled(self, gradient: Direction, s: Vector, layout: Layout) -> Direction:
+        """B ↦ s ∇f Aᵀ at W + s B A, without the blocks that are frozen."""
+        return lambda B: s * self.trained(gradient(self.filled(s * B, layout)), layout)
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
         """W + s B A, and the other blocks with their change."""

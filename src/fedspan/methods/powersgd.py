@@ -42,7 +42,7 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
 from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import LocalSteps, descend
+from fedspan.methods._local import LocalSteps
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.gaussian import Gaussian
 
@@ -149,7 +149,7 @@ class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.side(rnd).subspace(down.basis), down.sync.model
-        y = descend(x, f.direction(), self.rate(rnd.t), self.local_steps, self.momentum)  # 2
+        y = self.descend(x, f.direction(), self.rate(rnd.t))  # 2
         M = y - x + client.e  # 3
         z = P @ M  # 4
         return ClientState(M - P.T @ z), Up(z)  # 5

@@ -8,7 +8,8 @@
 
 Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server
 knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. With
-local momentum the end point does not tell the mean gradient: c_i⁺ is that mean, and both vectors are sent.
+local momentum or another optimiser, which the corrected gradient feeds, the end point does not tell the mean gradient:
+c_i⁺ is that mean, and both vectors are sent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._local import Averaged, LocalSteps, descend
+from fedspan.methods._local import Averaged, LocalSteps
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +85,8 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
         u = c - c_i
-        direction = Averaged(f.direction(u)) if self.momentum else f.direction(u)
-        dy = descend(x, direction, self.rate(rnd.t), self.local_steps, self.momentum) - x  # 10
+        direction = f.direction(u) if self.solver.plain else Averaged(f.direction(u))
+        dy = self.descend(x, direction, self.rate(rnd.t)) - x  # 10
         dc = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12

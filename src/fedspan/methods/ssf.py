@@ -15,6 +15,11 @@ c = mean c_i holds as before. c_i is then the memory of an error feedback: what 
 c_i, and so stands in the client's next a_i. A second memory of it would count it twice; none is kept. C must be
 contractive, as top-k is, and QSGD with many levels: an unbiased C with ω ≥ 1 would add more error than it removes.
 
+With momentum or another optimiser the corrected gradient of line 4 feeds it. a_i stays P ḡ_i − P c_i, from the mean of
+the gradients themselves, so that c = mean c_i holds as before; z no longer follows from it and is sent too, and line 7
+becomes x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimiser's memory: each round starts at rest
+("reset"), or where the client's last round ended, if P is still the same ("keep") or also if not, by P' Pᵀ ("project").
+
 Differences from the paper: its box knows no client sampling. Read literally under sampling it is line 8', which breaks
 c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made
 with it. With full participation 8 and 8' are the same. Clients may have weights w_i; then c = Σ w_i c_i.
@@ -36,7 +41,7 @@ from fedspan.core.objective import Objective
 from fedspan.core.projector import draw
 from fedspan.core.registry import name_of, register
 from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import Averaged, InSubspace, descend
+from fedspan.methods._local import Averaged, InSubspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +55,10 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The client's control: d numbers on its own host, never sent."""
+    """The client's control, d numbers on its own host, never sent; and the optimiser's moments where they are kept."""
 
     c: Vector
+    moments: Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +72,7 @@ class Down:
 
 @dataclass(frozen=True, eq=False)
 class Up:
-    """r numbers; r more each with control = "paper" and with momentum, where z no longer follows from a."""
+    """r numbers; r more each with control = "paper" and with steps that are not plain, where a does not tell z."""
 
     a: Vector | None
     Pg: Vector | None = None
@@ -85,8 +91,10 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("control", self.control, ("exact", "paper"))
-        if self.compressor is not None and (self.momentum or self.control == "paper"):
-            raise SpecError("`compressor` stands for a_i alone; leave out `momentum` and control = 'paper'")
+        if self.compressor is not None and (not self.solver.plain or self.control == "paper"):
+            raise SpecError(
+                "`compressor` stands for a_i alone; leave out `momentum`, `optimizer` and control = 'paper'"
+            )
 
     def check(self, layout: Layout) -> None:
         """The compressor must not leave out more of a_i than it sends, or c_i would never catch up."""
@@ -102,7 +110,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         return ServerState(x0, torch.zeros_like(x0), Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(torch.zeros_like(x0))
+        return ClientState(torch.zeros_like(x0), self.at_rest(x0, layout))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
@@ -111,15 +119,15 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1
         P.agree(down.probe)
-        lr, u = self.step(P, rnd.t), Pc - P @ c_i  # 3
-        direction = f.restrict(x, P, plus=u)
-        if self.momentum:
+        direction = f.restrict(x, P, plus=Pc - P @ c_i)  # 3
+        if not self.solver.plain:
             direction = Averaged(direction)
-        z = descend(torch.zeros_like(u), direction, lr, self.local_steps, self.momentum)  # 4
-        a = (direction.mean if isinstance(direction, Averaged) else z / (-lr * self.local_steps)) - Pc  # 5
+        z, moments = self.descend_inside(x, P, direction, client.moments, rnd)  # 4
+        mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd.t) * self.local_steps)
+        a = mean - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
-        up = Up(a, Pg, z if self.momentum else None) if self.compressor is None else self._compressed(a, rnd)
-        return self.settle(client, down, up, rnd), up
+        up = Up(a, Pg, None if self.solver.plain else z) if self.compressor is None else self._compressed(a, rnd)
+        return self.settle(ClientState(c_i, moments), down, up, rnd), up
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return self.grow(client, self.trace(up, rnd), rnd)
@@ -137,7 +145,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         return Up(None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
 
     def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
-        return ClientState(client.c + self.subspace(rnd).T @ entry)  # 6
+        return ClientState(client.c + self.subspace(rnd).T @ entry, client.moments)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c

@@ -17,7 +17,7 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
 from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import InSubspace, descend
+from fedspan.methods._local import InSubspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,9 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """Clients remember nothing but their copy of x."""
+    """The optimiser's moments where they are kept; else clients remember nothing but their copy of x."""
+
+    moments: Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
         return ServerState(x0, Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState()
+        return ClientState(self.at_rest(x0, layout))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
@@ -67,8 +69,8 @@ class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         grad = f.restrict(x, P)
-        start = x.new_zeros(*rnd.ids.shape, P.rank)
-        return client, Up(descend(start, grad, self.step(P, rnd.t), self.local_steps, self.momentum))  # 3
+        z, moments = self.descend_inside(x, P, grad, client.moments, rnd)  # 3
+        return ClientState(moments), Up(z)
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return client

@@ -76,7 +76,7 @@ class Remote:
         one_of("cast", cast, CASTS)
         if method.private and CASTS[cast] is not None:
             raise SpecError(
-                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it left unsent; use 'float32'"
+                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it keeps to itself; use 'float32'"
                 + (", and {name = 'cast'} as its compressor" if hasattr(method, "compressor") else "")
             )
         self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast
@@ -87,12 +87,13 @@ class Remote:
         self._wanted: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
         self._copies: dict[str, States] | None = None
         if backup:
-            names = [f.name for f in dataclasses.fields(self.first) if f.name not in method.private]
+            held = [f.name for f in dataclasses.fields(self.first) if getattr(self.first, f.name).numel()]
+            names = [name for name in held if name not in method.private]
             self._copies = {name: self._copy(name, clients, folder, resume) for name in names}
 
     def _copy(self, name: str, clients: int, folder: Path | None, resume: bool) -> States:
         first = getattr(self.first, name)[0]
-        if folder is None or not first.numel():
+        if folder is None:
             return InMemory(first, clients)
         return OnDisk(folder / f"{name}.states", first, clients, first.dtype, resume=resume)
 

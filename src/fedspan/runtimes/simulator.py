@@ -67,11 +67,12 @@ class Simulator:
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | Trails] = {}
+        self._empty = {f.name for f in dataclasses.fields(one) if not getattr(one, f.name).numel()}
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if trail:
-                self._population[field.name] = self._trails(first, rows)
-            elif folder is None or not first.numel():
+            if trail and field.name not in self._empty:
+                self._population[field.name] = self._trails(one, field.name, rows)
+            elif folder is None or field.name in self._empty:
                 self._population[field.name] = InMemory(first, rows)
             else:
                 one_of("states_dtype", stored, STORED)
@@ -150,19 +151,22 @@ class Simulator:
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
-    def _trails(self, first: torch.Tensor, rows: int) -> Trails:
+    def _trails(self, one: Any, field: str, rows: int) -> Trails:
+        name = type(self.method).__name__
         if type(self.method).trace is Method.trace:
-            name = type(self.method).__name__
             raise SpecError(f"{name} has no trace that its clients' states could be made of; leave `trail` out")
+        if self.method.private:
+            kept = ", ".join(self.method.private)
+            raise SpecError(f"{name} keeps {kept}, which no trace of its replies tells; leave `trail` out")
         problem, clients = self.problem, self.problem.clients
 
         def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
             seed, client = problem.seeds[row // clients], np.array([[row % clients]])
             rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
-            (found,) = vars(self.method.grow(self._kind(state), entry, rnd)).values()
-            return cast(Vector, found)
+            grown = self.method.grow(dataclasses.replace(one, **{field: state}), entry, rnd)
+            return cast(Vector, getattr(grown, field))
 
-        return Trails(first, rows, grow)
+        return Trails(getattr(one, field)[0], rows, grow)
 
     def close(self) -> None:
         """End the worker processes, where there are any."""
@@ -184,13 +188,14 @@ class Simulator:
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
         way = {"simulate": torch.tensor([WAYS.index(self.way)])}
-        return way | {name: states.save() for name, states in self._population.items()}
+        return way | {name: states.save() for name, states in self._population.items() if name not in self._empty}
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
         self.way = WAYS[int(arrays["simulate"])]
         for name, states in self._population.items():
-            states.load(arrays[name])
+            if name not in self._empty:
+                states.load(arrays[name])
 
 
 Answer = tuple[Any, Any, Vector | None]

@@ -15,7 +15,7 @@ from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.projector import draw
-from fedspan.methods._local import InSubspace
+from fedspan.methods._local import InSubspace, LocalSteps
 from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.ssf import SSF
 from fedspan.runtimes.plan import cost
@@ -85,8 +85,8 @@ def auto(
     method: AnyMethod, problem: Problem, per_round: int, rounds: int, effort: Effort | None = None
 ) -> tuple[float, float]:
     """(η_l, η_g) of the corollary for a run; refused for methods that it does not cover."""
-    if not isinstance(method, SSF | Scaffold) or method.momentum:
-        name = registry.name_of(method) + (" with momentum" if getattr(method, "momentum", 0) else "")
+    if not isinstance(method, SSF | Scaffold) or not method.solver.plain:
+        name = registry.name_of(method) + _beyond_plain(method)
         raise SpecError(f"lr = 'auto' is the corollary's step, which does not cover {name}; use lr = 'search'")
     if method.server_lr != 1.0:
         raise SpecError(f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}")
@@ -127,8 +127,8 @@ def doubts(method: AnyMethod, problem: Problem, per_round: int) -> list[str]:
             found.append("`rank_boost` makes the step larger than lr; the conditions below are of the larger one")
         if len(set(draw(method.projector, problem.layout, (0,), 0).sizes)) > 1 and len(problem.layout.blocks) > 1:
             found.append("blocks have different shares of directions; ρ is that of the narrowest")
-    if getattr(method, "momentum", 0):
-        found.append("local momentum: the proof is for plain steps")
+    if _beyond_plain(method):
+        found.append(f"local steps{_beyond_plain(method)}: the proof is for plain ones")
     if getattr(method, "schedule", "constant") != "constant":
         found.append("a step schedule: the theorem is for constant steps; its conditions are checked at the first")
     if getattr(method, "compressor", None) is not None:
@@ -140,6 +140,13 @@ def doubts(method: AnyMethod, problem: Problem, per_round: int) -> list[str]:
     if problem.together is not None:
         found.append("mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)")
     return found
+
+
+def _beyond_plain(method: AnyMethod) -> str:
+    """What local steps have beside a step size, as words to put behind them."""
+    if not isinstance(method, LocalSteps) or method.solver.plain:
+        return ""
+    return " with momentum" if method.optimizer is None else f" with {registry.name_of(method.optimizer)}"
 
 
 def _steps(method: AnyMethod, layout: Layout) -> Steps:

@@ -1,0 +1,83 @@
+"""What should become of an optimiser's moments from round to round: reset, kept while P is, or re-projected.
+
+    python benchmarks/moments.py [--rounds 40] [--seeds 2] [--method ssf] [--rank 0.25] [--projector coordinate]
+
+scikit-learn's digits, ten clients with two digits each, five of them a round, 5 local steps, an MLP. Every row is run
+over the same grid of steps and shown at its best, by the accuracy over the last quarter of the rounds, mean ± deviation
+over seeds; beside it the accuracy half-way. * marks a step at the edge of the grid. `keep` with a new P every round
+would be `reset`. Writes out/bench-moments.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedspan.core import registry
+from fedspan.core.objective import Problem
+from fedspan.runtimes.loop import Loop
+from fedspan.runtimes.simulator import Simulator
+
+ROOT = Path(__file__).parents[1]
+TASK = {"name": "classification", "data": "digits", "clients": 10, "partition": "classes", "batch": 16}
+OPTIMIZERS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "AdamW": ({"optimizer": {"name": "adamw"}}, (0.002, 0.005, 0.01, 0.02, 0.05)),
+    "SGD, momentum 0.9": ({"momentum": 0.9}, (0.02, 0.05, 0.1, 0.2, 0.5)),
+}
+PLAIN = ("plain SGD", (0.1, 0.2, 0.5, 1.0, 2.0))
+VARIANTS = ((1, "reset"), (1, "project"), (5, "reset"), (5, "keep"), (5, "project"))
+EVERY = 5  # rounds between two looks
+
+
+def accuracies(table: dict[str, Any], problem: Problem, rounds: int) -> list[float]:
+    """Test accuracy every few rounds; what diverged has none."""
+    method = registry.build("method", table)
+    loop = Loop(method, problem, Simulator(method, problem), problem.seeds, 5)
+    found = [0.0 if row.diverged.any() else float(row.metrics["accuracy"][0]) for row in loop.rows(rounds, EVERY)]
+    return found + [0.0] * (rounds // EVERY + 1 - len(found))
+
+
+def line(name: str, table: dict[str, Any], rates: tuple[float, ...], problems: list[Problem], rounds: int) -> str:
+    """A row of the table: a variant at its best step."""
+    runs = np.array([[accuracies(table | {"lr": lr}, problem, rounds) for problem in problems] for lr in rates])
+    tails = 100 * runs[:, :, -max(1, runs.shape[2] // 4) :].mean(2)
+    best = int(tails.mean(1).argmax())
+    edge = "*" if best in (0, len(rates) - 1) else ""
+    half = 100 * runs[best, :, runs.shape[2] // 2].mean()
+    spread = tails[best].std(ddof=1) if len(problems) > 1 else 0.0
+    cells = (name, table["refresh"], table.get("moments", "none"), f"{rates[best]:g}{edge}", f"{half:.1f}")
+    return "| " + " | ".join(map(str, cells)) + f" | {tails[best].mean():.1f} ± {spread:.1f} |"
+
+
+def main() -> None:
+    """Measure and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--method", choices=("ssf", "subavg"), default="ssf")
+    parser.add_argument("--rank", type=float, default=0.25)
+    parser.add_argument("--projector", choices=("coordinate", "gaussian", "hadamard"), default="coordinate")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    problems = [registry.build("task", TASK).build((seed,), torch.float32) for seed in range(args.seeds)]
+    base = {"name": args.method, "local_steps": 5, "projector": {"name": args.projector, "rank": args.rank}}
+    lines = ["| local steps | refresh | moments | best lr | half-way % | accuracy % |", "|---" * 6 + "|"]
+    print("\n".join(lines))
+    for refresh in (1, 5):
+        lines.append(line(PLAIN[0], base | {"refresh": refresh}, PLAIN[1], problems, args.rounds))
+        print(lines[-1], flush=True)
+    for (name, (settings, rates)), (refresh, moments) in itertools.product(OPTIMIZERS.items(), VARIANTS):
+        table = base | settings | {"refresh": refresh, "moments": moments}
+        lines.append(line(name, table, rates, problems, args.rounds))
+        print(lines[-1], flush=True)
+    (ROOT / "out").mkdir(exist_ok=True)
+    (ROOT / "out" / "bench-moments.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

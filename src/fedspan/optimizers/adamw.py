@@ -1,0 +1,79 @@
+"""AdamW: steps scaled by the size of past gradients, number by number (Loshchilov and Hutter 2019, arXiv:1711.05101).
+
+     1  y ← y − η λ (origin + y)                     decay of the weights themselves, apart from the gradient
+     2  m ← β_1 m + (1 − β_1) g;   v ← β_2 v + (1 − β_2) g²
+     3  y ← y − η m̂ / (√v̂ + ε),   m̂ = m/(1 − β_1^t),  v̂ = v/(1 − β_2^t)
+
+g is whatever the method steps along: in `ssf` the corrected gradient P∇f_i + P c − P c_i. Inside a subspace y is the
+displacement z and origin is P x, so that line 1 is the subspace's part of the decay of x + Pᵀz. Where origin is nothing
+this is torch.optim.AdamW, step for step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.errors import below_one, not_negative, positive
+from fedspan.core.layout import Vector
+from fedspan.core.linear import LinearMap
+from fedspan.core.objective import Direction
+from fedspan.core.optimizer import Optimizer, turned, turned_squares
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Optimizer):
+    """A memory holds m, v and t: 2n + 1 numbers."""
+
+    beta1: float = 0.9  # β_1
+    beta2: float = 0.999  # β_2
+    eps: float = 1e-8  # ε: gradients well below it are not scaled up
+    decay: float = 0.0  # λ
+
+    def __post_init__(self) -> None:
+        below_one("beta1", self.beta1)
+        below_one("beta2", self.beta2)
+        positive("eps", self.eps)
+        not_negative("decay", self.decay)
+
+    def descend(
+        self,
+        start: Vector,
+        direction: Direction,
+        lr: float,
+        steps: int,
+        origin: Vector | None = None,
+        held: Vector | None = None,
+    ) -> tuple[Vector, Vector]:
+        y, memory = start, held
+        for number in range(steps):
+            g = direction(y)
+            if number == 0:  # from here on in place: a cohort has set out from one point, and `held` stays as it is
+                y = start.expand_as(g).clone()
+                memory = g.new_zeros(*g.shape[:-1], self.size(g.shape[-1])) if held is None else held.clone()
+            assert memory is not None
+            self._step(y, g, memory, lr, origin)
+        assert memory is not None
+        return y, memory
+
+    def _step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
+        m, v, t = memory.split([g.shape[-1], g.shape[-1], 1], -1)
+        if self.decay:
+            y.sub_(y if origin is None else origin + y, alpha=lr * self.decay)  # 1
+        m.lerp_(g, 1 - self.beta1)  # 2
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        t.add_(1)
+        left = [(1 - beta ** t.double()).to(y.dtype) for beta in (self.beta1, self.beta2)]  # 1 − β^t needs the digits
+        scale = v.sqrt().div_(left[1].sqrt()).add_(self.eps).mul_(left[0])
+        y.addcdiv_(m, scale, value=-lr)  # 3
+
+    def size(self, n: int) -> int:
+        return 2 * n + 1
+
+    def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
+        """m as far as the new subspace sees it, v by the overlap of the two; t goes on."""
+        m, v, t = held.split([old.rank, old.rank, 1], -1)
+        return torch.cat([turned(m, old, new), turned_squares(v, old, new), t], -1)
