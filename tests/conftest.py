@@ -67,6 +67,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "identity"}},
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "schedule_rounds": 60},
         {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": GAUSSIAN, "compressor": {"name": "sign"}, "beta": 0.3},
         {"projector": {"name": "coordinate", "rank": 0.5}, "compressor": {"name": "topk", "k": 0.5}},
         {"projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3, "momentum": 0.5, "moments": "keep"},

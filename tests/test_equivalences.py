@@ -14,8 +14,6 @@ from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
 
 ROUNDS = 30
 
@@ -415,70 +413,3 @@ def test_a_schedule_lowers_the_step_over_rounds(schedule: str) -> None:
     assert rates[11] == pytest.approx(0.4e-3)
     with pytest.raises(SpecError, match="needs `schedule_rounds`"):
         build("fedavg", schedule=schedule)
-
-
-COMPRESSORS: list[dict[str, Any]] = [
-    {"name": "qsgd", "levels": 127},
-    {"name": "topk", "k": 0.3},
-    {"name": "compose", "outer": {"name": "qsgd", "levels": 7}, "inner": {"name": "topk", "k": 0.5}},
-]
-
-
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda one: str(one["name"]))
-def test_compressed_ssf_keeps_its_sums(compressor: dict[str, Any]) -> None:
-    """Both ends go by what arrived: c = mean c_i in every round, and what is outside the subspace stays."""
-    loop = start(build("ssf", projector=GAUSSIAN, compressor=compressor), small())
-    for _ in range(ROUNDS):
-        advance(loop, 1)
-        controls = loop.transport.clients().c
-        torch.testing.assert_close(loop.server.c, controls.mean(1, keepdim=True), rtol=1e-12, atol=1e-13)
-    assert float(controls.norm()) > 0.1
-
-
-def test_ssf_with_a_compressor_that_keeps_all_is_ssf() -> None:
-    plain = start(build("ssf", projector=GAUSSIAN), small())
-    same = start(build("ssf", projector=GAUSSIAN, compressor={"name": "identity"}), small())
-    assert relative(model(advance(same, ROUNDS)), model(advance(plain, ROUNDS))) < 1e-12
-    assert (plain.ledger.up == same.ledger.up).all()
-
-
-class Slope(Objective):
-    """f(y) = <g, y>: the same gradient everywhere, so that nothing but the messages changes from round to round."""
-
-    def __init__(self, g: torch.Tensor) -> None:
-        self.g = g
-
-    def grad(self, y: torch.Tensor) -> torch.Tensor:
-        return self.g.expand_as(y)
-
-    full_grad = grad
-
-
-def test_what_a_compressor_left_out_is_in_the_next_message() -> None:
-    """c_i is the memory of the error feedback: the next a is a less what was sent, and all is sent in the end."""
-    problem = small()
-    method = build("ssf", projector={"name": "identity"}, compressor={"name": "topk", "k": 5})
-    f = Slope(torch.randn(1, 1, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    state, server = method.init_client(problem.x0, problem.layout), method.init_server(problem.x0, problem.layout)
-    left = f.g
-    for t in range(5):  # 5 · 5 ≥ 24
-        rnd = Round(t, (5,), 7, problem.layout, np.array([[2]]), np.array([[-1]]), local_steps=3)
-        state, up = method.client_step(state, replace(method.broadcast(server, rnd), Pc=torch.zeros_like(left)), f, rnd)
-        sent = method.trace(up, rnd)
-        torch.testing.assert_close(sent, torch.where(sent == 0, 0, left), rtol=1e-10, atol=1e-12)
-        left = left - sent
-        torch.testing.assert_close(f.g - state.c, left, rtol=1e-10, atol=1e-12)
-    assert float(left.norm()) < 1e-10
-
-
-def test_rank_and_bits_multiply() -> None:
-    """A tenth of the directions at eight bits: a fortieth of FedAvg's uplink, and one scale."""
-    problem = small(torch.float32, dim=200, outputs=5)
-    small_up = {"name": "qsgd", "levels": 127}
-    ssf = advance(start(build("ssf", rank=0.1, compressor=small_up), problem), 4).ledger.up.sum()
-    fedavg = advance(start(build("fedavg"), problem), 4).ledger.up.sum()
-    assert ssf == fedavg / 40 + 4 * 3 * 4
-    with pytest.raises(SpecError, match="ssf needs a contractive compressor"):
-        start(build("ssf", rank=0.1, compressor={"name": "randk", "k": 0.1}), problem)
-    with pytest.raises(SpecError, match="leave out `momentum`"):
-        build("ssf", rank=0.1, compressor=small_up, momentum=0.5)

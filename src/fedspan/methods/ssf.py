@@ -15,6 +15,14 @@ c = mean c_i holds as before. c_i is then the memory of an error feedback: what 
 c_i, and so stands in the client's next a_i. A second memory of it would count it twice; none is kept. C must be
 contractive, as top-k is, and QSGD with many levels: an unbiased C with ω ≥ 1 would add more error than it removes.
 
+Near the optimum a_i is mostly the noise of this round's mini-batches, and so is what C leaves out of it. With `beta`
+below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c_i, and it is u_i that is compressed:
+
+    5'  P u_i ← (1 − β) P u_i + β (−z/(η_l K) − P c);  a_i ← C(P u_i), sent;  u_i ← u_i − Pᵀ a_i
+
+and outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
+al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers on its own host.
+
 With momentum or another optimiser the corrected gradient of line 4 feeds it. a_i stays P ḡ_i − P c_i, from the mean of
 the gradients themselves, so that c = mean c_i holds as before; z no longer follows from it and is sent too, and line 7
 becomes x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimiser's memory: each round starts at rest
@@ -55,10 +63,11 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The client's control, d numbers on its own host, never sent; and the optimiser's moments where they are kept."""
+    """The client's control, d numbers on its own host, never sent; the rest is empty where it is not asked for."""
 
     c: Vector
-    moments: Vector
+    u: Vector  # v_i − c_i; with β = 1 nothing would be left of it after a round
+    moments: Vector  # the optimiser's
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +96,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
 
     control: Literal["exact", "paper"] = "exact"
     compressor: Compressor | None = None  # of the uplink; None: r numbers as they are
+    beta: float = 1.0  # β: the weight of this round's gradient in what is compressed
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +105,15 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
             raise SpecError(
                 "`compressor` stands for a_i alone; leave out `momentum`, `optimizer` and control = 'paper'"
             )
+        if not 0 < self.beta <= 1:
+            raise SpecError(f"`beta` must be above 0 and at most 1, got {self.beta!r}")
+        if self.beta < 1 and self.compressor is None:
+            raise SpecError(f"`beta` {self.beta!r} is for what a `compressor` leaves out; name one or leave it at 1")
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """What a client has yet to send, and its moments."""
+        return (*super().private, *(("u",) if self.beta < 1 else ()))
 
     def check(self, layout: Layout) -> None:
         """The compressor must not leave out more of a_i than it sends, or c_i would never catch up."""
@@ -110,7 +129,8 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         return ServerState(x0, torch.zeros_like(x0), Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(torch.zeros_like(x0), self.at_rest(x0, layout))
+        ahead = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
+        return ClientState(torch.zeros_like(x0), ahead, self.at_rest(x0, layout))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
@@ -126,8 +146,13 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd.t) * self.local_steps)
         a = mean - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
+        ahead = client.u
+        if self.beta < 1:
+            Pu = P @ ahead
+            a = (1 - self.beta) * Pu + self.beta * a  # 5'
+            ahead = ahead + P.T @ (a - Pu)
         up = Up(a, Pg, None if self.solver.plain else z) if self.compressor is None else self._compressed(a, rnd)
-        return self.settle(ClientState(c_i, moments), down, up, rnd), up
+        return self.settle(ClientState(c_i, ahead, moments), down, up, rnd), up
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return self.grow(client, self.trace(up, rnd), rnd)
@@ -145,7 +170,9 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         return Up(None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
 
     def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
-        return ClientState(client.c + self.subspace(rnd).T @ entry, client.moments)  # 6
+        change = self.subspace(rnd).T @ entry
+        ahead = client.u - change if self.beta < 1 else client.u
+        return ClientState(client.c + change, ahead, client.moments)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
