@@ -70,11 +70,11 @@ def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss
 
 
-def ready(model: nn.Module) -> nn.Module:
+def ready(model: nn.Module, checkpointing: bool = False) -> nn.Module:
     """A model of ours made fit for training: no cache of keys, and checkpoints that work with `autograd.grad`."""
     hub: Any = model
     hub.config.get_text_config().use_cache = False
-    if hub.is_gradient_checkpointing:
+    if checkpointing or hub.is_gradient_checkpointing:
         hub.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
