@@ -31,7 +31,8 @@ tokenizer = AutoTokenizer.from_pretrained(minilm, local_files_only=True)
 
 
 def read(part: str) -> list[dict]:
-    rows = [json.loads(line) for line in gzip.open(texts / f"banking77_{part}.jsonl.gz", "rt")]
+    lines = gzip.decompress((texts / f"banking77_{part}.jsonl.gz").read_bytes()).decode().splitlines()
+    rows = [json.loads(line) for line in lines]
     ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=32)["input_ids"]
     return [{"input_ids": own, "labels": row["label"]} for own, row in zip(ids, rows, strict=True)]
 
