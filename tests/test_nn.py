@@ -120,10 +120,10 @@ def test_what_is_not_covered_falls_back_to_a_projected_gradient(projector: str) 
     torch.manual_seed(4)
     index = torch.randint(0, 30, (4, 5))
     found = {c.name: c for c in close(Odd(), lambda m: m(index).square().sum(), projector)}
-    assert found["embed.weight"].how == "fallback"
-    assert "tied" in found["embed.weight"].why
+    assert found["embed.weight"].how == "covered"
+    assert (found["embed.weight"].layer, found["embed.weight"].also) == ("embed", ("tied",))
     assert {n for n, c in found.items() if c.how == "fallback"} == {
-        "embed.weight", "cell.weight_ih_l0", "cell.weight_hh_l0",
+        "cell.weight_ih_l0", "cell.weight_hh_l0",
         "attention.in_proj_weight", "attention.out_proj.weight", "mix",
     }  # fmt: skip
     assert found["head.weight"].how == "whole"

@@ -38,7 +38,7 @@ LAID_OVER = ("method", "task", "participation", "epochs")  # what a variant may 
 
 def goal_of(metric: str) -> Goal:
     """Whether more or less of a metric is better, by its name."""
-    return "max" if metric in ("accuracy", "f1", "auc") else "min"
+    return "max" if metric in ("accuracy", "token_accuracy", "f1", "auc") else "min"
 
 
 def main_metric(known: list[str]) -> str:

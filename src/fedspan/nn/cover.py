@@ -1,15 +1,16 @@
 """Which tensors of a torch module are projected, which go whole, and why.
 
-A covered weight belongs to a plain Linear, Conv1d, Conv2d or Embedding and is used through that layer alone: its
-gradient is formed inside the subspace (`nn.layers`). Other large tensors fall back to a projected full gradient.
-Biases, norms, small tensors and the output head are trained and sent whole.
+A covered weight belongs to a plain Linear, Conv1d, Conv2d or Embedding, or to the transposed Linear of GPT-2, and is
+used through such layers alone: its gradient is formed inside the subspace (`nn.layers`). That holds for a weight tied
+between an embedding and an output head as well. Other large tensors fall back to a projected full gradient. Biases,
+norms, small tensors and an output head with a weight of its own are trained and sent whole.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,9 +19,12 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
+from fedspan.nn.layers import is_transposed
 
 LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 LEAST = 512  # smaller tensors go whole: their few numbers are not worth a subspace
+
+How = Literal["covered", "fallback", "whole"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,20 @@ class Choice:
 
     name: str
     shape: tuple[int, ...]
-    how: Literal["covered", "fallback", "whole"]
+    how: How
     why: str
     layer: str = ""  # the covered layer's name
+    also: tuple[str, ...] = ()  # the other layers that share the weight
+    axis: int = 1  # the input side
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Take the named tensors out of training: they stay as they are, and are not sent."""
+    named = dict(model.named_parameters())
+    _must_match(patterns, named, "tensor")
+    for name, parameter in named.items():
+        if _named(name, patterns):
+            parameter.requires_grad_(False)
 
 
 def choose(
@@ -41,48 +56,66 @@ def choose(
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise SpecError("the model has no parameter that requires a gradient")
-    for pattern in (*whole, *project):
-        if not any(fnmatch.fnmatch(name, pattern) for name in named):
-            raise SpecError(
-                f"{pattern!r} matches no trained tensor of the model; it has {', '.join(list(named)[:6])}, …"
-            )
+    _must_match((*whole, *project), named, "trained tensor")
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    layers = {f"{name}.weight" if name else "weight": name for name, m in model.named_modules() if type(m) in LAYERS}
-    head = next(
-        (n for n in reversed(list(layers)) if not isinstance(model.get_submodule(layers[n]), nn.Embedding)), None
-    )
-    return [_choose_one(name, p, layers, head, uses[id(p)], whole, project, least) for name, p in named.items()]
+    layers: dict[int, list[str]] = {}  # weight → the plain layers that have it
+    head = None
+    for name, module in model.named_modules():
+        if type(module) in LAYERS or is_transposed(module):
+            layers.setdefault(id(module.weight), []).append(name)
+            head = head if isinstance(module, nn.Embedding) else id(module.weight)
+    found = []
+    for name, p in named.items():
+        own = layers.get(id(p), [])
+        sides = {0 if is_transposed(model.get_submodule(layer)) else 1 for layer in own}
+        plain = len(sides) == 1 and len(own) == uses[id(p)]
+        axis = sides.pop() if plain else 1
+        how, why = _how(name, p, axis, plain, uses[id(p)], id(p) == head, whole, project, least)
+        first, *others = own if how == "covered" else [""]
+        found.append(Choice(name, tuple(p.shape), how, why, first, tuple(others), axis))
+    return found
 
 
-def _choose_one(
+def _how(
     name: str,
     p: nn.Parameter,
-    layers: dict[str, str],
-    head: str | None,
+    axis: int,
+    plain: bool,
     uses: int,
+    head: bool,
     whole: Sequence[str],
     project: Sequence[str],
     least: int,
-) -> Choice:
-    shape, asked = tuple(p.shape), any(fnmatch.fnmatch(name, pattern) for pattern in project)
-    if any(fnmatch.fnmatch(name, pattern) for pattern in whole):
-        return Choice(name, shape, "whole", "named in `whole`")
-    if p.dim() < 2 or shape[1] < 2:
-        return Choice(name, shape, "whole", "no input side to project")
-    if not asked and name == head:
-        return Choice(name, shape, "whole", "output head")
+) -> tuple[How, str]:
+    asked = _named(name, project)
+    tied = f"tied: used in {uses} places" if uses > 1 else ""
+    if _named(name, whole):
+        return "whole", "named in `whole`"
+    if p.dim() < 2 or p.shape[axis] < 2:
+        return "whole", "no input side to project"
+    if not asked and head and not tied:
+        return "whole", "output head"
     if not asked and p.numel() < least:
-        return Choice(name, shape, "whole", f"fewer than {least} numbers")
-    if name not in layers:
-        return Choice(name, shape, "fallback", "not a plain Linear, Conv1d, Conv2d or Embedding")
-    if uses > 1:
-        return Choice(name, shape, "fallback", f"tied: used in {uses} places")
-    return Choice(name, shape, "covered", "", layers[name])
+        return "whole", f"fewer than {least} numbers"
+    if not plain:
+        return "fallback", tied or "not a plain Linear, Conv1d, Conv2d or Embedding"
+    return "covered", tied
+
+
+def _named(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _must_match(patterns: Sequence[str], names: Iterable[str], what: str) -> None:
+    names = list(names)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(name, pattern) for name in names):
+            raise SpecError(f"{pattern!r} matches no {what} of the model; it has {', '.join(names[:6])}, …")
 
 
 def layout_of(choices: Sequence[Choice], dtype: torch.dtype = torch.float32) -> Layout:
-    """The flat vector of a model: axis 1 is the input side of every weight (channels, for a convolution)."""
-    return Layout(tuple(Block(c.name, c.shape, None if c.how == "whole" else 1) for c in choices), dtype)
+    """The flat vector of a model; a weight is projected on its input side (channels, for a convolution)."""
+    return Layout(tuple(Block(c.name, c.shape, None if c.how == "whole" else c.axis) for c in choices), dtype)
 
 
 def summary(choices: Sequence[Choice]) -> str:

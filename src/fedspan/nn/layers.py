@@ -23,7 +23,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, factor: Factor) -> Tensor:
-        ctx.save_for_backward(factor.down(x.reshape(1, -1, x.shape[-1]))[0], weight)
+        ctx.save_for_backward(_down(factor, x), weight)
         ctx.has_bias = bias is not None
         return F.linear(x, weight, bias)
 
@@ -79,11 +79,26 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (delta,), (index,) = grads, ctx.saved_tensors
-        inside = ctx.factor.down(delta.reshape(1, -1, delta.shape[-1]))[0]
-        out = delta.new_zeros(ctx.shape).index_add_(0, index.reshape(-1), inside)
+        inside = _down(ctx.factor, delta)
+        sums = torch.promote_types(delta.dtype, torch.float32)  # a frequent token's many small terms would be lost
+        out = torch.zeros(ctx.shape, dtype=sums, device=delta.device).index_add_(0, index.reshape(-1), inside.to(sums))
         if ctx.skip is not None:
             out[ctx.skip] = 0
-        return None, None, out, None, None
+        return None, None, out.to(delta.dtype), None, None
+
+
+def _down(factor: Factor, x: Tensor) -> Tensor:
+    """x Pᵀ as one matrix in the type of x; P is kept in float32 where x is shorter."""
+    rows = x.reshape(1, -1, x.shape[-1])
+    if x.dtype == torch.bfloat16 and not hasattr(factor, "index"):  # coordinates are a gather, in any type
+        return factor.down(rows.float())[0].to(x.dtype)
+    return factor.down(rows)[0]
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether it is the `Conv1D` of transformers: a Linear whose weight is (inputs, outputs)."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def _channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
@@ -102,6 +117,9 @@ def restricted_forward(layer: nn.Module, b: Callable[[], Tensor], factor: Factor
     linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
     if isinstance(layer, nn.Linear):
         return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), factor)
+    if is_transposed(layer):
+        weight, bias = cast(Tensor, layer.weight), cast(Tensor, layer.bias)
+        return lambda x: linear(x, weight.detach().mT, bias, b().mT, factor)
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotImplementedError("Embedding with max_norm, scale_grad_by_freq or sparse gradients")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
@@ -50,15 +51,16 @@ class TorchProblem(Problem):
         self.model, self.sources, self.loss, self.choices = model.to(device), clients, loss, choices
         self.seeds, self.batch, self.device = (seed,), batch, torch.device(device)
         self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
-        self.layout = layout_of(choices, next(p.dtype for p in model.parameters() if p.requires_grad))
+        self.layout = layout_of(choices, _kept_in(next(p.dtype for p in model.parameters() if p.requires_grad)))
         self.module = FlatModule(model, self.layout)
-        self.x0 = self.module.flat.detach().clone().cpu().view(1, 1, -1)
+        self.x0 = self.module.flat.detach().to(self.layout.dtype, copy=True).cpu().view(1, 1, -1)
         self.clients = len(clients)
         here: Callable[[], Sequence[Source]] = getattr(clients, "here", lambda: clients)  # across machines not all are
         counts = np.array([len(source) for source in here()], np.float64)
         self.weights = counts / counts.sum() if by_examples else None
         self.pass_steps = max(1, round(float(counts.mean()) / batch)) if len(counts) else 1
-        self.buffers = [b for b in model.buffers() if b.is_floating_point()]
+        kept = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
+        self.buffers = [b for name, b in model.named_buffers() if b.is_floating_point() and name in kept]
         self.aside0 = self._read_buffers() if self.buffers else None
         self._active: Restricted | None = None
 
@@ -127,7 +129,7 @@ class TorchObjective(Objective):
     def __init__(self, problem: TorchProblem, rnd: Round, client: int) -> None:
         self.problem, self.rnd, self.client = problem, rnd, client
         self.batches = self._draw()
-        self._losses = (self._loss(batch) for batch in self.batches)
+        self._losses = (self._loss(batch, number) for number, batch in enumerate(self.batches))
         problem.model.train()
 
     def begin(self, aside: Vector | None) -> None:
@@ -148,10 +150,10 @@ class TorchObjective(Objective):
         """∇f_i(x) over all of the client's examples."""
         source, n = self.problem.sources[self.client], len(self.problem.sources[self.client])
         total = torch.zeros_like(x)
-        for part in torch.arange(n).split(self.problem.batch):
+        for number, part in enumerate(torch.arange(n).split(self.problem.batch)):
             with torch.inference_mode(False):
                 batch = placed(source.take(part), self.problem.device)
-                g = self.problem.module.grad(x, self._loss(batch))
+                g = self.problem.module.grad(x, self._loss(batch, number))
             total = total + g.to(x.device) * (len(part) / n)
         return self.problem.finished(total, x)
 
@@ -173,8 +175,15 @@ class TorchObjective(Objective):
         covered = all(choice.how != "fallback" for choice in self.problem.choices)
         return _Along(self, grad, plus, inside.walk if covered else None)
 
-    def _loss(self, batch: Batch) -> Callable[[nn.Module], torch.Tensor]:
-        return lambda model: self.problem.loss(model, batch)
+    def _loss(self, batch: Batch, number: int) -> Callable[[nn.Module], torch.Tensor]:
+        """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
+
+        def loss(model: nn.Module) -> torch.Tensor:
+            key = seeds.key(self.rnd.seeds[0], "dropout", self.rnd.t, self.client, number)
+            with drawing(key, self.problem.device):
+                return self.problem.loss(model, batch)
+
+        return loss
 
     def _draw(self) -> Iterator[Batch]:
         """Mini-batches by shuffled passes over the client's examples, decided by (seed, round, client) alone."""
@@ -200,7 +209,7 @@ class _Along:
     def __init__(self, of: TorchObjective, grad: Direction, plus: Plus, walk: Callable[..., Vector] | None) -> None:
         self.of, self.grad, self.plus, self._walk = of, grad, plus, walk
         plain = of.problem.clip is None and not of.problem.weight_decay and of.problem.device.type == "cpu"
-        if walk is not None and plain:
+        if walk is not None and plain and of.problem.module.in_place:
             self.walk = self._in_place
 
     def __call__(self, y: Vector) -> Vector:
@@ -211,3 +220,26 @@ class _Along:
         assert self._walk is not None
         with torch.inference_mode(False):
             return self._walk(start, self.plus, self.of._losses, lr, steps)
+
+
+@contextlib.contextmanager
+def drawing(key: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators begin at `key`, and afterwards are where they were."""
+    used = [torch.default_generator]
+    if device.type == "cuda":
+        used.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in used]
+    try:
+        for generator in used:
+            generator.manual_seed(key >> 1)
+        yield
+    finally:
+        for generator, state in zip(used, before, strict=True):
+            generator.set_state(state)
+
+
+def _kept_in(weights: torch.dtype) -> torch.dtype:
+    """The type of x, controls and steps. Weights in bfloat16 are roundings of a float32 x: its small steps add up."""
+    if weights == torch.float16:
+        raise SpecError("weights in float16 would need their loss scaled; use torch.bfloat16 or torch.float32")
+    return torch.promote_types(weights, torch.float32)

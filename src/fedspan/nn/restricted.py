@@ -24,7 +24,13 @@ class FlatModule:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.model, self.layout, self.checked = model, layout, False
         named = dict(model.named_parameters())
+        types = {named[b.name].dtype for b in layout.blocks}
+        if len(types) > 1:
+            raise SpecError(
+                f"the model trains tensors of several types ({_listed(types)}); give it one with model.to()"
+            )
         self.flat = torch.cat([named[b.name].detach().reshape(-1) for b in layout.blocks])
+        self.in_place = self.flat.dtype == layout.dtype  # else x has more digits than the weights
         parts = self.flat.split([b.size for b in layout.blocks])
         self.params: list[nn.Parameter] = []
         for block, part in zip(layout.blocks, parts, strict=True):
@@ -42,7 +48,7 @@ class FlatModule:
         with torch.enable_grad():
             found = torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
         flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(found, self.params, strict=True)]
-        return torch.cat(flat).view(1, 1, -1)
+        return torch.cat(flat).to(self.layout.dtype).view(1, 1, -1)
 
     def walk(self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
         """y ← y − η (∇f(y) + plus), `steps` times in place: backward adds each gradient to `plus` where it lies."""
@@ -87,7 +93,8 @@ class Restricted:
         module.load(x)
         here = module.flat.device
         factors = P.factors if here.type == "cpu" else tuple(f and f.to(here) for f in P.factors)
-        self.pieces = [_Piece(module, *each) for each in zip(range(len(choices)), factors, choices, strict=True)]
+        parts = x.detach().view(-1).split([block.size for block in module.layout.blocks])
+        self.pieces = [_Piece(module, *each) for each in zip(range(len(choices)), factors, choices, parts, strict=True)]
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
@@ -106,7 +113,7 @@ class Restricted:
         with torch.enable_grad():
             found = torch.autograd.grad(loss(self.module.model), [p.leaf for p in self.pieces], allow_unused=True)
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
-        return torch.cat(flat).view(1, 1, -1)
+        return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
     def walk(self, z: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
         """z ← z − η (P ∇f(x + Pᵀz) + plus), `steps` times in place."""
@@ -137,86 +144,86 @@ class Restricted:
 class _Piece:
     """One block of the module during a round."""
 
-    def __init__(self, module: FlatModule, number: int, factor: Factor | None, choice: Choice) -> None:
-        self.parameter, self.choice = module.params[number], choice
-        self.factor = factor
-        self.layer = (
-            module.model.get_submodule(choice.layer) if choice.how == "covered" and factor is not None else None
-        )
-        block = module.layout.blocks[number]
-        self.shape = block.shape
-        if factor is None:
-            self.start = self.parameter.detach().clone()
-            self.leaf: Tensor = self.parameter
-            return
-        self.inner = (self.shape[0], factor.rank, *self.shape[2:])
-        self.sent = (self.shape[0], *self.shape[2:], factor.rank)  # the order in which a LinearMap keeps z
-        if self.layer is not None:
+    def __init__(self, module: FlatModule, number: int, factor: Factor | None, choice: Choice, x: Tensor) -> None:
+        self.parameter, self.choice, self.factor = module.params[number], choice, factor
+        covered = choice.how == "covered" and factor is not None
+        self.layers = [module.model.get_submodule(n) for n in (choice.layer, *choice.also)] if covered else []
+        self.shape, self.axis = tuple(choice.shape), choice.axis
+        self.leaf: Tensor = self.parameter
+        self.index = getattr(factor, "index", None) if covered else None
+        # where the block begins, with all the digits that x has
+        start = x.view(self.shape).to(self.parameter.device) if not module.in_place else self.parameter.detach()
+        if factor is not None:
+            rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
+            self.sent = (*rest, factor.rank)  # the order in which a LinearMap keeps z
+        if self.layers:
             flat = torch.zeros(self.sent, dtype=self.parameter.dtype, device=self.parameter.device)
-            self.leaf = flat.movedim(-1, 1).requires_grad_()
-            self.index = getattr(factor, "index", None)
-            if self.index is not None:
-                self.index = self.index.flatten()
-                self.start = self.parameter.detach().index_select(1, self.index)
+            self.leaf = flat.movedim(-1, self.axis).requires_grad_()
+        if self.index is not None:
+            self.index = self.index.flatten()
+            self.start: Tensor | None = start.index_select(self.axis, self.index)
+        elif self.layers and module.in_place:
+            self.start = None  # what is added to the weight is known from the last z
         else:
-            self.start = self.parameter.detach().clone()
-            self.leaf = self.parameter
+            self.start = start.clone() if module.in_place else start
 
     def write(self, part: Tensor) -> None:
         """Set the weight to x + Pᵀz for this block."""
         with torch.no_grad():
-            weight = self.parameter.detach()
-            if self.factor is None:
-                torch.add(self.start, part.view(self.shape), out=weight)
-                return
-            b = self.seen(part)
-            if self.layer is None:
-                weight.copy_(self.start + lift(self.factor, b))
-            elif self.index is not None:
-                self.leaf.copy_(b)
-                weight.index_copy_(1, self.index, self.start + b)
+            weight, b = self.parameter.detach(), self.seen(part)
+            if self.index is not None and self.start is not None:
+                weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
+            elif self.start is not None:
+                weight.copy_(self.start + (b if self.factor is None else lift(self.factor, b, self.axis)))
             else:
-                weight.add_(lift(self.factor, b - self.leaf))
+                assert self.factor is not None
+                weight.add_(lift(self.factor, b - self.leaf, self.axis))
+            if self.layers:
                 self.leaf.copy_(b)
 
     def seen(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""
-        return part.view(self.shape) if self.factor is None else part.view(self.sent).movedim(-1, 1)
+        return part.view(self.shape) if self.factor is None else part.view(self.sent).movedim(-1, self.axis)
 
     def collect(self, g: Tensor | None) -> Tensor:
         """The block's part of P ∇f, flat."""
         if g is None:
-            if self.layer is not None and self.leaf.numel():
+            if self.layers and self.leaf.numel():
                 raise SpecError(
                     f"{self.choice.name!r} is not used through its own layer in the forward pass; name it in `whole`"
                 )
-            return self.leaf.new_zeros(self.leaf.numel() if self.factor is None else _count(self.inner))
+            return self.leaf.new_zeros(self.leaf.numel() if self.factor is None else _count(self.sent))
         if self.factor is None:
             return g.reshape(-1)
-        inside = g if self.layer is not None else lower(self.factor, g)
-        return inside.movedim(1, -1).reshape(-1)
+        inside = g if self.layers or self.start is None else lower(self.factor, g.to(self.start.dtype), self.axis)
+        return inside.movedim(self.axis, -1).reshape(-1)
 
     def install(self) -> None:
-        if self.layer is not None and self.factor is not None:
-            self.layer.forward = restricted_forward(self.layer, lambda: self.leaf, self.factor)
+        for layer in self.layers:
+            assert self.factor is not None
+            layer.forward = restricted_forward(layer, lambda: self.leaf, self.factor)
 
     def remove(self) -> None:
-        if self.layer is not None:
-            self.layer.__dict__.pop("forward", None)
+        for layer in self.layers:
+            layer.__dict__.pop("forward", None)
 
 
-def lower(factor: Factor, w: Tensor) -> Tensor:
-    """P on axis 1: (out, in, …) → (out, r, …)."""
-    last = w.movedim(1, -1)
-    return factor.down(last.reshape(1, -1, last.shape[-1])).view(*last.shape[:-1], factor.rank).movedim(-1, 1)
+def lower(factor: Factor, w: Tensor, axis: int = 1) -> Tensor:
+    """P on the input side: (out, in, …) → (out, r, …)."""
+    last = w.movedim(axis, -1)
+    return factor.down(last.reshape(1, -1, last.shape[-1])).view(*last.shape[:-1], factor.rank).movedim(-1, axis)
 
 
-def lift(factor: Factor, b: Tensor) -> Tensor:
-    """Pᵀ on axis 1: (out, r, …) → (out, in, …)."""
-    last = b.movedim(1, -1)
+def lift(factor: Factor, b: Tensor, axis: int = 1) -> Tensor:
+    """Pᵀ on the input side: (out, r, …) → (out, in, …)."""
+    last = b.movedim(axis, -1)
     up = factor.up(last.reshape(1, -1, factor.rank))
-    return up.view(*last.shape[:-1], up.shape[-1]).movedim(-1, 1)
+    return up.view(*last.shape[:-1], up.shape[-1]).movedim(-1, axis)
 
 
 def _count(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
+
+
+def _listed(types: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))

