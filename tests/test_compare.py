@@ -182,11 +182,15 @@ def ends(**means: tuple[float, float]) -> Any:
 
 def test_an_order_holds_only_beyond_the_spread() -> None:
     variants = [Variant(name, name, "", {}, {}) for name in ("a", "b", "c", "d")]
-    part = Part(plan(variants=variants), "", "", ["a", "b", "c", "d"], {})
+    part = Part(plan(variants=variants), "", "", [["a", "b", "c"], ["b", "c", "d"]], {})
     notes = verdicts(part, ends(a=(0.5, 0.01), b=(0.45, 0.01), c=(0.449, 0.02), d=(0.6, 0.01)))
     assert notes[0] == "a > b: holds (+5.0 ± 1.4 points)"
     assert "within the spread (+0.1" in notes[1]
     assert "reversed (-15.1" in notes[2]
+    assert len(notes) == 3
+    losses = Part(plan(variants=variants, metric="perplexity", goal="min"), "", "", [["a", "b"]], {})
+    (note,) = verdicts(losses, ends(a=(20.0, 0.3), b=(21.0, 0.4)))
+    assert note == "a < b: holds (-1.00 ± 0.50 of perplexity)"
     assert "one seed" in verdicts(part, ends(**{n: (0.5, float("nan")) for n in "abcd"}))[0]
 
 

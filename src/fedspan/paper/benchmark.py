@@ -5,6 +5,8 @@ specs/NAME.toml holds what the parts share and the scales; specs/NAME_*.toml one
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 import tomllib
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from rich.console import Console
 
 from fedspan.compare import command, tables
 from fedspan.compare.outcome import Outcome
-from fedspan.compare.plan import Comparison, Variant, over
+from fedspan.compare.plan import Comparison, Variant, goal_of, over
 from fedspan.compare.report import Chapter
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import at_least, one_of
@@ -25,12 +27,12 @@ from fedspan.paper.study import command as study_command
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison of a study, with what it is about and what the paper claims."""
+    """One comparison of a study, with what it is about and what is claimed of it."""
 
     comparison: Comparison
     title: str
     about: str
-    claim: list[str]  # variants in the order the paper claims, best first
+    claims: list[list[str]]  # variants in an order that is claimed, best first
     paper: dict[str, list[float]]  # variant → (final, best) of the paper's table
 
 
@@ -67,15 +69,18 @@ def _part(name: str, table: dict[str, Any], shared: dict[str, Any], size: dict[s
     own = size.get(name, {})
     base = over(over(over(shared["base"], table.get("base", {})), size.get("base", {})), own.get("base", {}))
     steps = next(level["local_steps"] for level in (own, size, table, shared) if "local_steps" in level)
+    metric = table.get("metric", "accuracy")
     comparison = Comparison(
         name=name,
         base=base,
         variants=[_variant(one, known[one], steps, size.get("points")) for one in table["variants"]],
-        seeds=seeds or size["seeds"],
+        seeds=seeds or own.get("seeds", size["seeds"]),
         tune_rounds=own.get("tune_rounds", size.get("tune_rounds")),
+        metric=metric,
+        goal=goal_of(metric),
         tail=size.get("tail", shared.get("tail", 3)),
     )
-    return Part(comparison, table["title"], table["about"], table.get("claim", []), table.get("paper", {}))
+    return Part(comparison, table["title"], table["about"], table.get("claims", []), table.get("paper", {}))
 
 
 def _variant(name: str, table: dict[str, Any], steps: int, points: int | None) -> Variant:
@@ -125,25 +130,29 @@ def _chapter(part: Part, outcome: Outcome) -> Chapter:
 
 
 def verdicts(part: Part, outcome: Outcome) -> list[str]:
-    """Each step of the order that the paper claims: whether it is seen, beyond the spread over seeds."""
+    """Each step of the orders that are claimed: whether it is seen, beyond the spread over seeds."""
     by_name = {v.name: v for v in part.comparison.variants}
-    notes = []
-    for better, worse in zip(part.claim, part.claim[1:], strict=False):
-        one, two = outcome.final(by_name[better]), outcome.final(by_name[worse])
-        gap, spread = 100 * (one.mean - two.mean), 100 * (one.spread**2 + two.spread**2) ** 0.5
-        known = spread == spread  # a single seed has no spread, and no verdict
-        word = (
-            "one seed"
-            if not known
-            else "holds"
-            if gap > spread
-            else "reversed"
-            if gap < -spread
-            else "within the spread"
-        )
-        around = f" ± {spread:.1f}" if known else ""
-        notes.append(f"{by_name[better].label} > {by_name[worse].label}: {word} ({gap:+.1f}{around} points)")
-    return notes
+    pairs = [pair for chain in part.claims for pair in itertools.pairwise(chain)]
+    return [_verdict(part, by_name[better], by_name[worse], outcome) for better, worse in dict.fromkeys(pairs)]
+
+
+def _verdict(part: Part, better: Variant, worse: Variant, outcome: Outcome) -> str:
+    one, two = outcome.final(better), outcome.final(worse)
+    points = part.comparison.metric == "accuracy"
+    unit, scale = ("points", 100.0) if points else (f"of {part.comparison.metric}", 1.0)
+    up = 1 if part.comparison.goal == "max" else -1
+    gap, spread = scale * (one.mean - two.mean), scale * math.hypot(one.spread, two.spread)
+    known = not math.isnan(spread)  # a single seed has no spread, and no verdict
+    if not known:
+        word = "one seed"
+    elif up * gap > spread:
+        word = "holds"
+    else:
+        word = "reversed" if up * gap < -spread else "within the spread"
+    around = f" ± {spread:.{1 if points else 2}f}" if known else ""
+    return (
+        f"{better.label} {'>' if up > 0 else '<'} {worse.label}: {word} ({gap:+.{1 if points else 2}f}{around} {unit})"
+    )
 
 
 def _with_paper(cells: tables.Cells, part: Part) -> tables.Cells:
