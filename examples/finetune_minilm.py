@@ -51,10 +51,11 @@ result = fedspan.fit(
     method=fedspan.SSF(rank=0.1, lr=0.1, local_steps=5),
     rounds=args.rounds,
     per_round=4,
-    batch=16,
+    batch=8,
     freeze=["*embeddings*"],
     test=[test[i] for i in rng.permutation(len(test))[: args.test]],
     eval_every=args.rounds,
+    trail=True,  # controls are kept as the few numbers that were sent, not as 20 models
 )
 for row in result.rows:
     print(f"round {row['round']:3}  accuracy {row['accuracy']:.3f}  {row['up_bytes'] / 1e6:.1f} MB up")
