@@ -106,7 +106,7 @@ def test_a_budget_of_bytes_is_also_told_in_rounds_and_in_both_directions(outcome
     within = Outcome(plan(budget=Budget({"up": up})), outcome.runs)
     header, rows = tables.main(within)
     rounds, total = within.budget("round"), within.budget("total")
-    assert header[4:6] == [f"{Budget({'total': total}).words()}, tuned for it", f"{rounds:g} rounds, tuned for it"]
+    assert header[4:6] == [f"{Budget({'total': total}).words()}, best of grid", f"{rounds:g} rounds, tuned for it"]
     expected = [tables.shown("accuracy", within.tuned_at(v, "total", total)) for v in VARIANTS]
     assert [row[4] for row in rows] == expected
 

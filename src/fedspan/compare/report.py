@@ -188,9 +188,7 @@ def described(plan: Comparison) -> str:
     if plan.budget is not None:
         parts.append(f"Results are read off where {plan.budget.words()} are spent, at the last evaluation within.")
         if tuned:
-            parts.append(
-                f"Results tuned for another cost are those of the best point of the grid there, on the {first}."
-            )
+            parts.append(f"Columns at another cost show the best point of the same grid there, on the {first}.")
     if plan.tail > 1:
         parts.append(f"A result is the mean of the last {plan.tail} evaluations.")
     return " ".join(parts)
