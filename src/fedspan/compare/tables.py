@@ -76,7 +76,7 @@ def within_budget(outcome: Outcome) -> Cells:
     assert plan.budget is not None
     unit = ", %" if plan.metric == "accuracy" else ""
     header = ["method", "tuned", f"{plan.metric} at {plan.budget.words()}{unit}", f"best{unit}"]
-    others: dict[Axis, float] = {a: outcome.budget(a) for a in ("total", "round") if a not in plan.budget.limits}
+    others: dict[Axis, float] = {a: outcome.budget(a) for a in ("total", "round") if set(plan.budget.limits) != {a}}
     header += [f"{Budget({axis: most}).words()}, best of grid" for axis, most in others.items()]
     header += ["rounds", "MB up", "MB both ways"]
     rows = []
