@@ -121,7 +121,7 @@ def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:
     for beta in (1.0, 0.2):
         loop = start(build("ssf", projector=GAUSSIAN, compressor={"name": "sign"}, beta=beta, lr=0.01), small())
         errors = []
-        for _ in range(60):
+        for _ in range(40):
             advance(loop, 20)
             errors.append(float(loop.problem.evaluate(model(loop))["rel_err"][0]))
         controls = loop.transport.clients().c

@@ -134,7 +134,7 @@ def test_the_papers_numbers_are_all_there() -> None:
             for row in part.table["rows"]:
                 methods = {"scaffold", "scaffold-paper", "fedavg", "ssf-paper", "fedsub", "fedsub-stale"}
                 assert set(row["paper"]) == methods
-    assert names() == ["cifar100", "mnist", "theory", "toy"]
+    assert names() == ["cifar100", "mnist", "nlp", "theory", "toy"]
 
 
 def test_a_long_study_counts_its_score(out: Path) -> None:
