@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core.linear import Factor
+from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor
 
@@ -112,9 +113,18 @@ def _channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
     return taken.reshape(n, groups * factor.rank, *space)
 
 
-def restricted_forward(layer: nn.Module, b: Callable[[], Tensor], factor: Factor) -> Callable[[Tensor], Tensor]:
-    """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B."""
+def restricted_forward(
+    layer: nn.Module, b: Callable[[], Tensor], factor: Factor, recompute: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B.
+
+    With `recompute` a Linear leaves a note of how its output was made, for `nn.recompute`.
+    """
     linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
+    if isinstance(layer, nn.Linear) and recompute:
+        return lambda x: remember(
+            linear(x, layer.weight.detach(), layer.bias, b(), factor), x, layer.weight, layer.bias
+        )
     if isinstance(layer, nn.Linear):
         return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), factor)
     if is_transposed(layer):
