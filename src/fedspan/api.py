@@ -21,14 +21,20 @@ from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.method import Method
 from fedspan.core.task import Weights
 from fedspan.nn.cover import LEAST, Choice, choose, summary
-from fedspan.nn.problem import Augment, TorchProblem
+from fedspan.nn.cover import freeze as leave
+from fedspan.nn.pretrained import about, is_pretrained, own_loss, ready
+from fedspan.nn.problem import Augment, Evaluate, TorchProblem
 from fedspan.nn.score import scorer
-from fedspan.nn.source import Loss, as_source
+from fedspan.nn.source import Loss, Source, as_source
+from fedspan.nn.text_score import text_scorer
+from fedspan.nn.texts import as_texts
 from fedspan.runtimes.folder import carry_out
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.simulator import Simulate, Simulator
 from fedspan.theory.live import observe
+
+OutputLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +55,7 @@ class Fit:
 def fit(
     model: nn.Module,
     clients: Sequence[Any],
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.cross_entropy,
+    loss: OutputLoss | None = None,
     *,
     method: Method[Any, Any, Any, Any],
     rounds: int,
@@ -67,6 +73,7 @@ def fit(
     whole: Sequence[str] = (),
     project: Sequence[str] = (),
     least: int = LEAST,
+    freeze: Sequence[str] = (),
     keep: Literal["last", "best"] = "last",
     patience: int | None = None,
     device: str = "cpu",
@@ -81,18 +88,20 @@ def fit(
 ) -> Fit:
     """Train `model` over `clients`, each (inputs, targets), a Dataset or a DataLoader.
 
-    `loss(outputs, targets)` scores a batch; `objective(model, batch)` replaces it where a batch is something else.
+    `loss(outputs, targets)` scores a batch, cross-entropy unless it is given; `objective(model, batch)` replaces it
+    where a batch is something else. A Hugging Face model with neither is trained by its own loss, on tokenised text:
+    a mapping of columns such as input_ids, attention_mask and labels, a `datasets.Dataset`, or a list of rows.
     `epochs` sets the local steps to so many passes over the mean client's examples, the same number for all.
     `test` is scored every `eval_every` rounds: `loss`, and `accuracy` where targets are classes. `keep = "best"`
     returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
-    `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace. `states`
-    names a folder for the clients' states, so that memory holds only those of the cohort; in bfloat16 they take half
-    the disk. `trail` keeps them in memory as the r numbers of each round a client took part in, as long as these are
-    fewer than a state (`ssf`). `simulate` says how a cohort is worked through: client by client, batched, or on
-    processes; `auto` times them where the run is long enough. `diagnostics` adds the gradient norm, drift and the
-    controls' error to every row, at the price of a pass over all data a row. With `out` the run is written to a folder
-    as `fedspan run` does, and `resume` goes on with it. `on_row` is called with every row as it comes; a logger of
-    `fedspan.loggers` is such a function.
+    `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace, `freeze` those
+    to leave as they are, as `requires_grad_(False)` does. `states` names a folder for the clients' states, so that
+    memory holds only those of the cohort; in bfloat16 they take half the disk. `trail` keeps them in memory as the r
+    numbers of each round a client took part in, as long as these are fewer than a state (`ssf`). `simulate` says how a
+    cohort is worked through: client by client, batched, or on processes; `auto` times them where the run is long
+    enough. `diagnostics` adds the gradient norm, drift and the controls' error to every row, at the price of a pass
+    over all data a row. With `out` the run is written to a folder as `fedspan run` does, and `resume` goes on with it.
+    `on_row` is called with every row as it comes; a logger of `fedspan.loggers` is such a function.
     """
     at_least("rounds", rounds, 1)
     at_least("batch", batch, 1)
@@ -102,16 +111,18 @@ def fit(
         positive("clip", clip)
     if (keep == "best" or patience is not None) and test is None:
         raise SpecError("`keep = 'best'` and `patience` need a `test` set to score")
-    sources = [as_source(data, f"client {number}") for number, data in enumerate(clients)]
-    choices = choose(model, whole, project, least)
+    trained = copy.deepcopy(model)
+    leave(trained, freeze)
+    choices = choose(trained, whole, project, least)
+    sources, objective, evaluate = _read(trained, clients, test, loss, objective, device)
     problem = TorchProblem(
-        copy.deepcopy(model),
+        trained,
         sources,
-        objective or (lambda m, b: loss(m(b[0]), b[1])),
+        objective,
         choices,
         seed=seed,
         batch=batch,
-        evaluate=None if test is None else scorer(as_source(test, "test set"), loss, objective, torch.device(device)),
+        evaluate=evaluate,
         by_examples=weights == "examples",
         weight_decay=weight_decay,
         clip=clip,
@@ -151,6 +162,21 @@ def fit(
     problem.write_buffers(aside)
     model.load_state_dict(problem.model.state_dict())
     return Fit(model, result.rows[0], watch.line(result.rows[0]), result.finished or watch.ended, choices)
+
+
+def _read(
+    model: nn.Module, clients: Sequence[Any], test: Any, loss: OutputLoss | None, objective: Loss | None, device: str
+) -> tuple[list[Source], Loss, Evaluate | None]:
+    """The clients' examples, f on a batch of them, and the score on a test set."""
+    here = torch.device(device)
+    if is_pretrained(model) and loss is None and objective is None:
+        known = about(ready(model))
+        sources = [as_texts(data, known, f"client {number}") for number, data in enumerate(clients)]
+        return sources, own_loss, None if test is None else text_scorer(as_texts(test, known, "test set"), known, here)
+    measure = loss or F.cross_entropy
+    sources = [as_source(data, f"client {number}") for number, data in enumerate(clients)]
+    score = None if test is None else scorer(as_source(test, "test set"), measure, objective, here)
+    return sources, objective or (lambda m, b: measure(m(b[0]), b[1])), score
 
 
 class _Watch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +42,20 @@ class Tensors:
 
 
 @dataclass(frozen=True, eq=False)
+class Named:
+    """The same with a name for each tensor; a batch has the names too."""
+
+    parts: Mapping[str, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def take(self, index: torch.Tensor) -> Batch:
+        """Rows of each tensor."""
+        return {name: part[index] for name, part in self.parts.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class Items:
     """Examples fetched one by one from a Dataset."""
 
@@ -64,16 +78,23 @@ def as_source(data: Any, who: str) -> Source:
         tensors = getattr(data, "tensors", None)
         return as_source(tuple(tensors), who) if tensors is not None else _filled(Items(data), who)
     if isinstance(data, Sequence) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
-        parts = tuple(torch.as_tensor(part) for part in data)
-        if len({part.shape[0] for part in parts}) > 1:
-            raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
-        for part in parts:
-            if part.is_floating_point() and not torch.isfinite(part).all():
-                raise DataError(f"{who} has values that are not finite; remove or fill them")
-        return _filled(Tensors(parts), who)
+        return _filled(Tensors(_checked(data, who)), who)
+    if isinstance(data, Mapping) and data and all(isinstance(v, torch.Tensor | np.ndarray) for v in data.values()):
+        return _filled(Named(dict(zip(data, _checked(data.values(), who), strict=True))), who)
     if hasattr(data, "take") and hasattr(data, "__len__"):
         return _filled(data, who)
     raise DataError(f"{who} must be (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+
+
+def _checked(data: Iterable[Any], who: str) -> tuple[torch.Tensor, ...]:
+    """Tensors of equal length without a value that is not finite."""
+    parts = tuple(torch.as_tensor(part) for part in data)
+    if len({part.shape[0] for part in parts}) > 1:
+        raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
+    for part in parts:
+        if part.is_floating_point() and not torch.isfinite(part).all():
+            raise DataError(f"{who} has values that are not finite; remove or fill them")
+    return parts
 
 
 def placed(batch: Batch, device: torch.device) -> Batch:

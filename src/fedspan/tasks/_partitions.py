@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +16,27 @@ Numbers = npt.NDArray[np.int64]
 def _rng(seed: int, purpose: str) -> np.random.Generator:
     """Cutting is done once, by whoever holds the data, and is no part of the protocol between parties."""
     return np.random.Generator(np.random.PCG64(seeds.key(seed, f"partition.{purpose}")))
+
+
+def cut(how: str, labels: Numbers, clients: int, seed: int, alpha: float, classes_per_client: int) -> list[Numbers]:
+    """A data set cut in one of the ways below that need labels alone."""
+    if clients > len(labels):
+        raise SpecError(f"`task.clients` is {clients}, but there are only {len(labels)} examples")
+    ways: dict[str, Callable[[], list[Numbers]]] = {
+        "iid": lambda: iid(labels, clients, seed),
+        "dirichlet": lambda: dirichlet(labels, clients, seed, alpha),
+        "classes": lambda: classes(labels, clients, seed, classes_per_client),
+        "quantity": lambda: quantity(labels, clients, seed, alpha),
+    }
+    return ways[how]()
+
+
+def some(labels: Numbers, classes: int | None, per_class: int | None) -> Numbers:
+    """Numbers of the first examples of the first classes, in the order of the file; None: all of them."""
+    names = np.unique(labels)
+    if classes is not None and classes > len(names):
+        raise SpecError(f"`task.classes` is {classes}, but the data set has {len(names)}")
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in names[:classes]]))
 
 
 def iid(labels: Numbers, clients: int, seed: int) -> list[Numbers]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -109,21 +108,14 @@ class Classification(Task):
         if self.partition == "natural":
             return _partitions.natural(train.owner, self.clients)
         assert self.clients is not None
-        if self.clients > len(train.y):
-            raise SpecError(f"`task.clients` is {self.clients}, but there are only {len(train.y)} examples")
-        extra = {"classes": (self.classes_per_client,), "dirichlet": (self.alpha,), "quantity": (self.alpha,)}
-        cut: Callable[..., list[Numbers]] = getattr(_partitions, self.partition)
-        return cut(train.y, self.clients, seed, *extra.get(self.partition, ()))
+        return _partitions.cut(self.partition, train.y, self.clients, seed, self.alpha, self.classes_per_client)
 
 
 def _some(split: Split, classes: int | None, per_class: int | None) -> Split:
     """The first examples of the first classes, in the order of the file."""
     if classes is None and per_class is None:
         return split
-    names = np.unique(split.y)
-    if classes is not None and classes > len(names):
-        raise SpecError(f"`task.classes` is {classes}, but the data set has {len(names)}")
-    places = np.sort(np.concatenate([np.flatnonzero(split.y == c)[:per_class] for c in names[:classes]]))
+    places = _partitions.some(split.y, classes, per_class)
     return Split(split.x[places], split.y[places], None if split.owner is None else split.owner[places])
 
 

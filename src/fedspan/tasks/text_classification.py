@@ -1,0 +1,88 @@
+"""Text classification: customers' questions cut into clients, and a pre-trained encoder with a new head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core.errors import at_least, one_of, positive
+from fedspan.core.registry import register
+from fedspan.core.task import Weights
+from fedspan.nn.problem import TorchProblem
+from fedspan.tasks import _partitions
+from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, sentences
+
+Numbers = npt.NDArray[np.int64]
+FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TextClassification(TextTask):
+    """Clients with texts of their own, scored on one test set."""
+
+    several_seeds: ClassVar[bool] = False
+
+    data: str = "banking77"  # one JSON object a line: text, label
+    model: str = "minilm"  # minilm, tiny, or the folder of a model
+    clients: int = 20
+    partition: Literal["iid", "dirichlet", "classes", "quantity"] = "dirichlet"
+    alpha: float = 0.1  # of dirichlet and quantity: the smaller, the more unequal
+    classes_per_client: int = 4  # of classes
+    data_seed: int | None = None  # of the partition; None: the run's seed
+    classes: int | None = None  # only the first classes of the data set; None: all
+    per_class: int | None = None  # training examples of each class that are used; None: all
+    test_per_class: int | None = None  # test examples of each class that are scored; None: all
+    max_length: int = 64  # tokens of a text; what is longer is cut
+    freeze: tuple[str, ...] = ("*embed*",)  # half of MiniLM's numbers, of which a client's few texts touch few
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("task.data", self.data, FILES)
+        positive("alpha", self.alpha)
+        at_least("max_length", self.max_length, 2)
+        for name in ("clients", "classes_per_client"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("classes", "per_class", "test_per_class"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+
+    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+        """Load the texts, cut them into clients, and put a new head on the model."""
+        (seed,) = seeds
+        train, test = self._examples("train"), self._examples("test")
+        parts = self._cut(train["labels"], seed)
+        clients = [{"input_ids": [train["input_ids"][i] for i in p], "labels": train["labels"][p]} for p in parts]
+        labels = int(train["labels"].max()) + 1
+        model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=labels)
+        return self.problem(model, clients, test, seed, dtype, weights)
+
+    def counts(self, seed: int) -> Numbers:
+        """How many examples of each class each client holds: (clients, classes)."""
+        labels = self._labels("train")[0]
+        number = int(labels.max()) + 1
+        return np.stack([np.bincount(labels[part], minlength=number) for part in self._cut(labels, seed)])
+
+    def _examples(self, part: Literal["train", "test"]) -> dict[str, Any]:
+        labels, places = self._labels(part)
+        ids = sentences(_path(self.data, part), place_of(self.model), self.max_length)
+        return {"input_ids": [ids[i] for i in places], "labels": labels}
+
+    def _labels(self, part: Literal["train", "test"]) -> tuple[Numbers, Numbers]:
+        """The labels of the examples that are used, and their numbers in the file."""
+        labels = np.array([row["label"] for row in rows(_path(self.data, part))], np.int64)
+        places = _partitions.some(labels, self.classes, self.per_class if part == "train" else self.test_per_class)
+        return labels[places], places
+
+    def _cut(self, labels: Numbers, seed: int) -> list[Numbers]:
+        seed = seed if self.data_seed is None else self.data_seed
+        return _partitions.cut(self.partition, labels, self.clients, seed, self.alpha, self.classes_per_client)
+
+
+def _path(data: str, part: Literal["train", "test"]) -> Path:
+    return file(FILES[data][part == "test"])
