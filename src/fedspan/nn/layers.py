@@ -26,7 +26,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, factor: Factor) -> Tensor:
         ctx.save_for_backward(_down(factor, x), weight)
         ctx.has_bias = bias is not None
-        return F.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what follows may change it in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -49,9 +49,13 @@ class FlatModule:
         """∇f(y), flat."""
         self.load(y)
         with torch.enable_grad():
-            found = torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
-        flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(found, self.params, strict=True)]
-        return torch.cat(flat).to(self.layout.dtype).view(1, 1, -1)
+            found = list(torch.autograd.grad(loss(self.model), self.params, allow_unused=True))
+        flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
+        for number, part in enumerate(flat.split([b.size for b in self.layout.blocks])):
+            g, found[number] = found[number], None  # let go of one by one, so that no second gradient is held
+            if g is not None:
+                part.copy_(g.reshape(-1))
+        return flat.view(1, 1, -1)
 
     def walk(self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
         """y ← y − η (∇f(y) + plus), `steps` times in place: backward adds each gradient to `plus` where it lies."""
@@ -176,7 +180,7 @@ class _Piece:
         elif self.layers and module.in_place:
             self.start = None  # what is added to the weight is known from the last z
         else:
-            self.start = start.clone() if module.in_place else start
+            self.start = start.clone() if module.in_place or factor is None else start  # a part would hold all of x
 
     def write(self, part: Tensor) -> None:
         """Set the weight to x + Pᵀz for this block."""
