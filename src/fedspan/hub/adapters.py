@@ -109,7 +109,7 @@ def merge_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
     if not (Path(folder) / WEIGHTS).is_file() or not (Path(folder) / "adapter_config.json").is_file():
         raise DataError(f"{str(folder)!r} holds no adapter; it needs adapter_config.json and {WEIGHTS}")
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
-    merged: nn.Module = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()  # type: ignore[arg-type]
+    merged: nn.Module = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     for name, parameter in merged.named_parameters():
         parameter.requires_grad_(trained[name])
     return merged

@@ -27,6 +27,7 @@ from fedspan.nn import footprint
 from fedspan.nn.cover import choose, freeze, layout_of
 from fedspan.nn.footprint import Client, Memory, Optimiser
 from fedspan.nn.pretrained import own_loss
+from fedspan.nn.restricted import Loss
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.runtimes.loop import cohort_of
 from fedspan.runtimes.plan import WALKED
@@ -186,7 +187,7 @@ def _sides(block: Block, both: bool) -> int:
     return block.size // block.inputs + (block.inputs if both else 0)
 
 
-def _memory(asked: Asked, make: Callable[[nn.Module, footprint.Loss], Client]) -> Memory:
+def _memory(asked: Asked, make: Callable[[nn.Module, Loss], Client]) -> Memory:
     def build(model: nn.Module) -> Client:
         batch = batch_of(model, asked.batch, asked.length)
         return make(model, lambda m: own_loss(m, batch))

@@ -59,7 +59,7 @@ def _give(kept: Tensor) -> Tensor | View:
     made: Made | None = getattr(kept.untyped_storage(), MADE, None)
     if made is None or kept._version != made.y_version:  # changed in place since: only it knows what it is now
         return kept
-    return View(made, kept.shape, kept.stride(), kept.storage_offset())
+    return View(made, kept.shape, kept.stride(), int(kept.storage_offset()))
 
 
 def _take(held: Tensor | View) -> Tensor:

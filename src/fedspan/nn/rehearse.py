@@ -25,7 +25,7 @@ class Live(TorchDispatchMode):
     """Bytes of the tensors alive: now, and at most so far."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
 
     def count(self, tensor: torch.Tensor) -> None:

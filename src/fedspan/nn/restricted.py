@@ -49,7 +49,7 @@ class FlatModule:
         """∇f(y), flat."""
         self.load(y)
         with torch.enable_grad():
-            found = list(torch.autograd.grad(loss(self.model), self.params, allow_unused=True))
+            found: list[Tensor | None] = list(torch.autograd.grad(loss(self.model), self.params, allow_unused=True))
         flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
         for number, part in enumerate(flat.split([b.size for b in self.layout.blocks])):
             g, found[number] = found[number], None  # let go of one by one, so that no second gradient is held

@@ -91,7 +91,8 @@ def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sche
 
 def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
     """Who takes part in round t, (runs, S)."""
-    return _cohorts(seeds, clients, size, t // AHEAD).ids[t % AHEAD]
+    ids: npt.NDArray[np.int64] = _cohorts(seeds, clients, size, t // AHEAD).ids[t % AHEAD]
+    return ids
 
 
 def _beside(aside: Vector | None) -> int:
