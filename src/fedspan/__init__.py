@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from fedspan.core.task import Task as Task
     from fedspan.experiment import Spec as Spec
     from fedspan.experiment import run as run
+    from fedspan.hub.adapters import export_change as export_change
+    from fedspan.hub.adapters import export_round as export_round
+    from fedspan.hub.adapters import merge_adapter as merge_adapter
     from fedspan.methods._local import InSubspace as InSubspace
     from fedspan.methods._local import LocalSteps as LocalSteps
     from fedspan.methods.compressed import Compressed as Compressed
@@ -75,6 +78,9 @@ _WHERE = {
     "Catchup": "core.sync",
     "Log": "core.sync",
     "Task": "core.task",
+    "export_change": "hub.adapters",
+    "export_round": "hub.adapters",
+    "merge_adapter": "hub.adapters",
     "Result": "runtimes.folder",
     "Spec": "experiment",
     "run": "experiment",
@@ -144,7 +150,10 @@ __all__ = [
     "SubAvg",
     "Task",
     "Vector",
+    "export_change",
+    "export_round",
     "fit",
+    "merge_adapter",
     "register",
     "run",
 ]

@@ -77,6 +77,7 @@ def fit(
     keep: Literal["last", "best"] = "last",
     patience: int | None = None,
     device: str = "cpu",
+    recompute: bool = False,
     simulate: Simulate = "auto",
     states: Path | str | None = None,
     states_dtype: Literal["float32", "bfloat16"] = "float32",
@@ -100,7 +101,9 @@ def fit(
     numbers of each round a client took part in, as long as these are fewer than a state (`ssf`). `simulate` says how a
     cohort is worked through: client by client, batched, or on processes; `auto` times them where the run is long
     enough. `diagnostics` adds the gradient norm, drift and the controls' error to every row, at the price of a pass
-    over all data a row. With `out` the run is written to a folder as `fedspan run` does, and `resume` goes on with it.
+    over all data a row. `recompute` makes outputs of covered layers again that the backward pass would keep: less
+    memory for more time, and the same bits. With `out` the run is written to a folder as `fedspan run` does, and
+    `resume` goes on with it.
     `on_row` is called with every row as it comes; a logger of `fedspan.loggers` is such a function.
     """
     at_least("rounds", rounds, 1)
@@ -128,6 +131,7 @@ def fit(
         clip=clip,
         augment=augment,
         device=device,
+        recompute=recompute,
     )
     method = over_epochs(method, problem, epochs)
     one_of("states_dtype", states_dtype, ("float32", "bfloat16"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,12 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import fedspan
+from fedspan import printing
 from fedspan.core.errors import FedspanError
 
 if TYPE_CHECKING:
-    from fedspan.runtimes.folder import Result
     from fedspan.runtimes.loop import Row
-    from fedspan.theory.theorem import Condition
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=fedspan.__doc__)
 console = Console()
@@ -34,6 +32,21 @@ class Ways(StrEnum):
     loop = "loop"
     batched = "batched"
     pool = "pool"
+
+
+class Types(StrEnum):
+    """Types of weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Optimizers(StrEnum):
+    """Of local steps."""
+
+    sgd = "sgd"
+    momentum = "momentum"
+    adamw = "adamw"
 
 
 class Goals(StrEnum):
@@ -98,7 +111,7 @@ def run(
         result = experiment.run(
             loaded, out, seeds=seeds, resume=resume, simulate=simulate.value, trail=trail, on_row=show, log=log or ()
         )
-    _print_result(result, out)
+    printing.result(result, out, console)
     if not result.finished:
         raise typer.Exit(130)
 
@@ -250,24 +263,58 @@ def partition(
 
 
 @app.command()
-def plan(spec: Annotated[Path, typer.Argument(help="The spec, a TOML file.")], changes: Changes = None) -> None:
-    """What a run of this spec will cost in bytes, memory and disk, for every method side by side."""
-    from fedspan import experiment
+def plan(
+    spec: Annotated[Path | None, typer.Argument(help="The spec, a TOML file; or give --model.")] = None,
+    changes: Changes = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A Hugging Face model's folder or its config.json.")
+    ] = None,
+    rank: Annotated[float | None, typer.Option("--rank", help="SSF's rank: a share of a layer's inputs.")] = None,
+    trained: Annotated[int | None, typer.Option("--trained", help="Numbers that SSF and LoRA train.")] = None,
+    lora_rank: Annotated[int, typer.Option("--lora-rank", help="Else as many as LoRA trains at this rank.")] = 8,
+    batch: Annotated[int, typer.Option("--batch", help="Texts in a batch.")] = 16,
+    length: Annotated[int, typer.Option("--length", help="Tokens in a text.")] = 64,
+    dtype: Annotated[Types, typer.Option("--dtype", help="Type of the weights.")] = Types.float32,
+    clients: Annotated[int, typer.Option("--clients", help="Clients in all.")] = 10,
+    per_round: Annotated[int | None, typer.Option("--per-round", help="Clients a round; all.")] = None,
+    freeze: Annotated[list[str] | None, typer.Option("--freeze", help="Pattern of tensors not to train.")] = None,
+    optimizer: Annotated[Optimizers, typer.Option("--optimizer", help="Of the local steps.")] = Optimizers.sgd,
+    labels: Annotated[int | None, typer.Option("--labels", help="Classes, for a classifier.")] = None,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Gradient checkpointing, in all.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="SSF's layers make outputs again instead of keeping them.")
+    ] = False,
+) -> None:
+    """What training will cost in bytes, memory and disk, for every method side by side: of a spec, or of a model."""
+    if (spec is None) == (model is None):
+        raise FedspanError("give a spec, as in `fedspan plan SPEC`, or a model, as in `fedspan plan --model DIR`")
+    if spec is not None:
+        from fedspan import experiment
 
-    loaded = experiment.Spec.load(spec, tuple(changes or ()))
-    layout, costs = experiment.plan(loaded)
-    console.print(f"{layout.size:,} numbers in {len(layout.blocks)} tensors; {loaded.rounds:,} rounds", highlight=False)
-    table = Table("method", box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for head in ("up", "down", "up, run", "down, run", "state", "disk", "server", "copies"):
-        table.add_column(head, justify="right")
-    for name, cost in costs.items():
-        table.add_row(name, *(_size(value) for value in cost.sizes()))
-    console.print(table)
-    console.print(
-        "up, down: one client and round; run: all clients and rounds; state, disk: of one client; server: model, "
-        "controls and log; copies: of all clients' states, on the server's disk",
-        highlight=False,
-    )
+        loaded = experiment.Spec.load(spec, tuple(changes or ()))
+        printing.costs(*experiment.plan(loaded), loaded.rounds, console)
+    if model is not None:
+        from fedspan.hub.plan import Asked, plan_model
+
+        asked = Asked(
+            model=model,
+            rank=rank,
+            trained=trained,
+            lora_rank=lora_rank,
+            batch=batch,
+            length=length,
+            dtype=dtype.value,
+            clients=clients,
+            per_round=per_round,
+            freeze=tuple(freeze or ()),
+            optimizer=optimizer.value,
+            labels=labels,
+            checkpointing=checkpointing,
+            recompute=recompute,
+        )
+        with console.status("a local step of each method, without numbers"):
+            found = plan_model(asked)
+        printing.model_costs(found, console)
 
 
 @app.command()
@@ -285,46 +332,7 @@ def diagnose(
     from fedspan import experiment
 
     torch.set_num_threads(threads)
-    found = experiment.examine(experiment.Spec.load(spec, tuple(changes or ())), target)
-    known = found.estimates
-    rows = {"L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control}
-    rows["‖∇F(x⁰)‖²"] = known.grad_sq
-    console.print(_listed(("estimate", "value", "how"), [(k, f"{e.value:.4g}", e.note) for k, e in rows.items()]), "")
-    checked = [(c.name, f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.conditions]
-    checked += [(f"enough: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved]
-    console.print(_listed(("condition", "value", "limit", "holds"), checked), "")
-    own, safe, steps = found.steps, found.safe, found.setting.local_steps
-    lines = [(n, f"{s.local:.3g}", f"{s.server(steps):.3g}", f"{s.effective:.3g}") for n, s in
-             (("of the spec", own), ("safe: the corollary's", safe))]  # fmt: skip
-    console.print(_listed(("steps", "η_l = lr", "η_g = server_lr", "η̃"), lines))
-    console.print(
-        f"after {found.setting.rounds:,} rounds the safe steps promise min ‖∇F‖² ≤ {found.bound:.3g} "
-        f"(as printed; as proved {found.bound_proved:.3g})\n", highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    console.print(f"promised rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
-    ahead = [(f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", _size(f.up), _size(f.down)) for f in found.forecast]
-    console.print(_listed(("ρ", "rounds, as printed", "as proved", "up", "down"), ahead))
-    for warning in found.warnings:
-        console.print("[yellow]outside the theory[/]:", escape(warning), highlight=False, soft_wrap=True)
-
-
-def _listed(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(*heads, box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _met(condition: Condition) -> str:
-    return "[green]yes[/]" if condition.holds else f"[red]no[/], {condition.excess:.3g} times over"
-
-
-def _size(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} PB"
+    printing.diagnosis(experiment.examine(experiment.Spec.load(spec, tuple(changes or ())), target), console)
 
 
 @app.command()
@@ -333,22 +341,6 @@ def version() -> None:
     from fedspan.runtimes.folder import versions
 
     console.print("  ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
-
-
-def _print_result(result: Result, out: Path) -> None:
-    from fedspan.runtimes.history import PLAIN
-
-    table = Table(box=None, header_style="dim")
-    metrics = [k for k in result.rows[0][-1] if k not in PLAIN]
-    for name in ("seed", "status", "round", *metrics, "up", "down", "seconds"):
-        table.add_column(name, justify="left" if name == "status" else "right")
-    for number, seed in enumerate(result.seeds):
-        last = result.rows[number][-1]
-        values = ["-" if last[name] is None else f"{last[name]:.4g}" for name in metrics]
-        sizes = [f"{last[name] / 1e6:.2f} MB" for name in ("up_bytes", "down_bytes")]
-        table.add_row(str(seed), result.status(number), str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}")
-    console.print(table)
-    console.print(f"results in {out}", highlight=False)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core.linear import Factor
+from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor
 
@@ -25,7 +26,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, factor: Factor) -> Tensor:
         ctx.save_for_backward(_down(factor, x), weight)
         ctx.has_bias = bias is not None
-        return F.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what follows may change it in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,9 +114,18 @@ def _channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
     return taken.reshape(n, groups * factor.rank, *space)
 
 
-def restricted_forward(layer: nn.Module, b: Callable[[], Tensor], factor: Factor) -> Callable[[Tensor], Tensor]:
-    """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B."""
+def restricted_forward(
+    layer: nn.Module, b: Callable[[], Tensor], factor: Factor, recompute: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B.
+
+    With `recompute` a Linear leaves a note of how its output was made, for `nn.recompute`.
+    """
     linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
+    if isinstance(layer, nn.Linear) and recompute:
+        return lambda x: remember(
+            linear(x, layer.weight.detach(), layer.bias, b(), factor), x, layer.weight, layer.bias
+        )
     if isinstance(layer, nn.Linear):
         return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), factor)
     if is_transposed(layer):

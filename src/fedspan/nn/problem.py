@@ -45,11 +45,12 @@ class TorchProblem(Problem):
         clip: float | None = None,
         augment: Augment | None = None,
         device: str = "cpu",
+        recompute: bool = False,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
         self.model, self.sources, self.loss, self.choices = model.to(device), clients, loss, choices
-        self.seeds, self.batch, self.device = (seed,), batch, torch.device(device)
+        self.seeds, self.batch, self.device, self.recompute = (seed,), batch, torch.device(device), recompute
         self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
         self.layout = layout_of(choices, _kept_in(next(p.dtype for p in model.parameters() if p.requires_grad)))
         self.module = FlatModule(model, self.layout)
@@ -101,7 +102,7 @@ class TorchProblem(Problem):
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
-        self._active = Restricted(self.module, self.choices, x, P).__enter__()
+        self._active = Restricted(self.module, self.choices, x, P, self.recompute).__enter__()
         return self._active
 
     def release(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from fedspan.core.linear import Factor, LinearMap
 from fedspan.core.objective import Plus, term
 from fedspan.nn.cover import Choice
 from fedspan.nn.layers import restricted_forward
+from fedspan.nn.recompute import exchanging
 
 Tensor = torch.Tensor
 Loss = Callable[[nn.Module], Tensor]
@@ -29,13 +31,14 @@ class FlatModule:
             raise SpecError(
                 f"the model trains tensors of several types ({_listed(types)}); give it one with model.to()"
             )
-        self.flat = torch.cat([named[b.name].detach().reshape(-1) for b in layout.blocks])
+        first = named[layout.blocks[0].name].detach()
+        self.flat = first.new_empty(layout.size)
         self.in_place = self.flat.dtype == layout.dtype  # else x has more digits than the weights
         parts = self.flat.split([b.size for b in layout.blocks])
         self.params: list[nn.Parameter] = []
-        for block, part in zip(layout.blocks, parts, strict=True):
+        for block, part in zip(layout.blocks, parts, strict=True):  # one by one, so that no second model is held
             parameter = named[block.name]
-            parameter.data = part.view(block.shape)
+            parameter.data = part.view(block.shape).copy_(parameter.detach())
             self.params.append(parameter)
 
     def load(self, x: Vector) -> None:
@@ -46,9 +49,13 @@ class FlatModule:
         """∇f(y), flat."""
         self.load(y)
         with torch.enable_grad():
-            found = torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
-        flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(found, self.params, strict=True)]
-        return torch.cat(flat).to(self.layout.dtype).view(1, 1, -1)
+            found: list[Tensor | None] = list(torch.autograd.grad(loss(self.model), self.params, allow_unused=True))
+        flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
+        for number, part in enumerate(flat.split([b.size for b in self.layout.blocks])):
+            g, found[number] = found[number], None  # let go of one by one, so that no second gradient is held
+            if g is not None:
+                part.copy_(g.reshape(-1))
+        return flat.view(1, 1, -1)
 
     def walk(self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
         """y ← y − η (∇f(y) + plus), `steps` times in place: backward adds each gradient to `plus` where it lies."""
@@ -88,8 +95,10 @@ def _walk(
 class Restricted:
     """The same module inside x + range(Pᵀ) for one round; `with` puts its layers back as they were."""
 
-    def __init__(self, module: FlatModule, choices: Sequence[Choice], x: Vector, P: LinearMap) -> None:
-        self.module, self.P, self.choices = module, P, choices
+    def __init__(
+        self, module: FlatModule, choices: Sequence[Choice], x: Vector, P: LinearMap, recompute: bool = False
+    ) -> None:
+        self.module, self.P, self.choices, self.recompute = module, P, choices, recompute
         module.load(x)
         here = module.flat.device
         factors = P.factors if here.type == "cpu" else tuple(f and f.to(here) for f in P.factors)
@@ -98,7 +107,7 @@ class Restricted:
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
-            piece.install()
+            piece.install(self.recompute)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +120,7 @@ class Restricted:
         for piece, part in zip(self.pieces, parts, strict=True):
             piece.write(part)
         with torch.enable_grad():
-            found = torch.autograd.grad(loss(self.module.model), [p.leaf for p in self.pieces], allow_unused=True)
+            found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
         return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
@@ -135,10 +144,15 @@ class Restricted:
                 piece.write(part)
 
         write()
-        _walk(place, total, plus, lambda: next(losses)(self.module.model), lr, steps, write)
+        _walk(place, total, plus, lambda: self._value(next(losses)), lr, steps, write)
         for piece in self.pieces:
             piece.leaf.grad = None
         return place.view(1, 1, -1)
+
+    def _value(self, loss: Loss) -> Tensor:
+        """f on one batch, ready for a backward pass."""
+        with exchanging() if self.recompute else contextlib.nullcontext():
+            return loss(self.module.model)
 
 
 class _Piece:
@@ -156,8 +170,9 @@ class _Piece:
         if factor is not None:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
             self.sent = (*rest, factor.rank)  # the order in which a LinearMap keeps z
-        if self.layers:
-            flat = torch.zeros(self.sent, dtype=self.parameter.dtype, device=self.parameter.device)
+        if self.layers:  # a place for the gradient of B; its values are needed only where they tell the last z
+            none = self.parameter.detach().new_zeros(())
+            flat = none.expand(self.sent) if self.index is not None else none.new_zeros(self.sent)
             self.leaf = flat.movedim(-1, self.axis).requires_grad_()
         if self.index is not None:
             self.index = self.index.flatten()
@@ -165,7 +180,7 @@ class _Piece:
         elif self.layers and module.in_place:
             self.start = None  # what is added to the weight is known from the last z
         else:
-            self.start = start.clone() if module.in_place else start
+            self.start = start.clone() if module.in_place or factor is None else start  # a part would hold all of x
 
     def write(self, part: Tensor) -> None:
         """Set the weight to x + Pᵀz for this block."""
@@ -178,7 +193,7 @@ class _Piece:
             else:
                 assert self.factor is not None
                 weight.add_(lift(self.factor, b - self.leaf, self.axis))
-            if self.layers:
+            if self.layers and self.index is None:
                 self.leaf.copy_(b)
 
     def seen(self, part: Tensor) -> Tensor:
@@ -198,10 +213,10 @@ class _Piece:
         inside = g if self.layers or self.start is None else lower(self.factor, g.to(self.start.dtype), self.axis)
         return inside.movedim(self.axis, -1).reshape(-1)
 
-    def install(self) -> None:
+    def install(self, recompute: bool) -> None:
         for layer in self.layers:
             assert self.factor is not None
-            layer.forward = restricted_forward(layer, lambda: self.leaf, self.factor)
+            layer.forward = restricted_forward(layer, lambda: self.leaf, self.factor, recompute)
 
     def remove(self) -> None:
         for layer in self.layers:

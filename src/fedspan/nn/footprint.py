@@ -1,0 +1,163 @@
+"""A client's local step by each kind of training, and what it holds in memory: measured on a model, or rehearsed.
+
+    SSF             steps inside x + range(Pᵀ): z, the correction u and where x began, r numbers each
+    LoRA, FFA-LoRA  adapters of PEFT on the layers that SSF would cover (`hub.lora`); what it trains whole is, too
+    FedAvg          every weight that is trained, its gradient, and the optimiser's state
+    SCAFFOLD        the same and the correction c − c_i, d numbers
+
+The functions make such a client from a model and a loss, be it a real one or an outline without numbers. Neither counts
+what lies on disk: the client's controls, and its copy of x beside the weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedspan.core.layout import Block
+from fedspan.core.projector import Projector, draw
+from fedspan.nn.cover import Choice, layout_of
+from fedspan.nn.rehearse import peak_of, rehearsal
+from fedspan.nn.restricted import FlatModule, Loss, Restricted
+
+Optimiser = Literal["sgd", "momentum", "adamw"]
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that an optimiser keeps for each one that is trained
+RATE = 1e-6  # of the steps; nothing depends on it
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One way of training: a local step, and the tensors that are there before it."""
+
+    step: Callable[[], Any]
+    model: nn.Module
+    trained: int  # numbers
+    gradients: int  # bytes
+    optimiser: int
+    controls: int  # what the method holds beside: subspace and corrections
+    settled: bool = True  # whether all that lasts is there before the first step
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes in a client's memory at the peak of a local step."""
+
+    trained: int  # numbers
+    weights: int
+    gradients: int
+    activations: int  # what autograd keeps, and the values in between
+    optimiser: int
+    controls: int
+
+    @property
+    def peak(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.activations + self.optimiser + self.controls
+
+
+def rehearsed(model: nn.Module, make: Callable[[nn.Module], Client]) -> Memory:
+    """The memory of a client on a model that has no numbers; the model is used up."""
+    with rehearsal() as live:
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            live.count(tensor)
+        client = make(model)
+        if not client.settled:
+            client.step()
+        peak = peak_of(client.step, live)
+    weights = sum(_bytes(t) for t in itertools.chain(client.model.parameters(), client.model.buffers()))
+    rest = weights + client.gradients + client.optimiser + client.controls
+    return Memory(client.trained, weights, client.gradients, peak - rest, client.optimiser, client.controls)
+
+
+def ssf(
+    model: nn.Module,
+    loss: Loss,
+    choices: Sequence[Choice],
+    projector: Projector,
+    optimiser: Optimiser = "sgd",
+    recompute: bool = False,
+) -> Client:
+    """Local steps of SSF."""
+    layout = layout_of(choices)
+    module = FlatModule(model, layout)
+    module.checked = True
+    with torch.device("cpu"):
+        P = draw(projector, layout, (0,), 0)
+    x = module.flat.detach().view(1, 1, -1)
+    inside = Restricted(module, choices, x if module.in_place else x.float(), P, recompute).__enter__()
+    z, u, *moments = (torch.zeros(1, 1, P.rank) for _ in range(2 + STATES[optimiser]))
+
+    def step() -> None:
+        nonlocal z
+        if module.in_place:
+            z = inside.walk(z, u, itertools.repeat(loss), RATE, 1)
+        else:
+            z = torch.add(z, inside.grad(z, loss) + u, alpha=-RATE)
+        assert all(m.shape == z.shape for m in moments)
+
+    starts = sum(piece.start.numel() for piece in inside.pieces if piece.start is not None)
+    indices = sum(8 * piece.index.numel() for piece in inside.pieces if piece.index is not None)
+    controls = 4 * (3 * P.rank + starts) + indices  # z before and after a step, u, and where x began
+    return Client(step, model, P.rank, 4 * P.rank, 4 * P.rank * len(moments), controls)
+
+
+def plain(model: nn.Module, loss: Loss, optimiser: Optimiser = "sgd") -> Client:
+    """Local steps of torch's own optimiser on whatever requires a gradient."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    kind: Any = torch.optim.AdamW if optimiser == "adamw" else torch.optim.SGD
+    chosen = kind(params, lr=RATE, **({"momentum": 0.9} if optimiser == "momentum" else {}))
+
+    def step() -> None:
+        chosen.zero_grad()
+        loss(model).backward()
+        chosen.step()
+
+    trained, size = sum(p.numel() for p in params), sum(_bytes(p) for p in params)
+    return Client(step, model, trained, size, size * STATES[optimiser], 0, settled=optimiser == "sgd")
+
+
+def whole(
+    model: nn.Module, loss: Loss, choices: Sequence[Choice], optimiser: Optimiser = "sgd", controls: bool = False
+) -> Client:
+    """Local steps of FedAvg; with `controls` those of SCAFFOLD."""
+    layout = layout_of(choices)
+    module = FlatModule(model, layout)
+    d, size = layout.size, module.flat.element_size()
+    moments = [torch.zeros(d) for _ in range(STATES[optimiser])]
+    u = torch.zeros(1, 1, d) if controls else None
+    y = None if module.in_place else module.flat.float().view(1, 1, -1)  # with more digits than the weights have
+
+    def step() -> None:
+        nonlocal y
+        if y is None:
+            module.walk(module.flat, u, itertools.repeat(loss), RATE, 1)
+        else:
+            g = module.grad(y, loss)
+            y = torch.add(y, g if u is None else g.add_(u), alpha=-RATE)
+        assert all(len(m) == d for m in moments)
+
+    own, states = (size, len(moments)) if y is None else (size + 4, len(moments) + 1)  # gradient and y in float32 too
+    return Client(step, model, d, d * own, 4 * d * states, 4 * d if controls else 0)
+
+
+def numbers(blocks: Sequence[Block], rank: float) -> int:
+    """What SSF trains of projected blocks at a share of their inputs."""
+    return sum(block.size // block.inputs * max(1, round(rank * block.inputs)) for block in blocks)
+
+
+def share_for(blocks: Sequence[Block], trained: int) -> float:
+    """The share of the inputs at which SSF trains as near as can be to so many numbers."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if numbers(blocks, middle) <= trained else (low, middle)
+    return min((max(low, 1e-9), high), key=lambda share: abs(numbers(blocks, share) - trained))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,82 @@
+"""Outputs made again in the backward pass: the same bits, and less that is kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fedspan.core.errors import FedspanError
+from fedspan.core.projector import draw
+from fedspan.nn.cover import choose, layout_of
+from fedspan.nn.rehearse import Live
+from fedspan.nn.restricted import FlatModule, Restricted
+from fedspan.projectors.coordinate import Coordinate
+
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of one input, a wide activation function, one in place, and one on a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.up, self.down, self.gate = nn.Linear(32, 128), nn.Linear(128, 32), nn.Linear(32, 64)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        x = self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        return self.head(self.gate(x).relu_())
+
+
+def inside(model: nn.Module, recompute: bool) -> tuple[Restricted, torch.Tensor]:
+    model = copy.deepcopy(model)
+    choices = choose(model)
+    layout = layout_of(choices)
+    module = FlatModule(model, layout)
+    P = draw(Coordinate(rank=0.2), layout, (1,), 0)
+    z = 0.1 * torch.randn(1, 1, P.rank, generator=torch.Generator().manual_seed(2))
+    return Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P, recompute).__enter__(), z
+
+
+def test_the_gradient_has_the_same_bits_and_less_is_kept() -> None:
+    torch.manual_seed(0)
+    model, data = Attention(), torch.randn(16, 24, 32)
+
+    def loss(m: nn.Module) -> torch.Tensor:
+        return m(data).square().mean()
+
+    found, kept = [], []
+    for recompute in (False, True):
+        at, z = inside(model, recompute)
+        found.append(at.grad(z, loss))
+        with Live() as live:
+            value = at._value(loss)
+            kept.append(live.now)
+            del value
+    assert torch.equal(found[0], found[1])
+    # q, k and v go for their one input, which is there already, up for its input, a quarter as wide
+    assert kept[0] - kept[1] == 4 * data.numel() * (3 + 4 - 1)
+
+
+def test_an_input_that_was_changed_since_is_noticed() -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(40, 80), nn.Linear(80, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 1.0
+            y = torch.tanh(self.up(x)) + nn.functional.gelu(self.up(x))
+            x.mul_(2.0)
+            return self.head(y)
+
+    at, z = inside(Changed(), True)
+    with pytest.raises(FedspanError, match="without `recompute`"):
+        at.grad(z, lambda m: m(torch.ones(3, 40)).sum())
