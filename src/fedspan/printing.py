@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedspan.core.layout import Layout
-    from fedspan.hub.plan import Line, ModelPlan
+    from fedspan.hub.plan import ModelPlan
     from fedspan.runtimes.folder import Result
     from fedspan.runtimes.plan import Cost
     from fedspan.theory.diagnosis import Diagnosis
@@ -56,14 +56,14 @@ def model_costs(plan: ModelPlan, console: Console) -> None:
         f"{plan.parameters:,} parameters, {plan.layout.size:,} of them trained; SSF at rank {plan.share:.4g}, LoRA at "
         f"{plan.ranks[0]}, FFA-LoRA at {plan.ranks[1]}", highlight=False, soft_wrap=True,
     )  # fmt: skip
+    sent = [
+        (line.method, f"{line.memory.trained:,}", size(line.up), size(line.down), size(line.disk))
+        for line in plan.lines
+    ]
+    console.print(_sized("method", ("numbers", "up", "down", "disk"), sent), "")
     parts = ("weights", "gradients", "activations", "optimiser", "controls", "peak")
-    heads = ("numbers", "up", "down", *parts[:4], "controls", "peak", "disk")
-
-    def row(line: Line) -> tuple[str, ...]:
-        held = [size(getattr(line.memory, part)) for part in parts]
-        return (line.method, f"{line.memory.trained:,}", size(line.up), size(line.down), *held, size(line.disk))
-
-    console.print(_sized("method", heads, [row(line) for line in plan.lines]))
+    held = [(line.method, *(size(getattr(line.memory, part)) for part in parts)) for line in plan.lines]
+    console.print(_sized("memory", parts, held))
     console.print(
         "of one client; numbers: trained; up, down: a round, once it has the model; weights to peak: memory in a local "
         "step; disk: two versions of its controls and its copy of the model",
