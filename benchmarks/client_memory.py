@@ -209,15 +209,15 @@ class Watch(threading.Thread):
 
 
 def timed(repeats: int, dropout: float) -> dict[str, float]:
-    """Median seconds of a step of each kind, in turn."""
+    """Median seconds of computing in a step of each kind, in turn; what others do on the machine counts little."""
     steps = {kind: make(kind, load(dropout)).step for kind in TIMED}
     seconds: dict[str, list[float]] = {kind: [] for kind in steps}
     for repeat in range(repeats + 2):
         for kind, step in steps.items():
-            began = time.perf_counter()
+            began = time.process_time()
             step()
             if repeat >= 2:
-                seconds[kind].append(time.perf_counter() - began)
+                seconds[kind].append(time.process_time() - began)
     return {kind: statistics.median(own) for kind, own in seconds.items()}
 
 

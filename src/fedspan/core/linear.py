@@ -102,8 +102,11 @@ class Transposed:
         P = self.of
         if len(P.factors) == 1:
             return _up(P.factors[0], P.layout.blocks[0], z)
-        parts = zip(P.factors, P.layout.blocks, z.split(list(P.sizes), -1), strict=True)
-        return torch.cat([_up(f, b, part) for f, b, part in parts], -1)
+        out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
+        places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
+        for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
+            place.copy_(_up(factor, block, part))
+        return out
 
 
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
