@@ -15,16 +15,18 @@ from fedspan.compare.pool import carry_out, seconds
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, at_least
 from fedspan.runtimes.folder import toml
+from fedspan.runtimes.lock import held
 
 
 def run(
     plans: Sequence[Comparison], runs: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()
 ) -> list[Outcome]:
     """Carry out comparisons that share their runs: first all tuning, then all seeds at the chosen points."""
-    carry_out([job for plan in plans for job in plan.tuning(runs)], jobs, console, "tuning", plugins)
-    chosen = [Outcome(plan, runs).chosen() for plan in plans]
-    final = [job for plan, points in zip(plans, chosen, strict=True) for job in plan.final(runs, points)]
-    carry_out(final, jobs, console, "runs", plugins)
+    with held(runs):
+        carry_out([job for plan in plans for job in plan.tuning(runs)], jobs, console, "tuning", plugins)
+        chosen = [Outcome(plan, runs).chosen() for plan in plans]
+        final = [job for plan, points in zip(plans, chosen, strict=True) for job in plan.final(runs, points)]
+        carry_out(final, jobs, console, "runs", plugins)
     return [Outcome(plan, runs) for plan in plans]
 
 

@@ -30,6 +30,7 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.runtimes import history
 from fedspan.runtimes.history import History, Line
+from fedspan.runtimes.lock import held
 from fedspan.runtimes.loop import Loop, Row
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -68,6 +69,19 @@ def carry_out(
     A checkpoint is written with a row every few seconds, or after `every` rounds. Ctrl-C and SIGTERM end the run after
     the round in hand, unless `signals` leaves them to whoever has set them.
     """
+    with held(out):
+        return _carry_out(loop, table, out, resume, on_row, every, signals)
+
+
+def _carry_out(
+    loop: Loop,
+    table: Table,
+    out: Path,
+    resume: bool,
+    on_row: Callable[[Row], None] | None,
+    every: int | None,
+    signals: bool,
+) -> Result:
     folders = [out] if len(loop.seeds) == 1 else [out / f"seed-{seed}" for seed in loop.seeds]
     histories = _open(loop, table, out, folders, resume)
     saved = time.monotonic()

@@ -1,0 +1,61 @@
+"""One process at a time in a folder: the second is told so and changes nothing, and one that died has let go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from conftest import SMALL
+from fedspan import experiment
+from fedspan.compare import command
+from fedspan.compare.plan import Comparison
+from fedspan.core.errors import SpecError
+from fedspan.runtimes.lock import held
+
+TABLE = {"rounds": 4, "eval_every": 2, "task": SMALL, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 2}}
+HOLD = """
+import sys, time, pathlib
+from fedspan.runtimes.lock import held
+with held(pathlib.Path(sys.argv[1])):
+    print(1, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
+    spec, out = experiment.Spec.from_table(TABLE), tmp_path / "o"
+    experiment.run(spec, out)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with held(out), pytest.raises(SpecError, match="is being written by another process; wait for it"):
+        experiment.run(spec, out, resume=True)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    experiment.run(spec, out, resume=True)
+
+
+def test_a_comparison_in_a_folder_that_is_held_runs_nothing(tmp_path: Path) -> None:
+    plan = Comparison.from_table({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
+    with held(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
+        command.run([plan], tmp_path / "runs", jobs=1, console=Console(quiet=True))
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_who_dies_lets_go_and_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "new"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with pytest.raises(SpecError, match="another process"), held(place):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    time.sleep(0.05)
+    with pytest.raises(ZeroDivisionError), held(place):
+        raise ZeroDivisionError
+    assert not place.exists()
