@@ -56,7 +56,7 @@ KINDS = (
     "ssf", "ssf, recompute", "lora", "ffa-lora", "fedavg", "scaffold", "full but embeddings, momentum",
     "full, momentum", "round", "round, recompute",
 )  # fmt: skip
-TIMED = ("lora", "ssf", "ssf, recompute", "ffa-lora", "fedavg", "full, momentum")
+TIMED = ("lora", "ssf", "ssf, recompute", "full, momentum")
 
 
 def folder() -> Path:
