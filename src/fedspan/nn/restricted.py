@@ -172,7 +172,8 @@ class _Piece:
             self.sent = (*rest, factor.rank)  # the order in which a LinearMap keeps z
         if self.layers:  # a place for the gradient of B; its values are needed only where they tell the last z
             none = self.parameter.detach().new_zeros(())
-            flat = none.expand(self.sent) if self.index is not None else none.new_zeros(self.sent)
+            bare = self.index is not None and self.axis == len(self.sent) - 1  # torch wants its gradient contiguous
+            flat = none.expand(self.sent) if bare else none.new_zeros(self.sent)
             self.leaf = flat.movedim(-1, self.axis).requires_grad_()
         if self.index is not None:
             self.index = self.index.flatten()
