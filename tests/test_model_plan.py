@@ -52,8 +52,8 @@ def written(folder: Path, config: dict[str, Any]) -> Path:
 
 def test_payloads_are_those_of_packed_messages(tmp_path: Path) -> None:
     written(tmp_path, BERT | {"num_hidden_layers": 1})
-    plan = plan_model(Asked(model=tmp_path, clients=7, per_round=3, freeze=("*embeddings*",), labels=5))
-    problem = FlatProblem(plan.layout, torch.zeros(1, 1, plan.layout.size), 7)
+    plan = plan_model(Asked(model=tmp_path, clients=5, per_round=2, freeze=("*embeddings*",), labels=5))
+    problem = FlatProblem(plan.layout, torch.zeros(1, 1, plan.layout.size), 5)
     for momentum in (0.0, 0.9):
         steps = {"lr": 0.1, "local_steps": 1, "momentum": momentum}
         methods: dict[str, Any] = {
@@ -61,9 +61,9 @@ def test_payloads_are_those_of_packed_messages(tmp_path: Path) -> None:
             "ffa-lora": FFALoRA(rank=plan.ranks[1], **steps), "fedavg": FedAvg(**steps), "scaffold": Scaffold(**steps),
         }  # fmt: skip
         assert [line.method for line in plan.lines] == list(methods)
-        for line in plan.lines:
-            real = cost(methods[line.method], problem, 3, 1000, 0)
-            told = traffic(line.method, plan.layout.size, line.memory.trained, 7, 3, momentum > 0)
+        for line in plan.lines if not momentum else (plan.lines[0], plan.lines[-1]):  # the others' stay as they are
+            real = cost(methods[line.method], problem, 2, 1000, 0)
+            told = traffic(line.method, plan.layout.size, line.memory.trained, 5, 2, momentum > 0)
             assert told == (real.up_round, real.down_round), line.method
             assert line.disk == real.client_disk
             assert momentum or told == (line.up, line.down)
