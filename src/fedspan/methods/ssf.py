@@ -44,6 +44,7 @@ from fedspan.core.code import Code
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
+from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.projector import draw
@@ -146,11 +147,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd.t) * self.local_steps)
         a = mean - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
-        ahead = client.u
-        if self.beta < 1:
-            Pu = P @ ahead
-            a = (1 - self.beta) * Pu + self.beta * a  # 5'
-            ahead = ahead + P.T @ (a - Pu)
+        a, ahead = self._running_mean(client.u, a, P)  # 5'
         up = Up(a, Pg, None if self.solver.plain else z) if self.compressor is None else self._compressed(a, rnd)
         return self.settle(ClientState(c_i, ahead, moments), down, up, rnd), up
 
@@ -164,6 +161,14 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         assert self.compressor is not None
         assert up.q is not None
         return self.compressor.decompress(up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype)
+
+    def _running_mean(self, u: Vector, a: Vector, P: LinearMap) -> tuple[Vector, Vector]:
+        """Line 5' up to what is sent: P u_i with this round in it, and u_i with that inside the subspace."""
+        if self.beta == 1:
+            return a, u
+        Pu = P @ u
+        mixed = (1 - self.beta) * Pu + self.beta * a
+        return mixed, u + P.T @ (mixed - Pu)
 
     def _compressed(self, a: Vector, rnd: Round) -> Up:
         assert self.compressor is not None
