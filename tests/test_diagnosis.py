@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,9 @@ import torch
 from typer.testing import CliRunner
 
 import fedspan
-from conftest import METHODS, advance, build, every_method, model, small, start
+from conftest import advance, build, every_method, model, small, start
 from fedspan import cli, experiment
 from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.core.registry import choices
 from fedspan.experiment import Spec
 from fedspan.nn.models import mlp
 from fedspan.runtimes import history
@@ -30,6 +31,7 @@ from fedspan.theory.live import observe
 from fedspan.theory.search import Search, search
 from test_estimates import network
 
+ROOT = Path(__file__).parents[1]
 TABLE: dict[str, Any] = {
     "rounds": 400,
     "eval_every": 50,
@@ -263,18 +265,11 @@ def test_diagnostics_cost_at_most_a_tenth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(choices("method")))
-def test_the_search_is_near_the_best_of_a_grid(name: str) -> None:
+@pytest.mark.parametrize("name", tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text())["variants"])
+def test_the_search_is_near_the_best_of_a_grid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 1.3 times the error of the best of twelve rates, in at most 15 % of the rounds: het 0.5, 3,000 rounds."""
-    problem, rounds = Regression(het=0.5).build((0,), torch.float32), 3000
-    subspace = {"projector": {"name": "gaussian", "rank": 20}} if "projector" in METHODS[name][0] else {}
-    method: Any = build(name, local_steps=5, **(METHODS[name][0] | subspace))
-
-    def tail(lr: float) -> float:
-        rows = start(dataclasses.replace(method, lr=lr), problem, 10).rows(rounds, rounds // 100)
-        values = [math.inf if row.diverged.any() else float(row.metrics["rel_err"][0]) for row in rows]
-        return float(np.mean(values[-10:]))
-
-    found = search(method, problem, 10, rounds)
-    assert found.rounds <= 0.15 * rounds
-    assert tail(found.lr) <= 1.3 * min(tail(float(lr)) for lr in np.geomspace(1e-4, 0.3, 12))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    measure = importlib.import_module("search")
+    found = measure.measure(measure.tables()[name]["method"], 0.5, 3000, 0)
+    assert found["rounds"] <= 0.15 * 3000
+    assert found["ratio"] <= 1.3
