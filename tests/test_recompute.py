@@ -22,15 +22,17 @@ Loss = Callable[[nn.Module], torch.Tensor]
 class Attention(nn.Module):
     """Queries, keys and values of one input, a wide activation function, one in place, and one on a view."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
         self.up, self.down, self.gate = nn.Linear(32, 128), nn.Linear(128, 32), nn.Linear(32, 64)
         self.head = nn.Linear(64, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        x = self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+        x = nn.functional.dropout(self.o(mixed.transpose(1, 2).flatten(2)), self.dropout)
         x = x + self.down(nn.functional.gelu(self.up(x)))
         return self.head(self.gate(x).relu_())
 
@@ -45,9 +47,8 @@ def inside(model: nn.Module, recompute: bool) -> tuple[Restricted, torch.Tensor]
     return Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P, recompute).__enter__(), z
 
 
-def test_the_gradient_has_the_same_bits_and_less_is_kept() -> None:
-    torch.manual_seed(0)
-    model, data = Attention(), torch.randn(16, 24, 32)
+def kept_and_found(model: nn.Module, data: torch.Tensor) -> tuple[list[int], list[torch.Tensor]]:
+    """Bytes kept for the backward pass, and the gradient; without and with `recompute`."""
 
     def loss(m: nn.Module) -> torch.Tensor:
         return m(data).square().mean()
@@ -55,14 +56,45 @@ def test_the_gradient_has_the_same_bits_and_less_is_kept() -> None:
     found, kept = [], []
     for recompute in (False, True):
         at, z = inside(model, recompute)
+        torch.manual_seed(3)
         found.append(at.grad(z, loss))
+        found.append(torch.rand(3))  # the generator stands where it would
         with Live() as live:
             value = at._value(loss)
             kept.append(live.now)
             del value
-    assert torch.equal(found[0], found[1])
+    assert all(torch.equal(a, b) for a, b in zip(found[:2], found[2:], strict=True))
+    return kept, found
+
+
+def test_the_gradient_has_the_same_bits_and_less_is_kept() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(16, 24, 32)
+    kept, _ = kept_and_found(Attention(), data)
     # q, k and v go for their one input, which is there already, up for its input, a quarter as wide
     assert kept[0] - kept[1] == 4 * data.numel() * (3 + 4 - 1)
+
+
+def test_masks_of_dropout_are_drawn_again() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(16, 24, 32)
+    kept, found = kept_and_found(Attention(dropout=0.5), data)
+    plain, undropped = kept_and_found(Attention(), data)
+    assert not torch.equal(found[0], undropped[0])
+    assert kept[0] > plain[0] + 3 * 4 * 16 * 4 * 24 * 24  # probabilities of four heads, three times over, and more
+    assert kept[1] < plain[1]  # no masks, no probabilities, and not attention's output, which its kernel keeps
+
+
+def test_dropout_outside_of_training_and_in_place_is_torchs_own() -> None:
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.head, self.drop = nn.Linear(40, 80), nn.Linear(80, 2), nn.Dropout(0.5, inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(nn.functional.dropout(self.drop(self.up(x)), 0.5, training=False))
+
+    kept_and_found(Drops(), torch.randn(5, 40))
 
 
 def test_an_input_that_was_changed_since_is_noticed() -> None:

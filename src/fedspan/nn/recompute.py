@@ -1,40 +1,79 @@
-"""Outputs of covered Linear layers that the backward pass makes again from their inputs instead of keeping them.
+"""What the backward pass makes again instead of keeping it: outputs of covered Linear layers, and dropout's masks.
 
 What follows a layer keeps the layer's output: an activation function its argument, attention its queries, keys and
 values. A covered Linear keeps next to nothing itself, so its output can be exchanged for its input, which is narrower
-(a feed-forward layer widens fourfold) or shared (queries, keys and values have one). Numbers stay the same to the last
-bit; the price is one more product for each output that somebody keeps.
+(a feed-forward layer widens fourfold) or shared (queries, keys and values have one). A mask of dropout is exchanged for
+the state of the generator that drew it, and attention with dropout, which would keep its probabilities three times
+over, for its queries, keys and values. Numbers stay the same to the last bit; the price is one more product for each
+output that somebody keeps, one more draw of each mask, and attention's own forward pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 
 from fedspan.core.errors import FedspanError
 
 Tensor = torch.Tensor
 MADE = "fedspan_made"  # of a storage: how what lies in it was made; it lives as long as the storage
+ON = ("cpu", "meta")  # whose random numbers are those of torch's own generator
+_attend = F.scaled_dot_product_attention
+
+
+class Made(Protocol):
+    """How a tensor was made."""
+
+    @property
+    def version(self) -> int:
+        """The tensor's, when it was made."""
+
+    def again(self) -> Tensor:
+        """The same numbers once more."""
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Product:
     """y = x Wᵀ + b, and in which state x and y were then."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
     x_version: int
-    y_version: int
+    version: int
+
+    def again(self) -> Tensor:
+        """The product."""
+        if self.x._version != self.x_version:
+            raise FedspanError("a layer's input was changed in place after the layer; train without `recompute`")
+        return F.linear(self.x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """What dropout multiplies by, how it lies in memory, and the state of the generator before it was drawn."""
+
+    state: Tensor
+    place: dict[str, Any]  # size, stride, dtype and device
+    p: float
+    version: int
+
+    def again(self) -> Tensor:
+        """The mask."""
+        with _generator_at(self.state):
+            return _drawn(torch.empty_strided(**self.place), self.p)
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A part of such a y, by its place in memory."""
+    """A part of something that can be made again, by its place in memory."""
 
     made: Made
     shape: torch.Size
@@ -45,19 +84,21 @@ class View:
 def remember(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y, with a note of how it was made where it is no narrower than x."""
     if y.shape[-1] >= x.shape[-1]:
-        made = Made(x.detach(), weight.detach(), None if bias is None else bias.detach(), x._version, y._version)
+        made = Product(x.detach(), weight.detach(), None if bias is None else bias.detach(), x._version, y._version)
         setattr(y.untyped_storage(), MADE, made)
     return y
 
 
-def exchanging() -> contextlib.AbstractContextManager[Any]:
-    """While a forward pass runs in it, outputs with a note are not kept for the backward pass but made again."""
-    return torch.autograd.graph.saved_tensors_hooks(_give, _take)
+@contextlib.contextmanager
+def exchanging() -> Iterator[None]:
+    """While a forward pass runs in it, what can be made again is not kept for the backward pass."""
+    with torch.autograd.graph.saved_tensors_hooks(_give, _take), _Redrawing():
+        yield
 
 
 def _give(kept: Tensor) -> Tensor | View:
     made: Made | None = getattr(kept.untyped_storage(), MADE, None)
-    if made is None or kept._version != made.y_version:  # changed in place since: only it knows what it is now
+    if made is None or kept._version != made.version:  # changed in place since: only it knows what it is now
         return kept
     return View(made, kept.shape, kept.stride(), int(kept.storage_offset()))
 
@@ -65,8 +106,60 @@ def _give(kept: Tensor) -> Tensor | View:
 def _take(held: Tensor | View) -> Tensor:
     if isinstance(held, Tensor):
         return held
-    made = held.made
-    if made.x._version != made.x_version:
-        raise FedspanError("a layer's input was changed in place after the layer; train without `recompute`")
     with torch.no_grad():
-        return F.linear(made.x, made.weight, made.bias).as_strided(held.shape, held.stride, held.offset)
+        return held.made.again().as_strided(held.shape, held.stride, held.offset)
+
+
+class _Redrawing(TorchFunctionMode):
+    """Dropout, and attention with dropout, whose masks can be drawn again."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is _attend and kwargs.get("dropout_p") and len(args) == 3 and args[0].device.type in ON:
+            return _Attention.apply(*args, kwargs.pop("attn_mask", None), kwargs)  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Torch's own, with a note of how the mask was made; nothing is kept where x needs no gradient."""
+    if not (training and x.requires_grad and 0 < p < 1) or inplace or x.device.type not in ON:
+        return F.dropout(x, p, training, inplace)
+    state, mask = torch.get_rng_state(), _drawn(torch.empty_like(x), p)
+    place = {"size": mask.shape, "stride": mask.stride(), "dtype": mask.dtype, "device": mask.device}
+    setattr(mask.untyped_storage(), MADE, Mask(state, place, p, mask._version))
+    return x * mask
+
+
+def _drawn(place: Tensor, p: float) -> Tensor:
+    """0, or 1/(1 − p) with probability 1 − p: in torch's own order."""
+    return place.bernoulli_(1 - p).div_(1 - p)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention that keeps its inputs alone, and runs again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+        ctx.state, ctx.options = torch.get_rng_state(), options
+        ctx.save_for_backward(q, k, v, mask)
+        return _attend(q, k, v, mask, **options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad
+        kept = zip(ctx.saved_tensors, needed[:4], strict=True)
+        own: list[Any] = [t if t is None else t.detach().requires_grad_(n) for t, n in kept]
+        with torch.enable_grad(), _generator_at(ctx.state):
+            out = _attend(*own, **ctx.options)
+        found = iter(torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], grad))
+        return tuple(next(found) if n else None for n in needed)
+
+
+@contextlib.contextmanager
+def _generator_at(state: Tensor) -> Iterator[None]:
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(state)
+        yield
