@@ -52,7 +52,7 @@ def tail(method: Any, problem: Problem, lr: float, rounds: int) -> float:
 
 def measure(table: dict[str, Any], het: float, rounds: int, seed: int) -> dict[str, Any]:
     """A search and the grid beside it."""
-    problem, method = Regression(het=het).build((seed,), torch.float32), registry.build("method", table)
+    problem, method = Regression(het=het).build((seed,), torch.float32), registry.build("method", {"lr": 1.0} | table)
     found = search(method, problem, PER_ROUND, rounds)
     errors = [tail(method, problem, float(lr), rounds) for lr in GRID]
     best = int(np.argmin(errors))
