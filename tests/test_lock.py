@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 from rich.console import Console
 
 from conftest import SMALL
@@ -59,3 +60,34 @@ def test_who_dies_lets_go_and_who_is_refused_leaves_nothing(tmp_path: Path) -> N
     with pytest.raises(ZeroDivisionError), held(place):
         raise ZeroDivisionError
     assert not place.exists()
+
+
+def free(folders: list[Path]) -> bool:
+    """Whether nobody writes there any more."""
+    try:
+        for folder in folders:
+            with held(folder):
+                pass
+    except SpecError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_runs_in_processes_of_their_own_end_with_the_one_that_asked(sign: int, tmp_path: Path) -> None:
+    spec, out = tmp_path / "spec.toml", tmp_path / "o"
+    spec.write_text(tomli_w.dumps(TABLE | {"rounds": 10**7, "eval_every": 50}))
+    asked = ["compare", spec, "--methods", "fedavg,scaffold", "--seeds", "1", "--jobs", "2", "--format", "csv"]
+    line = [sys.executable, "-m", "fedspan", *map(str, asked), "--out", str(out)]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(begun := [path.parent for path in out.glob("runs/**/history.jsonl")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not free(begun)
+    process.send_signal(sign)
+    assert process.wait(60) == (130 if sign == signal.SIGTERM else -sign)
+    while not free(begun):
+        assert time.monotonic() < deadline
+        assert sign == signal.SIGKILL  # else all have ended before the one that asked
+        time.sleep(0.1)

@@ -1,7 +1,8 @@
 """Many runs, one after another or in processes of one thread each, with one progress bar for all of them.
 
 What is complete is not run again, and what was cut short is resumed. A run that fails stops no other: why it failed
-stands in its folder.
+stands in its folder. Ctrl-C and SIGTERM end all of them after the round in hand, and so does the end of the process
+that asked for them, whatever ended it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
@@ -34,7 +38,7 @@ End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # folder, round
 Reports = SimpleQueue[tuple[Path, int]]
 _reports: Reports  # in a worker process: how far its run has come
-_stop: Event  # in a worker process: begin no other run
+_stop: Event  # in a worker process: end the run in hand, and begin no other
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: See
     context = multiprocessing.get_context("spawn")
     reports: Reports = context.SimpleQueue()
     stop = context.Event()
-    with ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
+    with _interrupted(), ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
         waiting: dict[Future[End], Job] = {pool.submit(_run_apart, job): job for job in todo}
         try:
             while waiting:
@@ -145,6 +149,19 @@ def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: See
             raise
 
 
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """SIGTERM is taken as Ctrl-C, so that what was begun is ended in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
     """Make a process ready: one thread, the user's own methods, and where to report to."""
     import torch
@@ -155,6 +172,15 @@ def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
     torch.set_num_threads(1)
     for path in plugins:
         registry.load_file(path)
+    threading.Thread(target=_obey, daemon=True).start()
+
+
+def _obey() -> None:
+    """End this process, a run after its round in hand, when all are stopped or the process that asked is gone."""
+    asked_by = multiprocessing.parent_process()
+    while asked_by is not None and asked_by.is_alive() and not _stop.wait(1.0):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_apart(job: Job) -> End:
