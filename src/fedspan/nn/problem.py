@@ -18,7 +18,7 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, Problem, term
 from fedspan.nn.batched import Cohort
 from fedspan.nn.cover import Choice, layout_of
-from fedspan.nn.restricted import FlatModule, Restricted
+from fedspan.nn.restricted import FlatModule, Restricted, shrink
 from fedspan.nn.source import Batch, Loss, Source, Tensors, placed
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -80,7 +80,7 @@ class TorchProblem(Problem):
     def finished(self, g: Vector, point: Vector) -> Vector:
         """The gradient clipped, and with weight decay."""
         if self.clip is not None:
-            g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
+            g = g * shrink(g, self.clip)
         return g + self.weight_decay * point if self.weight_decay else g
 
     def evaluate(self, x: Vector, aside: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
@@ -209,7 +209,7 @@ class _Along:
 
     def __init__(self, of: TorchObjective, grad: Direction, plus: Plus, walk: Callable[..., Vector] | None) -> None:
         self.of, self.grad, self.plus, self._walk = of, grad, plus, walk
-        plain = of.problem.clip is None and not of.problem.weight_decay and of.problem.device.type == "cpu"
+        plain = not of.problem.weight_decay and of.problem.device.type == "cpu"
         if walk is not None and plain and of.problem.module.in_place:
             self.walk = self._in_place
 
@@ -220,7 +220,7 @@ class _Along:
     def _in_place(self, start: Vector, lr: float, steps: int) -> Vector:
         assert self._walk is not None
         with torch.inference_mode(False):
-            return self._walk(start, self.plus, self.of._losses, lr, steps)
+            return self._walk(start, self.plus, self.of._losses, lr, steps, self.of.problem.clip)
 
 
 @contextlib.contextmanager

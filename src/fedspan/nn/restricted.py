@@ -57,14 +57,16 @@ class FlatModule:
                 part.copy_(g.reshape(-1))
         return flat.view(1, 1, -1)
 
-    def walk(self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
-        """y ← y − η (∇f(y) + plus), `steps` times in place: backward adds each gradient to `plus` where it lies."""
+    def walk(
+        self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int, clip: float | None = None
+    ) -> Vector:
+        """y ← y − η (∇f(y) + plus), `steps` times in place."""
         self.load(y)
         total = torch.empty_like(self.flat)
         sizes = [b.size for b in self.layout.blocks]
         for parameter, part, block in zip(self.params, total.split(sizes), self.layout.blocks, strict=True):
             parameter.grad = part.view(block.shape)
-        _walk(self.flat, total, plus, lambda: next(losses)(self.model), lr, steps)
+        _walk(self.flat, total, plus, lambda: next(losses)(self.model), lr, steps, clip)
         for parameter in self.params:
             parameter.grad = None
         return self.flat.clone().view(1, 1, -1)
@@ -77,19 +79,32 @@ def _walk(
     loss: Callable[[], Tensor],
     lr: float,
     steps: int,
+    clip: float | None,
     wrote: Callable[[], None] = lambda: None,
 ) -> None:
-    """Plain steps; `total` is where backward leaves the gradient, `wrote` is told after each change of y."""
+    """Plain steps; `wrote` is told after each change of y.
+
+    `total` is where backward leaves the gradient, on top of `plus` unless the gradient must be clipped before.
+    """
     point = y.view(1, 1, -1)  # as a Vector: it moves with y
     with torch.enable_grad():
         for _ in range(steps):
-            if plus is None:
+            if plus is None or clip is not None:
                 total.zero_()
             else:
                 total.copy_(term(plus, point).reshape(-1))
             loss().backward()
+            if clip is not None:
+                total.mul_(shrink(total, clip))
+                total.add_(0.0 if plus is None else term(plus, point).reshape(-1))
             y.add_(total, alpha=-lr)
             wrote()
+
+
+def shrink(g: Tensor, clip: float) -> Tensor:
+    """What g is to be multiplied by so that it is no longer than `clip`."""
+    length: Tensor = g.norm(dim=-1, keepdim=True)
+    return (clip / length.clamp_min(1e-12)).clamp_max(1.0)
 
 
 class Restricted:
@@ -124,12 +139,15 @@ class Restricted:
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
         return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
-    def walk(self, z: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int) -> Vector:
+    def walk(
+        self, z: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int, clip: float | None = None
+    ) -> Vector:
         """z ← z − η (P ∇f(x + Pᵀz) + plus), `steps` times in place."""
         if not self.module.checked:  # the slow way once: it sees whether every layer is really used
             self.module.checked = True
             for _ in range(steps):
                 d = self.grad(z, next(losses))
+                d = d if clip is None else d * shrink(d, clip)
                 z = torch.add(z, d if plus is None else d + plus, alpha=-lr)
             return z
         place = z.reshape(-1).clone()
@@ -144,7 +162,7 @@ class Restricted:
                 piece.write(part)
 
         write()
-        _walk(place, total, plus, lambda: self._value(next(losses)), lr, steps, write)
+        _walk(place, total, plus, lambda: self._value(next(losses)), lr, steps, clip, write)
         for piece in self.pieces:
             piece.leaf.grad = None
         return place.view(1, 1, -1)
