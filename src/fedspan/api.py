@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core import registry
@@ -22,19 +21,14 @@ from fedspan.core.method import Method
 from fedspan.core.task import Weights
 from fedspan.nn.cover import LEAST, Choice, choose, summary
 from fedspan.nn.cover import freeze as leave
-from fedspan.nn.pretrained import about, is_pretrained, own_loss, ready
-from fedspan.nn.problem import Augment, Evaluate, TorchProblem
-from fedspan.nn.score import scorer
-from fedspan.nn.source import Loss, Source, as_source
-from fedspan.nn.text_score import text_scorer
-from fedspan.nn.texts import as_texts
+from fedspan.nn.problem import Augment, TorchProblem
+from fedspan.nn.reading import OutputLoss, reading
+from fedspan.nn.source import Loss
 from fedspan.runtimes.folder import carry_out
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
 from fedspan.runtimes.simulator import Simulate, Simulator
 from fedspan.theory.live import observe
-
-OutputLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,15 +111,16 @@ def fit(
     trained = copy.deepcopy(model)
     leave(trained, freeze)
     choices = choose(trained, whole, project, least)
-    sources, objective, evaluate = _read(trained, clients, test, loss, objective, device)
+    read = reading(trained, torch.device(device), loss, objective)
+    sources = [read.source(data, f"client {number}") for number, data in enumerate(clients)]
     problem = TorchProblem(
         trained,
         sources,
-        objective,
+        read.objective,
         choices,
         seed=seed,
         batch=batch,
-        evaluate=evaluate,
+        evaluate=read.score(test),
         by_examples=weights == "examples",
         weight_decay=weight_decay,
         clip=clip,
@@ -166,21 +161,6 @@ def fit(
     problem.write_buffers(aside)
     model.load_state_dict(problem.model.state_dict())
     return Fit(model, result.rows[0], watch.line(result.rows[0]), result.finished or watch.ended, choices)
-
-
-def _read(
-    model: nn.Module, clients: Sequence[Any], test: Any, loss: OutputLoss | None, objective: Loss | None, device: str
-) -> tuple[list[Source], Loss, Evaluate | None]:
-    """The clients' examples, f on a batch of them, and the score on a test set."""
-    here = torch.device(device)
-    if is_pretrained(model) and loss is None and objective is None:
-        known = about(ready(model))
-        sources = [as_texts(data, known, f"client {number}") for number, data in enumerate(clients)]
-        return sources, own_loss, None if test is None else text_scorer(as_texts(test, known, "test set"), known, here)
-    measure = loss or F.cross_entropy
-    sources = [as_source(data, f"client {number}") for number, data in enumerate(clients)]
-    score = None if test is None else scorer(as_source(test, "test set"), measure, objective, here)
-    return sources, objective or (lambda m, b: measure(m(b[0]), b[1])), score
 
 
 class _Watch:

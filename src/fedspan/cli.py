@@ -130,7 +130,7 @@ def list_() -> None:
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100 or theory.")],
+    study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100, nlp or theory.")],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="How much: smoke, laptop or paper; what is usual for the study.")

@@ -104,7 +104,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     @abstractmethod
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        """What one client holds before it first takes part, besides its copy of x."""
+        """What one client holds before it first takes part, besides its copy of x.
+
+        It may depend on the shape and type of x0 alone: a client on its own machine has no x0 and is sent x.
+        """
 
     @abstractmethod
     def broadcast(self, server: ServerState, rnd: Round) -> Down:

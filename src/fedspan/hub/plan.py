@@ -132,21 +132,29 @@ def adapters(layout: Layout, rank: int, both: bool) -> int:
 def traffic(
     method: str, d: int, sent: int, clients: int, per_round: int, moved: bool = False, seed: int = 0
 ) -> tuple[float, float]:
-    """Bytes (up, down) of one client and round: the mean over the later half of a run's first rounds.
+    """Bytes (up, down) of one client and round: the mean over the later half of a run's first rounds."""
+    rounds = max(WALKED, 2 * clients // per_round)
+    spent = walked(method, d, sent, clients, per_round, rounds, moved, seed)
+    up, down = np.mean(spent[rounds - rounds // 2 :], 0) / per_round
+    return float(up), float(down)
+
+
+def walked(
+    method: str, d: int, sent: int, clients: int, per_round: int, rounds: int, moved: bool = False, seed: int = 0
+) -> list[tuple[int, int]]:
+    """Bytes (up, down) of all clients in each of the first rounds.
 
     `moved`: the local optimiser has a memory, so that the end point no longer tells the mean gradient.
     """
-    rounds = max(WALKED, 2 * clients // per_round)
     since, log, x, part = np.full((1, clients), -1, np.int64), Log(), _numbers(d), _numbers(sent)
     spent = []
     for t in range(rounds):
         ids = cohort_of((seed,), clients, per_round, t)
-        messages = _messages(method, x, part, Catchup(x, log, since[:, ids[0]]), moved)
-        spent.append([wire.sizes(message, ids.shape).sum() for message in messages])
+        down, up = _messages(method, x, part, Catchup(x, log, since[:, ids[0]]), moved)
+        spent.append((int(wire.sizes(up, ids.shape).sum()), int(wire.sizes(down, ids.shape).sum())))
         since[:, ids[0]] = t
         log = log.push(part, max(1, d // sent)) if method == "ssf" else log
-    down, up = np.mean(spent[rounds - rounds // 2 :], 0) / per_round
-    return float(up), float(down)
+    return spent
 
 
 def _messages(method: str, x: torch.Tensor, part: torch.Tensor, sync: Catchup, moved: bool) -> tuple[Any, Any]:

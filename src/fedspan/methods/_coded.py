@@ -23,6 +23,13 @@ TENTH = TopK(k=0.1)
 
 
 @dataclass(frozen=True, eq=False)
+class Model:
+    """d numbers: what the server holds and sends."""
+
+    x: Vector
+
+
+@dataclass(frozen=True, eq=False)
 class Up:
     """The code of one vector."""
 

@@ -9,7 +9,7 @@ import torch
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Down, Round, ServerState
 from fedspan.core.objective import Objective
-from fedspan.methods._coded import Coded, Up
+from fedspan.methods._coded import Coded, Model, Up
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +39,6 @@ class Feedback(Coded[ServerState, Unsent, Down]):
 
     def _left(self, client: Unsent, up: Up, rnd: Round) -> Unsent:
         return Unsent(client.e - self.decode(up.q, rnd))  # 5
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """d numbers: what the server holds and sends."""
-
-    x: Vector
 
 
 class ErrorFeedback(Feedback[Model, Model]):

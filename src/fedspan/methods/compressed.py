@@ -19,16 +19,9 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._coded import Coded, Up
+from fedspan.methods._coded import Coded, Model, Up
 
 FOUR_BITS = QSGD(levels=7, bucket=512)
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model."""
-
-    x: Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,34 +29,27 @@ class ClientState:
     """Clients remember nothing."""
 
 
-@dataclass(frozen=True, eq=False)
-class Down:
-    """d numbers."""
-
-    x: Vector
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
-class Compressed(Coded[ServerState, ClientState, Down]):
+class Compressed(Coded[Model, ClientState, Model]):
     """Average of compressed local progress."""
 
     compressor: Compressor = FOUR_BITS
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0)
+    def init_server(self, x0: Vector, layout: Layout) -> Model:
+        return Model(x0)
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState()
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(server.x)  # 1
+    def broadcast(self, server: Model, rnd: Round) -> Model:
+        return server  # 1
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: ClientState, down: Model, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         return client, Up(self.encode(self.moved(down.x, f, rnd), rnd))  # 2, 3
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def settle(self, client: ClientState, down: Model, up: Up, rnd: Round) -> ClientState:
         return client
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        return ServerState(server.x - self.server_lr * rnd.mean(self.decode(up.q, rnd)))  # 4
+    def server_step(self, server: Model, up: Up, rnd: Round) -> Model:
+        return Model(server.x - self.server_lr * rnd.mean(self.decode(up.q, rnd)))  # 4

@@ -46,6 +46,7 @@ class TorchProblem(Problem):
         augment: Augment | None = None,
         device: str = "cpu",
         recompute: bool = False,
+        at_site: bool = False,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -54,7 +55,10 @@ class TorchProblem(Problem):
         self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
         self.layout = layout_of(choices, _kept_in(next(p.dtype for p in model.parameters() if p.requires_grad)))
         self.module = FlatModule(model, self.layout)
-        self.x0 = self.module.flat.detach().to(self.layout.dtype, copy=True).cpu().view(1, 1, -1)
+        if at_site:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
+            self.x0 = torch.zeros(1, 1, 1, dtype=self.layout.dtype).expand(1, 1, self.layout.size)
+        else:
+            self.x0 = self.module.flat.detach().to(self.layout.dtype, copy=True).cpu().view(1, 1, -1)
         self.clients = len(clients)
         here: Callable[[], Sequence[Source]] = getattr(clients, "here", lambda: clients)  # across machines not all are
         counts = np.array([len(source) for source in here()], np.float64)

@@ -1,4 +1,4 @@
-"""What text tasks share: rows of a file, pre-trained models by name or folder, tokens, and the problem made of them.
+"""What text tasks share: rows of a file, pre-trained models by name or folder, and tokens.
 
 Models come from a folder on this machine, as safetensors alone: nothing is downloaded, unpickled or run from a hub.
 `tiny` is a small network with random weights and a tokenizer of a few lines, for trials and tests.
@@ -12,7 +12,7 @@ import gzip
 import importlib.util
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,15 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, at_least, below_one, not_negative, positive
+from fedspan.core.errors import DataError, SpecError, below_one
 from fedspan.core.extras import needs
-from fedspan.core.task import Task, Weights
-from fedspan.nn.cover import LEAST, choose, freeze
-from fedspan.nn.pretrained import about, own_loss, ready
-from fedspan.nn.problem import TorchProblem
-from fedspan.nn.text_score import text_scorer
-from fedspan.nn.texts import as_texts
+from fedspan.nn.pretrained import ready
 from fedspan.tasks import _datasets
+from fedspan.tasks._module import ModuleTask
 
 Row = dict[str, Any]
 
@@ -46,51 +42,21 @@ SPECIAL, BEGIN = 3, 1  # padding, beginning, end
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Task):
+class TextTask(ModuleTask):
     """What every text task is told."""
 
     batch: int = 16
-    freeze: tuple[str, ...] = ()  # tensors that are neither trained nor sent, by name patterns
     precision: Literal["full", "bfloat16"] = "full"  # of the weights; x and the controls have the run's own type
     gradient_checkpointing: bool = False  # keep the activations of few layers, and compute the others twice
     dropout: float = 0.0  # in place of the model's own
-    weight_decay: float = 0.0
-    clip: float | None = None  # longest gradient
-    whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
-    project: tuple[str, ...] = ()  # tensors to project although they would go whole
-    least: int = LEAST  # tensors of fewer numbers go whole
-    device: str = "cpu"  # auto: cuda where there is one
 
     def __post_init__(self) -> None:
-        at_least("batch", self.batch, 1)
-        at_least("least", self.least, 1)
+        super().__post_init__()
         below_one("dropout", self.dropout)
-        not_negative("weight_decay", self.weight_decay)
-        if self.clip is not None:
-            positive("clip", self.clip)
 
-    def problem(
-        self, model: nn.Module, clients: Sequence[Any], test: Any, seed: int, dtype: torch.dtype, weights: Weights
-    ) -> TorchProblem:
-        """Model and texts put together."""
-        model = ready(model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype), self.gradient_checkpointing)
-        freeze(model, self.freeze)
-        known = about(model)
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(auto if self.device == "auto" else self.device)
-        return TorchProblem(
-            model,
-            [as_texts(data, known, f"client {number}") for number, data in enumerate(clients)],
-            own_loss,
-            choose(model, self.whole, self.project, self.least),
-            seed=seed,
-            batch=self.batch,
-            evaluate=text_scorer(as_texts(test, known, "test set"), known, device),
-            by_examples=weights == "examples",
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            device=str(device),
-        )
+    def prepared(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
+        """The model in the precision and with the checkpoints asked for."""
+        return ready(model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype), self.gradient_checkpointing)
 
 
 def file(name: str) -> Path:
@@ -148,26 +114,27 @@ def load_model(
 
 
 @functools.lru_cache(maxsize=4)
-def sentences(path: Path, place: Path | None, longest: int) -> list[list[int]]:
-    """The texts of a file as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
-    texts = [row["text"] for row in rows(path)]
+def sentences(path: Path, place: Path | None, longest: int, which: tuple[int, ...]) -> dict[int, list[int]]:
+    """Texts of a file as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
+    texts = [rows(path)[i]["text"] for i in which]
     if place is None:
-        return [[BEGIN, *_words(text)][:longest] for text in texts]
+        return {i: [BEGIN, *_words(text)][:longest] for i, text in zip(which, texts, strict=True)}
     with _quietly():
-        found: list[list[int]] = _tokenizer(place)(texts, truncation=True, max_length=longest)["input_ids"]
-    return found
+        found = _tokenizer(place)(texts, truncation=True, max_length=longest)["input_ids"]
+    return dict(zip(which, found, strict=True))
 
 
 @functools.lru_cache(maxsize=4)
-def running(path: Path, place: Path | None) -> tuple[list[int], list[list[int]]]:
-    """The mark of a beginning, where the tokenizer has one, and the texts of a file as ids, whole and without marks."""
-    texts = [row["text"] for row in rows(path)]
+def running(path: Path, place: Path | None, which: tuple[int, ...]) -> tuple[list[int], dict[int, list[int]]]:
+    """The mark of a beginning, where the tokenizer has one, and texts of a file as ids, whole and without marks."""
+    texts = [rows(path)[i]["text"] for i in which]
     if place is None:
-        return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
+        return [BEGIN], {i: [SPECIAL + byte for byte in text.encode()] for i, text in zip(which, texts, strict=True)}
     with _quietly():  # it would warn of texts that are longer than the model, and blocks are cut of them
         tokenizer = _tokenizer(place)
         begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        return begin, tokenizer(texts, add_special_tokens=False)["input_ids"]
+        found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return begin, dict(zip(which, found, strict=True))
 
 
 def _tokenizer(place: Path) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,24 +12,19 @@ import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.registry import register
-from fedspan.core.task import Task, Weights
-from fedspan.nn.cover import LEAST, choose
 from fedspan.nn.models import Norm, build
-from fedspan.nn.problem import TorchProblem
-from fedspan.nn.score import scorer
-from fedspan.nn.source import Batch, as_source
+from fedspan.nn.source import Batch
 from fedspan.tasks import _datasets, _partitions
 from fedspan.tasks._datasets import Split
+from fedspan.tasks._module import Material, ModuleTask
 
 Numbers = npt.NDArray[np.int64]
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task):
+class Classification(ModuleTask):
     """Clients with images of their own, scored on one test set."""
-
-    several_seeds: ClassVar[bool] = False
 
     data: str  # mnist, fashion_mnist, cifar10, cifar100, cifar100_mini or digits
     model: str = "mlp"  # mlp, cnn, resnet8, resnet20, resnet56, resnet110
@@ -39,39 +34,28 @@ class Classification(Task):
     alpha: float = 0.5  # of dirichlet and quantity: the smaller, the more unequal
     classes_per_client: int = 2  # of classes
     data_seed: int | None = None  # of the partition; None: the run's seed
-    batch: int = 32
     classes: int | None = None  # only the first classes of the data set; None: all
     per_class: int | None = None  # training examples of each class that are used; None: all
     test_per_class: int | None = None  # test examples of each class that are scored; None: all
     shrink: int = 1  # images are averaged over squares of this many pixels
     augment: Literal["none", "flip", "crop"] = "none"  # crop: 4 pixels of padding, random crop, random flip
-    weight_decay: float = 0.0
-    clip: float | None = None  # longest gradient
-    whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
-    project: tuple[str, ...] = ()  # tensors to project although they would go whole
-    least: int = LEAST  # tensors of fewer numbers go whole
-    device: str = "cpu"  # auto: cuda where there is one
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("task.data", self.data, _datasets.LOADERS)
-        for name in ("batch", "shrink", "classes_per_client", "least"):
+        for name in ("shrink", "classes_per_client"):
             at_least(name, getattr(self, name), 1)
         for name in ("clients", "classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         positive("alpha", self.alpha)
-        if self.weight_decay:
-            positive("weight_decay", self.weight_decay)
-        if self.clip is not None:
-            positive("clip", self.clip)
         if self.clients is None and self.partition != "natural":
             raise SpecError(
                 f"`task.clients` is missing; only partition 'natural' knows how many there are ({self.data})"
             )
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """Load the data, cut it into clients, and make the network."""
-        (seed,) = seeds
+    def material(self, seed: int, dtype: torch.dtype) -> Material:
+        """The data, cut into clients, and the network."""
         train, test = (
             _some(split, self.classes, per_class)
             for split, per_class in zip(_datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
@@ -80,21 +64,13 @@ class Classification(Task):
         x, y = images[0], torch.from_numpy(train.y)
         channels, height, width = x.shape[1:]
         model = build(self.model, (channels, height, width), int(train.y.max()) + 1, self.norm, seed).to(dtype)
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(auto if self.device == "auto" else self.device)
-        return TorchProblem(
+        parts = self._cut(train, seed)
+        return Material(
             model,
-            [as_source((x[part], y[part]), f"client {i}") for i, part in enumerate(self._cut(train, seed))],
-            lambda m, b: F.cross_entropy(m(b[0]), b[1]),
-            choose(model, self.whole, self.project, self.least),
-            seed=seed,
-            batch=self.batch,
-            evaluate=scorer(as_source((images[1], test.y), "test set"), F.cross_entropy, None, device),
-            by_examples=weights == "examples",
-            weight_decay=self.weight_decay,
-            clip=self.clip,
+            len(parts),
+            lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
+            lambda: (images[1], test.y),
             augment=AUGMENT[self.augment],
-            device=str(device),
         )
 
     def counts(self, seed: int) -> npt.NDArray[np.int64]:

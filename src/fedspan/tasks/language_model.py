@@ -6,16 +6,16 @@ A role's text is cut into blocks of tokens. Its last part is not trained on; tho
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedspan.core.errors import DataError, SpecError, at_least, one_of
 from fedspan.core.registry import register
-from fedspan.core.task import Weights
-from fedspan.nn.problem import TorchProblem
+from fedspan.tasks._module import Material
 from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, running
 
 FILES = {"shakespeare": "shakespeare_roles.jsonl.gz"}
@@ -26,8 +26,6 @@ Block = list[int]
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(TextTask):
     """Clients with words of their own, scored on words of all of them."""
-
-    several_seeds: ClassVar[bool] = False
 
     data: str = "shakespeare"  # one JSON object a line: text
     model: str = "stories260k"  # stories260k, tiny, or the folder of a model
@@ -48,29 +46,33 @@ class LanguageModel(TextTask):
         if not 0 < self.test_share < 1:
             raise SpecError(f"`task.test_share` must be above 0 and below 1, got {self.test_share!r}")
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """Load the roles, cut their texts into blocks, and load the model."""
-        (seed,) = seeds
-        begin, texts = self._texts()
-        halves = [self._blocks(begin, ids) for ids in texts]
-        model = load_model(self.model, "CausalLM", seed, self.dropout)
-        scored = list(itertools.chain.from_iterable(end for _, end in halves))
-        if self.test_blocks is not None and self.test_blocks < len(scored):
-            scored = [scored[i] for i in np.linspace(0, len(scored) - 1, self.test_blocks).round().astype(int)]
-        return self.problem(model, [_examples(own) for own, _ in halves], _examples(scored), seed, dtype, weights)
+    def material(self, seed: int, dtype: torch.dtype) -> Material:
+        """The roles, whose texts are cut into blocks, and the model."""
+        roles = self._roles()
+        model = self.prepared(load_model(self.model, "CausalLM", seed, self.dropout), dtype)
 
-    def _texts(self) -> tuple[list[int], list[list[int]]]:
-        """The mark of a beginning, and the tokens of each client's text."""
-        path = file(FILES[self.data])
-        sizes = np.array([len(row["text"]) for row in rows(path)])
+        def halves(ids: Sequence[int]) -> list[tuple[list[Block], list[Block]]]:
+            begin, found = running(file(FILES[self.data]), place_of(self.model), tuple(roles[i] for i in ids))
+            return [self._blocks(begin, found[roles[i]]) for i in ids]
+
+        def test() -> dict[str, Any]:
+            scored = list(itertools.chain.from_iterable(end for _, end in halves(range(len(roles)))))
+            if self.test_blocks is not None and self.test_blocks < len(scored):
+                scored = [scored[i] for i in np.linspace(0, len(scored) - 1, self.test_blocks).round().astype(int)]
+            return _examples(scored)
+
+        return Material(model, len(roles), lambda ids: [_examples(own) for own, _ in halves(ids)], test)
+
+    def _roles(self) -> list[int]:
+        """The clients' numbers in the file."""
+        sizes = np.array([len(row["text"]) for row in rows(file(FILES[self.data]))])
         enough = np.flatnonzero(sizes >= self.min_characters)
         if len(enough) < (self.clients or 1):
             raise DataError(
                 f"`task.clients` is {self.clients or 1}, but {len(enough)} have {self.min_characters} characters to say"
             )
         most = enough[np.argsort(-sizes[enough], kind="stable")][: self.clients]
-        begin, ids = running(path, place_of(self.model))
-        return begin, [ids[i] for i in np.sort(most)]
+        return np.sort(most).tolist()  # type: ignore[no-any-return]
 
     def _blocks(self, begin: list[int], ids: list[int]) -> tuple[list[Block], list[Block]]:
         """Blocks to train on and blocks to be scored on, each behind the mark of a beginning."""

@@ -1,6 +1,8 @@
 """A model and data of your own: a Python module with `model()` and `data(client)`.
 
-It may also have `test()`, the data that the server scores on, and `loss(outputs, targets)`.
+It may also have `test()`, the data that the server scores on, and `loss(outputs, targets)`. A Hugging Face model is
+trained by its own loss, on tokenised text. Across machines a client's calls `model` and `data` alone, the server's
+`model` and `test`.
 """
 
 from __future__ import annotations
@@ -8,54 +10,47 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
-from fedspan.core.errors import DataError, SpecError, at_least
+from fedspan.core.errors import SpecError, at_least
 from fedspan.core.registry import register
-from fedspan.core.task import Task, Weights
-from fedspan.nn.cover import LEAST, choose
+from fedspan.core.task import Weights
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.score import scorer
-from fedspan.nn.source import Source, as_source
+from fedspan.tasks._module import Material, ModuleTask
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Own(Task):
+class Own(ModuleTask):
     """Whatever a module of the user's offers."""
-
-    several_seeds: ClassVar[bool] = False
 
     module: str  # its import name, or the path of its file
     clients: int
-    batch: int = 32
-    weight_decay: float = 0.0
-    clip: float | None = None
-    whole: tuple[str, ...] = ()
-    project: tuple[str, ...] = ()
-    least: int = LEAST
-    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least("clients", self.clients, 1)
-        at_least("batch", self.batch, 1)
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """All clients' data in one process."""
-        return self._problem(seeds, dtype, [self._data(i) for i in range(self.clients)], weights)
-
-    def site(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> TorchProblem:
-        """One client's data alone."""
-        if not 0 <= client < self.clients:
-            raise SpecError(f"client {client} is not one of the {self.clients} that `task.clients` names")
-        return self._problem(seeds, dtype, _Only(self._data(client), client, self.clients), "uniform")
+    def material(self, seed: int, dtype: torch.dtype) -> Material:
+        """What the module's functions give; none is called for data that is not needed here."""
+        module = self._module()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: torch.nn.Module = self._call(module, "model")
+        if not any(p.dtype == torch.bfloat16 for p in model.parameters()):  # its x has the run's type all the same
+            model = model.to(dtype)
+        return Material(
+            model,
+            self.clients,
+            lambda ids: [self._call(module, "data", client) for client in ids],
+            getattr(module, "test", lambda: None),
+            getattr(module, "loss", None),
+        )
 
     def centre(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
         """No data but what the server scores on."""
@@ -63,35 +58,7 @@ class Own(Task):
             raise SpecError(
                 "`participation.weights` 'examples' needs all clients' data; a server has none: use 'uniform'"
             )
-        return self._problem(seeds, dtype, _Only(None, -1, self.clients), "uniform")
-
-    def _problem(
-        self, seeds: tuple[int, ...], dtype: torch.dtype, sources: Sequence[Source], weights: Weights
-    ) -> TorchProblem:
-        (seed,) = seeds
-        module = self._module()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model: torch.nn.Module = self._call(module, "model").to(dtype)
-        loss: Callable[..., torch.Tensor] = getattr(module, "loss", F.cross_entropy)
-        test = self._call(module, "test") if hasattr(module, "test") else None
-        device = torch.device(self.device)
-        return TorchProblem(
-            model,
-            sources,
-            lambda m, b: loss(m(b[0]), b[1]),
-            choose(model, self.whole, self.project, self.least),
-            seed=seed,
-            batch=self.batch,
-            evaluate=None if test is None else scorer(as_source(test, "test set"), loss, None, device),
-            by_examples=weights == "examples",
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            device=self.device,
-        )
-
-    def _data(self, client: int) -> Source:
-        return as_source(self._call(self._module(), "data", client), f"client {client}")
+        return super().centre(seeds, dtype)
 
     def _module(self) -> ModuleType:
         if self.module.endswith(".py"):
@@ -120,22 +87,3 @@ def _from_file(path: Path) -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
-
-
-class _Only(Sequence[Source]):
-    """The sources of N clients of whom one is here, or none."""
-
-    def __init__(self, source: Source | None, client: int, clients: int) -> None:
-        self.source, self.client, self.clients = source, client, clients
-
-    def __len__(self) -> int:
-        return self.clients
-
-    def __getitem__(self, client: Any) -> Any:
-        if client != self.client or self.source is None:
-            raise DataError(f"the data of client {client} is not on this machine")
-        return self.source
-
-    def here(self) -> list[Source]:
-        """Those that are here."""
-        return [] if self.source is None else [self.source]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,12 @@ import torch
 
 from fedspan.core.errors import at_least, one_of, positive
 from fedspan.core.registry import register
-from fedspan.core.task import Weights
-from fedspan.nn.problem import TorchProblem
 from fedspan.tasks import _partitions
+from fedspan.tasks._module import Material
 from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, sentences
 
 Numbers = npt.NDArray[np.int64]
+Examples = dict[str, Any]
 FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
 
 
@@ -25,8 +26,6 @@ FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(TextTask):
     """Clients with texts of their own, scored on one test set."""
-
-    several_seeds: ClassVar[bool] = False
 
     data: str = "banking77"  # one JSON object a line: text, label
     model: str = "minilm"  # minilm, tiny, or the folder of a model
@@ -52,15 +51,21 @@ class TextClassification(TextTask):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """Load the texts, cut them into clients, and put a new head on the model."""
-        (seed,) = seeds
-        train, test = self._examples("train"), self._examples("test")
-        parts = self._cut(train["labels"], seed)
-        clients = [{"input_ids": [train["input_ids"][i] for i in p], "labels": train["labels"][p]} for p in parts]
-        labels = int(train["labels"].max()) + 1
-        model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=labels)
-        return self.problem(model, clients, test, seed, dtype, weights)
+    def material(self, seed: int, dtype: torch.dtype) -> Material:
+        """The texts, cut into clients, and the model with a new head."""
+        labels, places = self._labels("train")
+        parts = self._cut(labels, seed)
+        model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=int(labels.max()) + 1)
+
+        def examples(ids: Sequence[int]) -> list[Examples]:
+            found = self._sentences("train", np.concatenate([places[parts[i]] for i in ids]))
+            return [_examples(found, labels[parts[i]], places[parts[i]]) for i in ids]
+
+        def test() -> Examples:
+            scored, where = self._labels("test")
+            return _examples(self._sentences("test", where), scored, where)
+
+        return Material(self.prepared(model, dtype), len(parts), examples, test)
 
     def counts(self, seed: int) -> Numbers:
         """How many examples of each class each client holds: (clients, classes)."""
@@ -68,10 +73,9 @@ class TextClassification(TextTask):
         number = int(labels.max()) + 1
         return np.stack([np.bincount(labels[part], minlength=number) for part in self._cut(labels, seed)])
 
-    def _examples(self, part: Literal["train", "test"]) -> dict[str, Any]:
-        labels, places = self._labels(part)
-        ids = sentences(_path(self.data, part), place_of(self.model), self.max_length)
-        return {"input_ids": [ids[i] for i in places], "labels": labels}
+    def _sentences(self, part: Literal["train", "test"], places: Numbers) -> dict[int, list[int]]:
+        which = tuple(np.sort(places).tolist())  # whoever has them: one key for all of a file's
+        return sentences(_path(self.data, part), place_of(self.model), self.max_length, which)
 
     def _labels(self, part: Literal["train", "test"]) -> tuple[Numbers, Numbers]:
         """The labels of the examples that are used, and their numbers in the file."""
@@ -86,3 +90,7 @@ class TextClassification(TextTask):
 
 def _path(data: str, part: Literal["train", "test"]) -> Path:
     return file(FILES[data][part == "test"])
+
+
+def _examples(found: dict[int, list[int]], labels: Numbers, places: Numbers) -> Examples:
+    return {"input_ids": [found[i] for i in places.tolist()], "labels": labels}

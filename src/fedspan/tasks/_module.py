@@ -1,0 +1,128 @@
+"""What tasks that train a torch module share: how its tensors are trained, and who holds which examples.
+
+A task names its material: the model, and functions that read the clients' examples and the test set. In one process all
+of it is read; a client's own machine reads that client's examples alone, and a server the test set.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fedspan.core.errors import DataError, SpecError, at_least, not_negative, positive
+from fedspan.core.task import Task, Weights
+from fedspan.nn.cover import LEAST, choose, freeze
+from fedspan.nn.problem import Augment, TorchProblem
+from fedspan.nn.reading import OutputLoss, reading
+from fedspan.nn.source import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What a problem is made of; examples are read when they are asked for."""
+
+    model: nn.Module
+    clients: int
+    examples: Callable[[Sequence[int]], Iterable[Any]]  # of these clients, in their order
+    test: Callable[[], Any]  # None: there is nothing to score on
+    loss: OutputLoss | None = None
+    augment: Augment | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleTask(Task):
+    """What every task with a torch module is told."""
+
+    several_seeds: ClassVar[bool] = False
+
+    batch: int = 32
+    weight_decay: float = 0.0
+    clip: float | None = None  # longest gradient
+    freeze: tuple[str, ...] = ()  # tensors that are neither trained nor sent, by name patterns
+    whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
+    project: tuple[str, ...] = ()  # tensors to project although they would go whole
+    least: int = LEAST  # tensors of fewer numbers go whole
+    device: str = "cpu"  # auto: cuda where there is one
+
+    def __post_init__(self) -> None:
+        at_least("batch", self.batch, 1)
+        at_least("least", self.least, 1)
+        not_negative("weight_decay", self.weight_decay)
+        if self.clip is not None:
+            positive("clip", self.clip)
+
+    @abstractmethod
+    def material(self, seed: int, dtype: torch.dtype) -> Material:
+        """The model, and how to read the examples."""
+
+    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+        """All clients' examples and the test set in one process."""
+        (seed,) = seeds
+        made = self.material(seed, dtype)
+        return self._problem(made, range(made.clients), seed, weights)
+
+    def site(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> TorchProblem:
+        """One client's examples and no test set."""
+        (seed,) = seeds
+        made = self.material(seed, dtype)
+        if not 0 <= client < made.clients:
+            raise SpecError(
+                f"client {client} is not one of the {made.clients} that the task has, 0 to {made.clients - 1}"
+            )
+        return self._problem(made, [client], seed, at_site=True)
+
+    def centre(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+        """The test set, and no client's examples unless they are what clients are weighted by."""
+        (seed,) = seeds
+        if weights == "examples":
+            return self.build(seeds, dtype, weights)
+        return self._problem(self.material(seed, dtype), [], seed)
+
+    def _problem(
+        self, made: Material, ids: Sequence[int], seed: int, weights: Weights = "uniform", at_site: bool = False
+    ) -> TorchProblem:
+        freeze(made.model, self.freeze)
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(auto if self.device == "auto" else self.device)
+        read = reading(made.model, device, made.loss)
+        given = made.examples(ids) if ids else ()
+        own = {i: read.source(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        return TorchProblem(
+            made.model,
+            list(own.values()) if len(own) == made.clients else Here(own, made.clients),
+            read.objective,
+            choose(made.model, self.whole, self.project, self.least),
+            seed=seed,
+            batch=self.batch,
+            evaluate=None if at_site else read.score(made.test()),
+            by_examples=weights == "examples",
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            augment=made.augment,
+            device=str(device),
+            at_site=at_site,
+        )
+
+
+class Here(Sequence[Source]):
+    """The sources of N clients, of whom only some are on this machine."""
+
+    def __init__(self, sources: dict[int, Source], clients: int) -> None:
+        self.sources, self.clients = sources, clients
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: Any) -> Any:
+        if client not in self.sources:
+            raise DataError(f"the data of client {client} is not on this machine")
+        return self.sources[client]
+
+    def here(self) -> list[Source]:
+        """Those that are."""
+        return list(self.sources.values())
