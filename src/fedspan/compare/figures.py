@@ -83,13 +83,13 @@ def draw_memory(outcome: Outcome, path: Path) -> Path | None:
     scale = 100 if plan.metric == "accuracy" else 1
     with plt.rc_context(STYLE):
         figure, ((axis,),) = panels(1, 1)
+        figure.set_figwidth(7)  # of which the legend takes half
         for variant in plan.variants:
             ends, size = scale * outcome.within(variant).ends(plan.tail), held[variant.name]
             if size is not None and np.isfinite(ends).all():
                 reach = [[ends.mean() - ends.min()], [ends.max() - ends.mean()]]
                 style = {"fmt": "o", "ms": 5, "lw": 1.2, "capsize": 3}
                 axis.errorbar(size / 1e6, ends.mean(), reach, color=variant.colour, label=variant.label, **style)
-        axis.set_yscale("linear" if plan.goal == "max" else "log")
         axis.set_xlabel(MEMORY)
         axis.set_ylabel(titled(plan.metric))
         figure.legend(*axis.get_legend_handles_labels(), fontsize=8, loc="outside right center")

@@ -32,7 +32,7 @@ def client_memory(table: dict[str, Any]) -> int | None:
         return None
     method: Any = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
     alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, lr_from=None, method=method)
-    return _peak(json.dumps(alike.table(), sort_keys=True))
+    return _peak(json.dumps(alike.table()))  # in its own order: of the ranks by layer the first that matches counts
 
 
 @functools.lru_cache(maxsize=256)

@@ -227,9 +227,11 @@
       const inside = svg("g", { "clip-path": `url(#inside${this.prefix})` });
       const clip = svg("rect", { x: area.left - 4, y: area.top - 4, width: area.right - area.left + 8, height: area.bottom - area.top + 4 });
       root.append(svg("clipPath", { id: `inside${this.prefix}` }, clip), inside);
-      for (const line of lines) inside.append(this.marks ? this.mark(line, state, x, y) : this.line(line, state, area, x, y));
-      if (this.marks) this.name(inside, lines, area, x, y);
-      if (state.front) inside.append(...this.stairs(this.front(lines, state), x, y));
+      const stops = state.front ? this.front(lines, state) : [];
+      const drawn = lines.map((line) => (this.marks ? this.mark(line, state, x, y) : this.line(line, state, area, x, y)));
+      const stairs = this.stairs(stops, x, y);
+      inside.append(...(this.marks ? [...stairs, ...drawn] : [...drawn, ...stairs]));
+      if (this.marks) this.name(drawn, lines, stops, area, x, y);
       this.lineup = { state, lines, area, x, y, root, width };
       this.reading = html("div", { class: "reading", "aria-live": "polite", hidden: "" });
       this.plot.replaceChildren(root, this.reading);
@@ -293,19 +295,24 @@
     }
 
     // Names beside the marks, where they run into nothing; the legend has them all.
-    name(inside, lines, area, x, y) {
+    name(groups, lines, stops, area, x, y) {
       const taken = lines.map(({ rows: [r] }) => [x(r.x) - 8, Math.min(y(r.high), y(r.mean) - 8), x(r.x) + 8, Math.max(y(r.low), y(r.mean) + 8)]);
+      stops.slice(1).forEach((stop, n) => {
+        const [left, right, ...ends] = [x(stops[n].x), x(stop.x), y(stops[n].y), y(stop.y)];
+        taken.push([left, ends[0] - 1, right, ends[0] + 1], [right - 1, Math.min(...ends), right + 1, Math.max(...ends)]);
+      });
       const free = ([a, b, c, d]) =>
         a >= area.left && c <= area.right && b >= area.top && d <= area.bottom && taken.every(([e, f, g, h]) => c <= e || a >= g || d <= f || b >= h);
-      lines.forEach(({ number, series, rows: [r] }) => {
-        const [px, py, half, top, low] = [x(r.x), y(r.mean), series.name.length * 3.3, y(r.high), y(r.low)];
-        const places = [["start", px + 9, py + 4], ["end", px - 9, py + 4], ["middle", px, Math.min(top, py - 7) - 5], ["middle", px, Math.max(low, py + 7) + 13]];
+      lines.forEach(({ series, rows: [r] }, n) => {
+        const [px, py, half] = [x(r.x), y(r.mean), series.name.length * 3.5];
+        const [above, below] = [Math.min(y(r.high), py - 7) - 5, Math.max(y(r.low), py + 7) + 13];
+        const places = [["start", px + 9, py + 4], ["end", px - 9, py + 4], ["middle", px, above], ["middle", px, below]];
         for (const [anchor, at, base] of places) {
           const left = at - { start: 0, end: 2 * half, middle: half }[anchor];
           const box = [left, base - 11, left + 2 * half, base + 3];
           if (!free(box)) continue;
           taken.push(box);
-          inside.querySelector(`[data-number="${number}"]`).append(svg("text", { class: "name", x: at, y: base, "text-anchor": anchor }, series.name));
+          groups[n].append(svg("text", { class: "name", x: at, y: base, "text-anchor": anchor }, series.name));
           break;
         }
       });

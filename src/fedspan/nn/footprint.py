@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fedspan.core import seeds
 from fedspan.core.layout import Block, Layout
@@ -175,9 +176,10 @@ def _flat(model: nn.Module, choices: Sequence[Choice]) -> FlatModule:
 
 
 def _drawn(projector: Projector, layout: Layout, here: torch.device) -> LinearMap:
-    """A P of its own: one from the cache would be counted in one rehearsal and not in the next."""
-    with torch.device("cpu"):
-        P = projector.sample(layout, seeds.keys((0,), "projector", 0))
+    """A P of its own, drawn unseen: what is in a cache would be counted in one rehearsal and not in the next."""
+    with _disable_current_modes(), torch.device("cpu"):
+        drawn = projector.sample(layout, seeds.keys((0,), "projector", 0))
+    P = drawn.cut(slice(None))  # and is seen from here on
     return LinearMap(layout, tuple(factor and factor.to(here) for factor in P.factors), P.probe)
 
 
