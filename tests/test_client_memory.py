@@ -30,7 +30,7 @@ from fedspan.hub.memory import client, kind_of
 from fedspan.hub.memory import memory as held_by
 from fedspan.hub.plan import Asked, plan_model
 from fedspan.nn.rehearse import Live, peak_of, rehearsal
-from fedspan.nn.sketch import Sketch, largest, without_numbers
+from fedspan.nn.sketch import Sketch, largest, sketched, without_numbers
 from fedspan.runtimes.folder import toml
 from fedspan.tasks._text import load_model
 from test_report import SHORT, browse, drawn
@@ -168,6 +168,21 @@ def test_no_network_no_number() -> None:
 
     with pytest.raises(SpecError, match="3 numbers for each that is trained"):
         kind_of(Hungry())
+
+
+def test_what_cannot_be_rehearsed_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is not lost for want of it."""
+
+    def no_kernel(*_: object) -> None:
+        raise NotImplementedError("no such kernel on the meta device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedspan.hub.memory.memory", no_kernel)
+        assert client_memory(table(IMAGES, {"name": "fedavg", "server_lr": 0.123})) is None
+    problem: Any = Spec.from_table(table(IMAGES, {"name": "fedavg"})).task.build((0,), torch.float32)
+    assert sketched(problem) is not None
+    problem.model.computed = torch.ones(2, requires_grad=True) * 2
+    assert sketched(problem) is None
 
 
 def test_a_grid_of_steps_is_rehearsed_once() -> None:

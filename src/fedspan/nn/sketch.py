@@ -36,12 +36,15 @@ class Sketch:
 
 
 def sketched(problem: TorchProblem) -> Sketch | None:
-    """A network's problem without its numbers; None where no client's data is on this machine."""
+    """A network's problem without its numbers; None where no client's data is here, or the model cannot be copied."""
     problem.release()
     batch = largest(problem)
     if batch is None:
         return None
-    model, empty = without_numbers(problem.model), placed(batch, NOWHERE)
+    try:
+        model, empty = without_numbers(problem.model), placed(batch, NOWHERE)
+    except (RuntimeError, TypeError):  # such as a module that holds an open file, or a tensor that was computed
+        return None
     return Sketch(
         functools.partial(without_numbers, model),
         problem.choices,
