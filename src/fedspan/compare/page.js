@@ -469,7 +469,7 @@
   }
 
   const counted = (kind, prefix) =>
-    document.querySelectorAll(`figure.chart.${kind}`).forEach((figure, n) => new Chart(figure, n || prefix ? `${prefix}${n ? n + 1 : ""}.` : ""));
-  counted("lines", "");
-  counted("marks", "m");
+    document.querySelectorAll(`figure.chart${kind}`).forEach((figure, n) => new Chart(figure, n || prefix ? `${prefix}${n ? n + 1 : ""}.` : ""));
+  counted(":not(.marks)", "");
+  counted(".marks", "m");
 })();

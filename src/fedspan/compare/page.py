@@ -102,7 +102,7 @@ def _section(section: Section) -> dict[str, object]:
         "notes": notes,
         "charts": [
             (kind, f"{section.title}{words}", _data(drawn))
-            for kind, words, drawn in (("lines", "", section.chart), ("marks", ", by client memory", section.memory))
+            for kind, words, drawn in (("", "", section.chart), (" marks", ", by client memory", section.memory))
             if drawn is not None
         ],
         "specs": section.specs,
