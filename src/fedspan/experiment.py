@@ -26,6 +26,8 @@ from fedspan.core.layout import DTYPES, Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.task import Task, Weights
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.sketch import Sketch, sketched
 from fedspan.runtimes.folder import CHECKPOINT, Result, carry_out, toml, vacant
 from fedspan.runtimes.history import Line
 from fedspan.runtimes.loop import Loop, Row, over_epochs
@@ -234,7 +236,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
         if key in own and key in known:
             with contextlib.suppress(SpecError):
-                registry.build("method", table | {key: own[key]}).check(_outline_of(spec).layout)
+                registry.build("method", table | {key: own[key]}).check(_outline_of(spec)[0].layout)
                 table |= {key: own[key]}
     return table
 
@@ -292,25 +294,31 @@ def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
 
 def price(spec: Spec) -> Cost:
     """What the spec itself will cost."""
-    return _cost(spec, spec.method, _outline_of(spec))
+    return _cost(spec, spec.method, _outline_of(spec)[0])
+
+
+def sketch(spec: Spec) -> Sketch | None:
+    """The task's network without numbers; None where the problem is not a network."""
+    return _outline_of(spec)[1]
 
 
 def check(spec: Spec) -> None:
     """Refuse a method that cannot work on the task's model."""
-    spec.method.check(_outline_of(spec).layout)
+    spec.method.check(_outline_of(spec)[0].layout)
 
 
-def _outline_of(spec: Spec) -> Problem:
+def _outline_of(spec: Spec) -> tuple[Problem, Sketch | None]:
     told = {key: value for key, value in spec.table().items() if key in ("task", "seed", "dtype", "participation")}
     return _outline(json.dumps(told, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=8)
-def _outline(told: str) -> Problem:
-    """A task's model and number of clients; its data is let go again."""
+def _outline(told: str) -> tuple[Problem, Sketch | None]:
+    """A task's model and number of clients, and its network; its data is let go again."""
     spec = Spec.from_table({"rounds": 1, "method": {"name": "fedavg", "lr": 1.0}} | json.loads(told))
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
-    return FlatProblem(problem.layout, problem.x0[:1].clone(), problem.clients)
+    network = sketched(problem) if isinstance(problem, TorchProblem) else None
+    return FlatProblem(problem.layout, problem.x0[:1].clone(), problem.clients), network
 
 
 def metrics(spec: Spec) -> list[str]:

@@ -1,4 +1,7 @@
-"""A chart of several series as plain data, which page.js draws: every metric against every cost, thinned, rounded."""
+"""A chart of several series as plain data, which page.js draws: every metric against every cost, thinned, rounded.
+
+What a client's memory holds does not grow with the rounds: against that every series is one mark, its result.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import numpy as np
 from fedspan.compare.budget import UNITS, Budget
 from fedspan.compare.curves import TITLES, Axis, Curve, Floats, over_seeds
 from fedspan.compare.front import thin
+from fedspan.compare.memory import WORDS
 from fedspan.compare.plan import Goal, goal_of
 from fedspan.compare.series import Series
-from fedspan.compare.tables import titled
+from fedspan.compare.tables import MEMORY, titled
 
 SHOWN = 8  # lines that are drawn at first; the others wait in the legend
 BYTES: tuple[Axis, ...] = ("up", "total")
@@ -38,6 +42,35 @@ def chart(series: Sequence[Series], metric: str, goal: Goal, budget: Budget | No
             for n, one in enumerate(series)
         ],
     }
+
+
+def by_memory(
+    series: Sequence[Series],
+    memories: Sequence[int | None],
+    metric: str,
+    goal: Goal,
+    budget: Budget | None = None,
+    tail: int = 1,
+) -> dict[str, Any] | None:
+    """Every metric against client memory, one mark a series; None where no memory is known."""
+    known = {number: size for number, size in enumerate(memories) if size is not None}
+    if not known:
+        return None
+    shown = [series[number] for number in known]
+    drawn = chart(shown, metric, goal)
+    for line, one, size in zip(drawn["series"], shown, known.values(), strict=True):
+        line["x"] = {"memory": _rounded(np.array([size / 1e6]))}
+        line["y"] = {name: _mark(one.curve(name), name, budget, tail) for name in line["y"]}
+    axes = {"memory": {"label": MEMORY, "log": False}}
+    return drawn | {"axes": axes, "start": {"x": "memory", "y": metric}, "limits": {}, "about": WORDS.replace("`", "")}
+
+
+def _mark(curve: Curve, metric: str, budget: Budget | None, tail: int) -> dict[str, Any]:
+    """The result of the seeds that came through, as a curve of one row."""
+    ends = (curve if budget is None else budget.within(curve)).ends(tail)
+    scale = 100 if metric == "accuracy" else 1
+    lines = zip(("mean", "low", "high"), over_seeds(scale * ends[:, None]), strict=True)
+    return {name: _rounded(line) for name, line in lines} | {"whole": int(len(ends) == len(curve.values))}
 
 
 def _line(one: Series, metrics: Sequence[str], scales: dict[Axis, float]) -> dict[str, Any]:

@@ -90,10 +90,14 @@ class Curve:
         """The seeds that neither diverged nor failed."""
         return [n for n, (t, lost) in enumerate(zip(self.diverged, self.failed, strict=True)) if t is None and not lost]
 
-    def tail(self, last: int) -> Tail:
-        """Mean over the last evaluations, for each seed that came through."""
+    def ends(self, last: int) -> Floats:
+        """Mean over the last evaluations, for each seed that came through; nan where none did."""
         alive = self.alive()
-        return self._over_seeds(self.values[alive, -last:].mean(1) if alive else np.array([np.nan]))
+        return self.values[alive, -last:].mean(1) if alive else np.array([np.nan])
+
+    def tail(self, last: int) -> Tail:
+        """The same over seeds."""
+        return self._over_seeds(self.ends(last))
 
     def best(self, goal: Literal["max", "min"]) -> Tail:
         """The best evaluation of each seed, those included that diverged later."""

@@ -1,4 +1,4 @@
-"""Figures of a comparison: the metric against rounds, uplink bytes and all bytes; and the tuning."""
+"""Figures of a comparison: the metric against rounds, uplink bytes and all bytes; and against client memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from fedspan.compare.curves import TITLES, Axis, over_seeds, thinned
+from fedspan.compare.memory import client_memory
 from fedspan.compare.outcome import Outcome
+from fedspan.compare.tables import MEMORY, titled
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -65,7 +68,29 @@ def draw(outcome: Outcome, path: Path) -> Path:
             axis.set_xlabel(TITLES[kind].format("MB"))
             if logarithmic:
                 axis.axvline(outcome.budget(kind) * unit, color="#888888", lw=0.8, ls=":")
-        line[0].set_ylabel(f"{plan.metric}, %" if plan.metric == "accuracy" else plan.metric)
+        line[0].set_ylabel(titled(plan.metric))
         handles, labels = line[0].get_legend_handles_labels()
         figure.legend(handles, labels, fontsize=8, loc="outside right center")
+        return save(figure, path)
+
+
+def draw_memory(outcome: Outcome, path: Path) -> Path | None:
+    """The result of every variant against client memory, whiskers over the seeds; None where it is not known."""
+    plan = outcome.comparison
+    held = {variant.name: client_memory(outcome.series(variant).table) for variant in plan.variants}
+    if all(size is None for size in held.values()):
+        return None
+    scale = 100 if plan.metric == "accuracy" else 1
+    with plt.rc_context(STYLE):
+        figure, ((axis,),) = panels(1, 1)
+        figure.set_figwidth(7)  # of which the legend takes half
+        for variant in plan.variants:
+            ends, size = scale * outcome.within(variant).ends(plan.tail), held[variant.name]
+            if size is not None and np.isfinite(ends).all():
+                reach = [[ends.mean() - ends.min()], [ends.max() - ends.mean()]]
+                style = {"fmt": "o", "ms": 5, "lw": 1.2, "capsize": 3}
+                axis.errorbar(size / 1e6, ends.mean(), reach, color=variant.colour, label=variant.label, **style)
+        axis.set_xlabel(MEMORY)
+        axis.set_ylabel(titled(plan.metric))
+        figure.legend(*axis.get_legend_handles_labels(), fontsize=8, loc="outside right center")
         return save(figure, path)

@@ -2,8 +2,9 @@
 // Charts and sortable tables. What a chart shows lives in location.hash, so that a view can be linked: every control
 // changes the hash, and the hash alone decides the drawing. Keys of the first chart: x, y, logx, logy, band, front,
 // off (lines switched off, by number), at (a place on the x axis whose values are read out); of the second: 2.x, …
+// Charts of marks, which have one value a line, are counted apart: m.y, …, and of the second m2.y, …
 (() => {
-  const NAMES = { round: "Rounds", up: "Uplink", total: "All bytes", seconds: "Seconds" };
+  const NAMES = { round: "Rounds", up: "Uplink", total: "All bytes", seconds: "Seconds", memory: "Memory" };
   const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
 
   const put = (node, attributes, children) => {
@@ -63,14 +64,15 @@
   // ---- one chart
 
   class Chart {
-    constructor(figure, number) {
+    constructor(figure, prefix) {
       this.data = JSON.parse(figure.querySelector("script").textContent);
-      this.prefix = number ? `${number + 1}.` : "";
+      this.prefix = prefix;
+      this.marks = figure.classList.contains("marks");
       this.hover = null;
       this.near = null;
       this.plot = html("div", { class: "plot" });
       this.keys = html("ul", { class: "keys", "aria-label": "Lines" });
-      figure.append(this.controls(number), this.plot, this.keys);
+      figure.append(this.controls(), this.plot, this.keys);
       this.told = html("p", { class: "hint", id: `hint${this.prefix}` }, this.hint());
       figure.append(this.told);
       new ResizeObserver(() => this.draw()).observe(this.plot);
@@ -80,8 +82,10 @@
 
     hint() {
       const several = this.data.series.some((s) => s.seeds > 1);
-      const band = several ? "Lines are means over seeds, bands go from the lowest to the highest seed. " : "";
-      return `${band}Point at the chart, or focus it and use the arrow keys, to read values; click to pin them.`;
+      const [line, band] = this.marks ? ["Marks", "whiskers"] : ["Lines", "bands"];
+      const seeds = several ? `${line} are means over seeds, ${band} go from the lowest to the highest seed. ` : "";
+      const about = this.data.about ? `${this.data.about} ` : "";
+      return `${about}${seeds}Point at the chart, or focus it and use the arrow keys, to read values; click to pin them.`;
     }
 
     get state() {
@@ -94,7 +98,7 @@
       const off = get("off") === null ? series.flatMap((s, n) => (s.on ? [] : [n])) : get("off").split(".").filter(Boolean).map(Number);
       return {
         x, y, off: new Set(off), logx: flag("logx", axes[x].log), logy: flag("logy", metrics[y].log),
-        band: flag("band", true), front: flag("front", x === "up" || x === "total"), at: get("at") === null ? null : Number(get("at")),
+        band: flag("band", true), front: flag("front", x === "up" || x === "total" || x === "memory"), at: get("at") === null ? null : Number(get("at")),
       };
     }
 
@@ -107,12 +111,12 @@
       location.hash = found;
     }
 
-    controls(number) {
+    controls() {
       const { axes, metrics } = this.data;
       const choice = (key, title, names, reset) => {
         const box = html("div", { class: "choices" });
         for (const [value, name] of names) {
-          const input = html("input", { type: "radio", name: `${key}-${number}`, value });
+          const input = html("input", { type: "radio", name: `${key}-${this.prefix}`, value });
           input.addEventListener("change", () => this.change({ [key]: value, [reset]: null, at: null }));
           box.append(html("label", {}, input, name));
         }
@@ -123,8 +127,9 @@
         input.addEventListener("change", () => this.change({ [key]: input.checked }));
         return html("label", {}, input, title);
       };
-      const drawn = Object.entries(metrics);
-      this.bar = html("div", { class: "controls" }, choice("x", "against", Object.keys(axes).map((k) => [k, NAMES[k]]), "logx"));
+      const [costs, drawn] = [Object.keys(axes), Object.entries(metrics)];
+      this.bar = html("div", { class: "controls" });
+      if (costs.length > 1) this.bar.append(choice("x", "against", costs.map((k) => [k, NAMES[k]]), "logx"));
       if (drawn.length > 1) this.bar.append(choice("y", "show", drawn.map(([k, m]) => [k, m.label]), "logy"));
       const several = this.data.series.some((s) => s.seeds > 1) ? [tick("band", "seeds")] : [];
       this.bar.append(html("div", { class: "ticks" }, tick("logx", "log x"), tick("logy", "log y"), ...several, tick("front", "Pareto front")));
@@ -184,8 +189,12 @@
         const first = Math.max(...lines.map(({ rows }) => rows[0].mean));
         y1 = Math.min(y1, Math.max(first * 2, y0 * 1.01));
       }
-      if (!state.logx && state.x !== "round") x0 = Math.min(x0, 0);
-      if (x0 === x1) [x0, x1] = state.logx ? [x0 / 2, x1 * 2] : [x0 - 1, x1 + 1];
+      if (!state.logx && state.x !== "round" && !this.marks) x0 = Math.min(x0, 0);
+      if (x0 === x1) [x0, x1] = state.logx || this.marks ? [x0 / 2, x1 * 2] : [x0 - 1, x1 + 1];
+      else if (this.marks) {
+        const room = state.logx ? (x1 / x0) ** 0.08 : (x1 - x0) * 0.08;
+        [x0, x1] = state.logx ? [x0 / room, x1 * room] : [Math.max(0, x0 - room), x1 + room];
+      }
       const pad = state.logy ? (y1 / y0) ** 0.04 || 1 : (y1 - y0) * 0.04;
       [y0, y1] = state.logy ? [y0 / pad, y1 * pad] : [y0 - pad, y1 + pad];
       if (y0 === y1) [y0, y1] = state.logy ? [y0 / 2, y1 * 2] : [y0 - 0.5, y1 + 0.5];
@@ -218,8 +227,11 @@
       const inside = svg("g", { "clip-path": `url(#inside${this.prefix})` });
       const clip = svg("rect", { x: area.left - 4, y: area.top - 4, width: area.right - area.left + 8, height: area.bottom - area.top + 4 });
       root.append(svg("clipPath", { id: `inside${this.prefix}` }, clip), inside);
-      for (const line of lines) inside.append(this.line(line, state, area, x, y));
-      if (state.front) inside.append(...this.stairs(this.front(lines, state), x, y));
+      const stops = state.front ? this.front(lines, state) : [];
+      const drawn = lines.map((line) => (this.marks ? this.mark(line, state, x, y) : this.line(line, state, area, x, y)));
+      const stairs = this.stairs(stops, x, y);
+      inside.append(...(this.marks ? [...stairs, ...drawn] : [...drawn, ...stairs]));
+      if (this.marks) this.name(drawn, lines, stops, area, x, y);
       this.lineup = { state, lines, area, x, y, root, width };
       this.reading = html("div", { class: "reading", "aria-live": "polite", hidden: "" });
       this.plot.replaceChildren(root, this.reading);
@@ -269,6 +281,43 @@
       return group;
     }
 
+    // One value: a circle or a square, filled or hollow where others have its colour, and a whisker over the seeds.
+    mark({ number, series, rows: [row] }, state, x, y) {
+      const group = svg("g", { class: "series", "data-number": number, style: `--c:${this.colour(series)}` });
+      const [px, py] = [x(row.x), y(row.mean)];
+      if (state.band && row.high > row.low)
+        group.append(svg("path", { class: "whisker", d: `M${px - 4} ${y(row.low)}h8m-4 0V${y(row.high)}m-4 0h8` }));
+      const look = series.dash % 2 ? "mark hollow" : "mark";
+      if (series.gone.length) group.append(svg("path", { class: "gone", d: `M${px - 5} ${py - 5}l10 10m0 -10l-10 10` }, svg("title", {}, series.gone.join("; "))));
+      else if (series.dash % 4 < 2) group.append(svg("circle", { class: look, cx: px, cy: py, r: 5 }));
+      else group.append(svg("rect", { class: look, x: px - 4.5, y: py - 4.5, width: 9, height: 9 }));
+      return group;
+    }
+
+    // Names beside the marks, where they run into nothing; the legend has them all.
+    name(groups, lines, stops, area, x, y) {
+      const taken = lines.map(({ rows: [r] }) => [x(r.x) - 8, Math.min(y(r.high), y(r.mean) - 8), x(r.x) + 8, Math.max(y(r.low), y(r.mean) + 8)]);
+      stops.slice(1).forEach((stop, n) => {
+        const [left, right, ...ends] = [x(stops[n].x), x(stop.x), y(stops[n].y), y(stop.y)];
+        taken.push([left, ends[0] - 1, right, ends[0] + 1], [right - 1, Math.min(...ends), right + 1, Math.max(...ends)]);
+      });
+      const free = ([a, b, c, d]) =>
+        a >= area.left && c <= area.right && b >= area.top && d <= area.bottom && taken.every(([e, f, g, h]) => c <= e || a >= g || d <= f || b >= h);
+      lines.forEach(({ series, rows: [r] }, n) => {
+        const [px, py, half] = [x(r.x), y(r.mean), series.name.length * 3.5];
+        const [above, below] = [Math.min(y(r.high), py - 7) - 5, Math.max(y(r.low), py + 7) + 13];
+        const places = [["start", px + 9, py + 4], ["end", px - 9, py + 4], ["middle", px, above], ["middle", px, below]];
+        for (const [anchor, at, base] of places) {
+          const left = at - { start: 0, end: 2 * half, middle: half }[anchor];
+          const box = [left, base - 11, left + 2 * half, base + 3];
+          if (!free(box)) continue;
+          taken.push(box);
+          groups[n].append(svg("text", { class: "name", x: at, y: base, "text-anchor": anchor }, series.name));
+          break;
+        }
+      });
+    }
+
     stairs(stops, x, y) {
       if (!stops.length) return [];
       const d = stops.map((s, n) => (n ? `H${x(s.x).toFixed(1)}V${y(s.y).toFixed(1)}` : `M${x(s.x).toFixed(1)} ${y(s.y).toFixed(1)}`)).join("");
@@ -276,6 +325,7 @@
       let drawn = null;
       for (const stop of stops) {
         const here = [x(stop.x), y(stop.y)];
+        if (this.marks) break;  // the marks are the stops
         if (drawn && Math.hypot(here[0] - drawn[0], here[1] - drawn[1]) < 16) continue;
         parts.push(svg("circle", { class: "stop", cx: here[0], cy: here[1], r: 3.2 }, svg("title", {}, `on the Pareto front: ${this.data.series[stop.number].name}`)));
         drawn = here;
@@ -418,5 +468,8 @@
     });
   }
 
-  document.querySelectorAll("figure.chart").forEach((figure, number) => new Chart(figure, number));
+  const counted = (kind, prefix) =>
+    document.querySelectorAll(`figure.chart${kind}`).forEach((figure, n) => new Chart(figure, n || prefix ? `${prefix}${n ? n + 1 : ""}.` : ""));
+  counted(":not(.marks)", "");
+  counted(".marks", "m");
 })();

@@ -49,6 +49,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
     chart: dict[str, Any] | None = None  # as compare/chart.py makes it
     specs: list[tuple[str, str]] = field(default_factory=list)  # label, TOML
+    memory: dict[str, Any] | None = None  # a chart of marks, likewise
 
 
 def render(
@@ -99,7 +100,11 @@ def _section(section: Section) -> dict[str, object]:
         "grids": grids,
         "drawings": drawings,
         "notes": notes,
-        "chart": None if section.chart is None else _data(section.chart),
+        "charts": [
+            (kind, f"{section.title}{words}", _data(drawn))
+            for kind, words, drawn in (("", "", section.chart), (" marks", ", by client memory", section.memory))
+            if drawn is not None
+        ],
         "specs": section.specs,
     }
 

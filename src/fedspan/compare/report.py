@@ -14,7 +14,8 @@ from typing import Any
 
 from fedspan import experiment
 from fedspan.compare import tables
-from fedspan.compare.chart import best_first, chart
+from fedspan.compare.chart import best_first, by_memory, chart
+from fedspan.compare.memory import WORDS, client_memory
 from fedspan.compare.outcome import Outcome
 from fedspan.compare.plan import COLOURS, Comparison, goal_of, main_metric
 from fedspan.compare.series import Series, find
@@ -42,6 +43,7 @@ class Chapter:
     grids: list[Named]  # the first stands open, the others are folded away
     notes: list[str]
     chart: dict[str, Any]
+    memory: dict[str, Any] | None = None  # the same against client memory, where that is known
 
     @staticmethod
     def of_runs(title: str, series: list[Series], metric: str | None) -> Chapter:
@@ -53,29 +55,33 @@ class Chapter:
         goal = goal_of(metric)
         for rank, place in enumerate(best_first(series, metric, goal)):  # the best look least alike
             series[place] = dataclasses.replace(series[place], colour=COLOURS[rank % len(COLOURS)])
-        found = tables.records(series, metric, goal, [client_state(one.table) for one in series])
+        held = [client_memory(one.table) for one in series]
+        found = tables.records(series, metric, goal, [client_state(one.table) for one in series], held)
         notes = [
             f"{one.label}: seed {seed} is at round {t} of {one.table['rounds']}"
             for one in series
             for seed, t in one.unfinished().items()
         ]
-        drawn = chart(series, metric, goal)
-        return Chapter(title, "", series, found, [("Results", tables.summary(found, metric))], notes, drawn)
+        drawn, marked = chart(series, metric, goal), by_memory(series, held, metric, goal)
+        return Chapter(title, "", series, found, [("Results", tables.summary(found, metric))], notes, drawn, marked)
 
     @staticmethod
     def of_outcome(title: str, about: str, outcome: Outcome, main: tables.Cells | None = None) -> Chapter:
         """Of a comparison; `main` replaces its table of results."""
         plan = outcome.comparison
         series = [outcome.series(variant) for variant in plan.variants]
-        found = tables.records(series, plan.metric, plan.goal, [client_state(one.table) for one in series])
+        held = [client_memory(one.table) for one in series]
+        found = tables.records(series, plan.metric, plan.goal, [client_state(one.table) for one in series], held)
         for record, variant in zip(found, plan.variants, strict=True):
             record |= {"tuned": tables.point_of(outcome, variant), "result": outcome.final(variant)}
-        shown = [("Results", main or tables.main(outcome)), ("Runs", tables.summary(found, plan.metric))]
+        results = tables.with_memory(main or tables.main(outcome), held)
+        shown = [("Results", results), ("Runs", tables.summary(found, plan.metric))]
         if any(outcome.trials(variant) for variant in plan.variants):
             shown.append(("Tuning", tables.tuning(outcome)))
         drawn = chart(series, plan.metric, plan.goal, plan.budget)
+        marked = by_memory(series, held, plan.metric, plan.goal, plan.budget, plan.tail)
         notes = [f"failed: {line}" for line in outcome.failures()]
-        return Chapter(title, about, series, found, shown, notes, drawn)
+        return Chapter(title, about, series, found, shown, notes, drawn, marked)
 
     def section(self) -> Any:
         """As a section of the page."""
@@ -83,7 +89,7 @@ class Chapter:
 
         grids = [Grid(*cells, title="" if n == 0 else name) for n, (name, cells) in enumerate(self.grids)]
         specs = [(one.label, toml({k: v for k, v in one.table.items() if k != "seed"})) for one in self.series]
-        return Section(self.title, self.about, grids, [], self.notes, self.chart, specs)
+        return Section(self.title, self.about, grids, [], self.notes, self.chart, specs, self.memory)
 
     def markdown(self) -> str:
         """As Markdown."""
@@ -91,7 +97,7 @@ class Chapter:
         parts += [
             f"{f'### {name}' if n else ''}\n\n{tables.markdown(t)}".lstrip() for n, (name, t) in enumerate(self.grids)
         ]
-        parts += ["".join(f"- {note}\n" for note in self.notes)]
+        parts += ["".join(f"- {note}\n" for note in self.notes), f"{WORDS}\n" if self.memory else ""]
         return "\n".join(part for part in parts if part)
 
 

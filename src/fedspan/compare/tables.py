@@ -17,6 +17,7 @@ from fedspan.compare.series import Series, setting
 
 Cells = tuple[list[str], list[list[str]]]
 FRONTS: tuple[Axis, ...] = ("up", "total")
+MEMORY = "client memory, MB"
 PLAIN = ("round", "up_bytes", "down_bytes", "seconds")
 
 
@@ -103,10 +104,22 @@ def tuning(outcome: Outcome) -> Cells:
     return ["method", "settings", "rounds", titled(plan.metric), ""], rows
 
 
+def with_memory(cells: Cells, memories: Sequence[int | None]) -> Cells:
+    """A table of one row a series with the client memory of each behind it, where that of any is known."""
+    header, rows = cells
+    if all(size is None for size in memories):
+        return cells
+    return [*header, MEMORY], [[*row, _megabytes(size)] for row, size in zip(rows, memories, strict=True)]
+
+
 def records(
-    series: Sequence[Series], metric: str, goal: Goal, states: Sequence[int | None] | None = None
+    series: Sequence[Series],
+    metric: str,
+    goal: Goal,
+    states: Sequence[int | None] | None = None,
+    memories: Sequence[int | None] = (),
 ) -> list[dict[str, Any]]:
-    """One record of plain values a series; `states`: bytes that a client keeps, where they are known."""
+    """One record of plain values a series; `states` are bytes that a client keeps, `memories` those of a local step."""
     fronts = {axis: reach(series, metric, goal, axis) for axis in FRONTS}
     out = []
     for place, one in enumerate(series):
@@ -116,6 +129,8 @@ def records(
         record |= {"failed": last.failed, "rounds": int(curve.rounds[-1]), "final": last, "best": curve.best(goal)}
         record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
         record |= {"client_state_bytes": states[place] if states else None, "seconds": float(curve.seconds[-1])}
+        if any(size is not None for size in memories):
+            record["client_memory_bytes"] = memories[place]
         out.append(record | {f"front_{axis}_bytes": fronts[axis].get(place) for axis in FRONTS})
     return out
 
@@ -123,7 +138,7 @@ def records(
 def summary(found: Sequence[dict[str, Any]], metric: str) -> Cells:
     """Records as a table: final and best values over seeds, what was sent, and the part of the front that is theirs."""
     header = ["run", "seeds", "rounds", f"final {titled(metric)}", f"best {titled(metric)}", "MB up", "MB down"]
-    header += ["client state, kB", "seconds", "on the front, MB up", "on the front, MB both ways"]
+    header += ["client state, kB", MEMORY, "seconds", "on the front, MB up", "on the front, MB both ways"]
     rows = []
     for one in found:
         row = [
@@ -135,7 +150,8 @@ def summary(found: Sequence[dict[str, Any]], metric: str) -> Cells:
         ]
         row += [f"{one[key] / 1e6:.4g}" for key in ("up_bytes", "down_bytes")]
         state = one["client_state_bytes"]
-        row += ["" if state is None else f"{state / 1e3:.4g}", f"{one['seconds']:.1f}"]
+        row += ["" if state is None else f"{state / 1e3:.4g}", _megabytes(one.get("client_memory_bytes"))]
+        row += [f"{one['seconds']:.1f}"]
         rows.append([*row, *(_range(one[f"front_{axis}_bytes"]) for axis in FRONTS)])
     return _without_empty(header, rows)
 
@@ -187,6 +203,10 @@ def _csv(lines: Sequence[dict[str, Any]]) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else ""
+
+
+def _megabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:.4g}"
 
 
 def _range(ends: tuple[float, float] | None) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
 from fedspan.nn.cover import Choice
 from fedspan.nn.footprint import Client, Optimiser, plain
@@ -19,23 +19,27 @@ def lora(
     model: nn.Module,
     loss: Loss,
     choices: Sequence[Choice],
-    rank: int,
+    rank: int | Mapping[str, int],
     optimiser: Optimiser = "sgd",
     freeze_a: bool = False,
 ) -> Client:
-    """Local steps of LoRA; with `freeze_a` those of FFA-LoRA. What SSF trains whole is trained whole here, too."""
+    """Local steps of LoRA, at one rank or at one for each layer; with `freeze_a` those of FFA-LoRA.
+
+    What SSF trains whole is trained whole here, too.
+    """
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
-    covered = [c for c in choices if c.how == "covered"]
-    for c in covered:
-        if rank > min(c.shape[:2]):
-            raise SpecError(f"LoRA at rank {rank} is too large for {c.name!r}, {c.shape[0]} × {c.shape[1]}; train less")
+    covered = [c.layer for c in choices if c.how == "covered"]
+    layers: dict[int, list[str]] = {}  # of each rank: PEFT tries one pattern after the other, so few are quick
+    for layer in covered:
+        layers.setdefault(rank if isinstance(rank, int) else rank[layer], []).append(re.escape(layer))
+    patterns = {f"^({'|'.join(names)})": own for own, names in layers.items()}
     named = dict(model.named_parameters())
     whole = [named[c.name] for c in choices if c.how == "whole"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
-        config = LoraConfig(r=rank, lora_alpha=rank, target_modules=[c.layer for c in covered])
+        config = LoraConfig(rank_pattern=patterns, alpha_pattern=patterns, target_modules=covered)
         adapted: Any = get_peft_model(model, config)
     for parameter in whole:
         parameter.requires_grad_(True)

@@ -48,9 +48,9 @@ def batch_of(model: nn.Module, batch: int, length: int) -> Batch:
     known = about(model)
     if known.positions is not None and length > known.positions:
         raise SpecError(f"`length` {length} is more than the {known.positions} positions of the model")
-    ids = torch.zeros(batch, length, dtype=torch.int64)
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids if known.by_token else ids[:, 0]}
+    ids, mask = (fill(batch, length, dtype=torch.int64) for fill in (torch.zeros, torch.ones))
+    labels = torch.zeros_like(ids if known.by_token else ids[:, 0])  # a column of its own, as in a real batch
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def _config(path: Path) -> Any:

@@ -1,13 +1,13 @@
 """What federated training of a Hugging Face model will cost a client, from its config alone: bytes, memory and disk.
 
 Messages are the methods' own, made of tensors without numbers and counted as the ledger counts them; memory is that of
-a rehearsed local step (`nn.footprint`). So a model of any size can be planned on any machine. All methods train the
+a rehearsed local step (`hub.memory`). So a model of any size can be planned on any machine. All methods train the
 same tensors: the layers that SSF covers get LoRA's adapters, and what SSF trains whole LoRA trains whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,18 @@ from fedspan.core import wire
 from fedspan.core.errors import SpecError, at_least, count_or_ratio, one_of
 from fedspan.core.layout import Block, Layout
 from fedspan.core.sync import Catchup, Log
-from fedspan.hub.lora import lora
+from fedspan.hub.memory import memory
 from fedspan.hub.outline import batch_of, outline
 from fedspan.methods import _averaging, _lora, scaffold, ssf
+from fedspan.methods.fedavg import FedAvg
+from fedspan.methods.fedit import FedIT
+from fedspan.methods.ffalora import FFALoRA
 from fedspan.nn import footprint
 from fedspan.nn.cover import choose, freeze, layout_of
-from fedspan.nn.footprint import Client, Memory, Optimiser
+from fedspan.nn.footprint import Memory, Optimiser
 from fedspan.nn.pretrained import own_loss
-from fedspan.nn.restricted import Loss
+from fedspan.nn.sketch import Sketch
+from fedspan.optimizers.adamw import AdamW
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.runtimes.loop import cohort_of
 from fedspan.runtimes.plan import WALKED
@@ -72,6 +76,12 @@ class Asked:
         freeze(model, self.freeze)
         return model
 
+    def steps(self) -> dict[str, Any]:
+        """The local steps, as methods are told of them."""
+        if self.optimizer == "adamw":
+            return {"lr": footprint.RATE, "optimizer": AdamW()}
+        return {"lr": footprint.RATE, "momentum": 0.9 if self.optimizer == "momentum" else 0.0}
+
 
 @dataclass(frozen=True)
 class Line:
@@ -101,20 +111,20 @@ def plan_model(asked: Asked) -> ModelPlan:
     choices = choose(model)
     layout = layout_of(choices)
     share, ranks = _ranks(asked, layout)
-    projector, d = Coordinate(rank=share), layout.size
-
-    def memory(make: Callable[..., Client], *given: Any, **more: Any) -> Memory:
-        return _memory(asked, lambda m, loss: make(m, loss, choices, *given, optimiser=asked.optimizer, **more))
-
-    made = {  # numbers that travel, memory, numbers on disk
-        "ssf": (inside(layout, projector), memory(footprint.ssf, projector, recompute=asked.recompute), 2 * d),
-        "lora": (adapters(layout, ranks[0], True), memory(lora, ranks[0]), d),
-        "ffa-lora": (adapters(layout, ranks[1], False), memory(lora, ranks[1], freeze_a=True), d),
-        "fedavg": (d, memory(footprint.whole), 0),
-        "scaffold": (d, memory(footprint.whole, controls=True), d),
+    d, steps = layout.size, asked.steps()
+    made: dict[str, tuple[int, Any, int]] = {  # numbers that travel, the method, numbers on disk
+        "ssf": (inside(layout, Coordinate(rank=share)), ssf.SSF(rank=share, **steps), 2 * d),
+        "lora": (adapters(layout, ranks[0], True), FedIT(rank=ranks[0], **steps), d),
+        "ffa-lora": (adapters(layout, ranks[1], False), FFALoRA(rank=ranks[1], **steps), d),
+        "fedavg": (d, FedAvg(**steps), 0),
+        "scaffold": (d, scaffold.Scaffold(**steps), d),
     }
     over = asked.clients, asked.per_round or asked.clients, asked.optimizer != "sgd"
-    lines = [Line(name, *traffic(name, d, n, *over), held, 2 * 4 * kept) for name, (n, held, kept) in made.items()]
+    sketch = Sketch(asked.outline, choices, own_loss, lambda m: batch_of(m, asked.batch, asked.length), asked.recompute)
+    lines = [
+        Line(name, *traffic(name, d, sent, *over), memory(method, sketch), 2 * 4 * kept)
+        for name, (sent, method, kept) in made.items()
+    ]
     return ModelPlan(sum(p.numel() for p in model.parameters()), layout, share, ranks, tuple(lines))
 
 
@@ -188,19 +198,15 @@ def _ranks(asked: Asked, layout: Layout) -> tuple[float, tuple[int, int]]:
         wanted = inside(layout, projector) - rest
     told = asked.trained is not None or asked.rank is not None
     first = max(1, round(wanted / sum(_sides(b, True) for b in blocks))) if told else asked.lora_rank
-    return share, (first, max(1, round(wanted / sum(_sides(b, False) for b in blocks))))
+    second = max(1, round(wanted / sum(_sides(b, False) for b in blocks)))
+    for rank, b in itertools.product((first, second), blocks):
+        if rank > min(b.shape[:2]):
+            raise SpecError(f"LoRA at rank {rank} is too large for {b.name!r}, {b.shape[0]} × {b.shape[1]}; train less")
+    return share, (first, second)
 
 
 def _sides(block: Block, both: bool) -> int:
     return block.size // block.inputs + (block.inputs if both else 0)
-
-
-def _memory(asked: Asked, make: Callable[[nn.Module, Loss], Client]) -> Memory:
-    def build(model: nn.Module) -> Client:
-        batch = batch_of(model, asked.batch, asked.length)
-        return make(model, lambda m: own_loss(m, batch))
-
-    return footprint.rehearsed(asked.outline(), build)
 
 
 def _numbers(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -118,6 +118,13 @@ def layout_of(choices: Sequence[Choice], dtype: torch.dtype = torch.float32) -> 
     return Layout(tuple(Block(c.name, c.shape, None if c.how == "whole" else c.axis) for c in choices), dtype)
 
 
+def kept_in(weights: torch.dtype) -> torch.dtype:
+    """The type of x, controls and steps. Weights in bfloat16 are roundings of a float32 x: its small steps add up."""
+    if weights == torch.float16:
+        raise SpecError("weights in float16 would need their loss scaled; use torch.bfloat16 or torch.float32")
+    return torch.promote_types(weights, torch.float32)
+
+
 def summary(choices: Sequence[Choice]) -> str:
     """A line a tensor, for people."""
     width = max(len(c.name) for c in choices)

@@ -1,6 +1,7 @@
 """A client's local step by each kind of training, and what it holds in memory: measured on a model, or rehearsed.
 
     SSF             steps inside x + range(Pᵀ): z, the correction u and where x began, r numbers each
+    SubAvg          the same without u
     LoRA, FFA-LoRA  adapters of PEFT on the layers that SSF would cover (`hub.lora`); what it trains whole is, too
     FedAvg          every weight that is trained, its gradient, and the optimiser's state
     SCAFFOLD        the same and the correction c − c_i, d numbers
@@ -18,15 +19,22 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fedspan.core.layout import Block
-from fedspan.core.projector import Projector, draw
-from fedspan.nn.cover import Choice, layout_of
+from fedspan.core import seeds
+from fedspan.core.layout import Block, Layout
+from fedspan.core.linear import LinearMap
+from fedspan.core.projector import Projector
+from fedspan.nn.cover import Choice, kept_in, layout_of
 from fedspan.nn.rehearse import peak_of, rehearsal
 from fedspan.nn.restricted import FlatModule, Loss, Restricted
 
 Optimiser = Literal["sgd", "momentum", "adamw"]
-STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that an optimiser keeps for each one that is trained
+STATES: dict[Optimiser, int] = {
+    "sgd": 0,
+    "momentum": 1,
+    "adamw": 2,
+}  # numbers that an optimiser keeps for each one that is trained
 RATE = 1e-6  # of the steps; nothing depends on it
 
 
@@ -81,29 +89,31 @@ def ssf(
     projector: Projector,
     optimiser: Optimiser = "sgd",
     recompute: bool = False,
+    controls: bool = True,
 ) -> Client:
-    """Local steps of SSF."""
-    layout = layout_of(choices)
-    module = FlatModule(model, layout)
+    """Local steps of SSF; without `controls` those of SubAvg."""
+    module = _flat(model, choices)
     module.checked = True
-    with torch.device("cpu"):
-        P = draw(projector, layout, (0,), 0)
-    x = module.flat.detach().view(1, 1, -1)
-    inside = Restricted(module, choices, x if module.in_place else x.float(), P, recompute).__enter__()
-    z, u, *moments = (torch.zeros(1, 1, P.rank) for _ in range(2 + STATES[optimiser]))
+    P = _drawn(projector, module.layout, module.flat.device)
+    x = module.flat.detach().to(module.layout.dtype).view(1, 1, -1)
+    inside = Restricted(module, choices, x, P, recompute).__enter__()
+    z, *moments = (torch.zeros(1, 1, P.rank, dtype=x.dtype) for _ in range(1 + STATES[optimiser]))
+    u = torch.zeros_like(z) if controls else None
 
     def step() -> None:
         nonlocal z
         if module.in_place:
             z = inside.walk(z, u, itertools.repeat(loss), RATE, 1)
         else:
-            z = torch.add(z, inside.grad(z, loss) + u, alpha=-RATE)
+            g = inside.grad(z, loss)
+            z = torch.add(z, g if u is None else g + u, alpha=-RATE)
         assert all(m.shape == z.shape for m in moments)
 
     starts = sum(piece.start.numel() for piece in inside.pieces if piece.start is not None)
     indices = sum(8 * piece.index.numel() for piece in inside.pieces if piece.index is not None)
-    controls = 4 * (3 * P.rank + starts) + indices  # z before and after a step, u, and where x began
-    return Client(step, model, P.rank, 4 * P.rank, 4 * P.rank * len(moments), controls)
+    held = (2 + controls) * P.rank + starts  # z before and after a step, u, and where x began
+    size, rank = x.element_size(), P.rank
+    return Client(step, model, rank, size * rank, size * rank * len(moments), size * held + indices)
 
 
 def plain(model: nn.Module, loss: Loss, optimiser: Optimiser = "sgd") -> Client:
@@ -125,12 +135,11 @@ def whole(
     model: nn.Module, loss: Loss, choices: Sequence[Choice], optimiser: Optimiser = "sgd", controls: bool = False
 ) -> Client:
     """Local steps of FedAvg; with `controls` those of SCAFFOLD."""
-    layout = layout_of(choices)
-    module = FlatModule(model, layout)
-    d, size = layout.size, module.flat.element_size()
-    moments = [torch.zeros(d) for _ in range(STATES[optimiser])]
-    u = torch.zeros(1, 1, d) if controls else None
-    y = None if module.in_place else module.flat.float().view(1, 1, -1)  # with more digits than the weights have
+    module = _flat(model, choices)
+    d, kind = module.layout.size, module.layout.dtype
+    moments = [torch.zeros(d, dtype=kind) for _ in range(STATES[optimiser])]
+    u = torch.zeros(1, 1, d, dtype=kind) if controls else None
+    y = None if module.in_place else module.flat.to(kind).view(1, 1, -1)  # with more digits than the weights have
 
     def step() -> None:
         nonlocal y
@@ -141,8 +150,9 @@ def whole(
             y = torch.add(y, g if u is None else g.add_(u), alpha=-RATE)
         assert all(len(m) == d for m in moments)
 
-    own, states = (size, len(moments)) if y is None else (size + 4, len(moments) + 1)  # gradient and y in float32 too
-    return Client(step, model, d, d * own, 4 * d * states, 4 * d if controls else 0)
+    size, long = module.flat.element_size(), kind.itemsize
+    own, states = (size, len(moments)) if y is None else (size + long, len(moments) + 1)  # gradient and y in full too
+    return Client(step, model, d, d * own, long * d * states, long * d if controls else 0)
 
 
 def numbers(blocks: Sequence[Block], rank: float) -> int:
@@ -157,6 +167,20 @@ def share_for(blocks: Sequence[Block], trained: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if numbers(blocks, middle) <= trained else (low, middle)
     return min((max(low, 1e-9), high), key=lambda share: abs(numbers(blocks, share) - trained))
+
+
+def _flat(model: nn.Module, choices: Sequence[Choice]) -> FlatModule:
+    """The model as a problem holds it."""
+    weights = next(p.dtype for p in model.parameters() if p.requires_grad)
+    return FlatModule(model, layout_of(choices, kept_in(weights)))
+
+
+def _drawn(projector: Projector, layout: Layout, here: torch.device) -> LinearMap:
+    """A P of its own, drawn unseen: what is in a cache would be counted in one rehearsal and not in the next."""
+    with _disable_current_modes(), torch.device("cpu"):
+        drawn = projector.sample(layout, seeds.keys((0,), "projector", 0))
+    P = drawn.cut(slice(None))  # and is seen from here on
+    return LinearMap(layout, tuple(factor and factor.to(here) for factor in P.factors), P.probe)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

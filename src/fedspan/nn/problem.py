@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, SpecError
+from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, Problem, term
 from fedspan.nn.batched import Cohort
-from fedspan.nn.cover import Choice, layout_of
+from fedspan.nn.cover import Choice, kept_in, layout_of
 from fedspan.nn.restricted import FlatModule, Restricted, shrink
 from fedspan.nn.source import Batch, Loss, Source, Tensors, placed
 
@@ -53,7 +53,7 @@ class TorchProblem(Problem):
         self.model, self.sources, self.loss, self.choices = model.to(device), clients, loss, choices
         self.seeds, self.batch, self.device, self.recompute = (seed,), batch, torch.device(device), recompute
         self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
-        self.layout = layout_of(choices, _kept_in(next(p.dtype for p in model.parameters() if p.requires_grad)))
+        self.layout = layout_of(choices, kept_in(next(p.dtype for p in model.parameters() if p.requires_grad)))
         self.module = FlatModule(model, self.layout)
         if at_site:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=self.layout.dtype).expand(1, 1, self.layout.size)
@@ -241,10 +241,3 @@ def drawing(key: int, device: torch.device) -> Iterator[None]:
     finally:
         for generator, state in zip(used, before, strict=True):
             generator.set_state(state)
-
-
-def _kept_in(weights: torch.dtype) -> torch.dtype:
-    """The type of x, controls and steps. Weights in bfloat16 are roundings of a float32 x: its small steps add up."""
-    if weights == torch.float16:
-        raise SpecError("weights in float16 would need their loss scaled; use torch.bfloat16 or torch.float32")
-    return torch.promote_types(weights, torch.float32)

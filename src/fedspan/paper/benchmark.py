@@ -110,6 +110,7 @@ def reproduce(study: Benchmark, out: Path, *, jobs: int, again: bool, console: C
     for part, outcome, chapter in zip(study.parts, outcomes, chapters, strict=True):
         name = part.comparison.name
         figures.draw(outcome, made(out / "figures") / name)
+        figures.draw_memory(outcome, out / "figures" / f"{name}_memory")
         write_atomic(made(out / "tables") / f"{name}.csv", tables.curves_csv(chapter.series).encode())
         command.show(outcome, console, part.title)
         for note in chapter.notes:
