@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
@@ -165,3 +165,13 @@ def test_a_model_in_bfloat16_stays_so(triage: Path) -> None:
     problem = Spec.load(triage / "spec.toml", ("task.clients=3",)).task.site(0, (0,), torch.float32)
     assert problem.module.flat.dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert problem.layout.dtype == problem.x0.dtype == torch.float32
+
+
+def test_a_site_with_other_frozen_weights_runs_another_model(triage: Path) -> None:
+    """What is trained is sent and may have been anything; what is frozen must be the server's."""
+    task, path = Spec.load(triage / "spec.toml", ("task.clients=3",)).task, triage / "triage/model/model.safetensors"
+    server, weights = task.centre((0,), torch.float32).layout.fingerprint, load_file(path)
+    for part, alike in (("encoder.layer.0.output.dense.weight", True), ("embeddings.word_embeddings.weight", False)):
+        weights[part][:, 0] += 1
+        save_file(weights, path, metadata={"format": "pt"})
+        assert (task.site(1, (0,), torch.float32).layout.fingerprint == server) is alike

@@ -69,6 +69,7 @@ class Layout:
 
     blocks: tuple[Block, ...]
     dtype: torch.dtype = torch.float32
+    fixed: str = ""  # a digest of what the model has beside them, which never travels and must be alike everywhere
 
     @functools.cached_property
     def size(self) -> int:
@@ -78,7 +79,7 @@ class Layout:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A short hash; two ends with different layouts must not talk."""
-        text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype)
+        text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype) + self.fixed
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def split(self, v: Vector) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ norms, small tensors and an output head with a weight of its own are trained and
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fedspan.nn.layers import is_transposed
 
 LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 LEAST = 512  # smaller tensors go whole: their few numbers are not worth a subspace
+SAMPLE = 4096  # numbers of a frozen tensor that are looked at to tell it from another
 
 How = Literal["covered", "fallback", "whole"]
 
@@ -113,9 +115,19 @@ def _must_match(patterns: Sequence[str], names: Iterable[str], what: str) -> Non
             raise SpecError(f"{pattern!r} matches no {what} of the model; it has {', '.join(names[:6])}, …")
 
 
-def layout_of(choices: Sequence[Choice], dtype: torch.dtype = torch.float32) -> Layout:
+def layout_of(choices: Sequence[Choice], dtype: torch.dtype = torch.float32, fixed: str = "") -> Layout:
     """The flat vector of a model; a weight is projected on its input side (channels, for a convolution)."""
-    return Layout(tuple(Block(c.name, c.shape, None if c.how == "whole" else c.axis) for c in choices), dtype)
+    return Layout(tuple(Block(c.name, c.shape, None if c.how == "whole" else c.axis) for c in choices), dtype, fixed)
+
+
+def digest(model: nn.Module) -> str:
+    """What a model's frozen tensors are, by names, types, shapes and a sample of their numbers; empty: it has none."""
+    frozen = [(name, p.detach().reshape(-1)) for name, p in model.named_parameters() if not p.requires_grad]
+    found = hashlib.blake2b(digest_size=8)
+    for name, flat in frozen:
+        found.update(f"{name} {flat.dtype} {flat.numel()} ".encode())
+        found.update(flat[:: max(1, flat.numel() // SAMPLE)].to("cpu", torch.float64).numpy().tobytes())
+    return found.hexdigest() if frozen else ""
 
 
 def kept_in(weights: torch.dtype) -> torch.dtype:

@@ -17,7 +17,7 @@ from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, Problem, term
 from fedspan.nn.batched import Cohort
-from fedspan.nn.cover import Choice, kept_in, layout_of
+from fedspan.nn.cover import Choice, digest, kept_in, layout_of
 from fedspan.nn.restricted import FlatModule, Restricted, shrink
 from fedspan.nn.source import Batch, Loss, Source, Tensors, placed
 
@@ -53,7 +53,8 @@ class TorchProblem(Problem):
         self.model, self.sources, self.loss, self.choices = model.to(device), clients, loss, choices
         self.seeds, self.batch, self.device, self.recompute = (seed,), batch, torch.device(device), recompute
         self.weight_decay, self.clip, self.augment, self._score = weight_decay, clip, augment, evaluate
-        self.layout = layout_of(choices, kept_in(next(p.dtype for p in model.parameters() if p.requires_grad)))
+        number = kept_in(next(p.dtype for p in model.parameters() if p.requires_grad))
+        self.layout = layout_of(choices, number, digest(model))
         self.module = FlatModule(model, self.layout)
         if at_site:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=self.layout.dtype).expand(1, 1, self.layout.size)

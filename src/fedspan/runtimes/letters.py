@@ -75,12 +75,12 @@ class Letter:
         if self.fingerprint != fingerprint:
             raise ProtocolError(
                 f"the other end runs another method or model (fingerprint {self.fingerprint:.12}, here {fingerprint}); "
-                "give both the same spec"
+                "give both the same spec and the same frozen weights"
             )
 
 
 def fingerprint(method: Method[Any, Any, Any, Any], layout: Layout, seed: int) -> str:
-    """Name, hyper-parameters, model layout and seed, in 12 characters."""
+    """Name, hyper-parameters, model layout, frozen weights and seed, in 12 characters."""
     text = json.dumps([registry.describe(method), layout.fingerprint, seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
