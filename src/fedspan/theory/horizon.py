@@ -53,6 +53,10 @@ class Trial:
         before = np.mean(np.square(self.values[-2 * fifth : -fifth]))
         return bool(self.level > 0.85 * before and self.level < LOW * self.values[0] ** 2)
 
+    def fallen(self, t: int) -> float:
+        """How far the logarithm of the metric has come down by round t."""
+        return math.log(self.values[0] / float(np.interp(t, self.at, self.values)))
+
     @property
     def ahead(self) -> float | None:
         """The square it is settling at, its last three fifths taken as a geometric decay (Aitken); None: none seen."""
@@ -79,12 +83,8 @@ def best_rate(trials: list[Trial], rounds: int) -> float:
 def _fastest(trials: list[Trial]) -> float:
     """No floor in sight: the lowest rate that falls four fifths as far as the best trial in as many rounds."""
     best = min(trials, key=lambda trial: trial.level)
-
-    def fallen(trial: Trial, t: int) -> float:
-        return math.log(trial.values[0] / float(np.interp(t, trial.at, trial.values)))
-
     long = [trial for trial in trials if best.rounds / 4 <= trial.rounds <= best.rounds]
-    return min(trial.lr for trial in long if fallen(trial, trial.rounds) >= 0.8 * fallen(best, trial.rounds))
+    return min(trial.lr for trial in long if trial.fallen(trial.rounds) >= 0.8 * best.fallen(trial.rounds))
 
 
 def _floor(trials: list[Trial]) -> Any:

@@ -4,6 +4,10 @@ The paper's search takes the rate with the lowest error after 500 rounds. That f
 and stop at a higher floor. Where the error itself is known (`rel_err`) the trials are read as in `theory.horizon`,
 which looks ahead to the end of the run. Where it is not (networks) the trials are equally long and the lowest loss
 counts, as in the paper.
+
+A server that scales its own steps (FedAdam) goes nearly as far whatever the local step is: no rate diverges, and at
+first all fall alike. There the search goes down, to the lowest rate that will still come far enough by the end of the
+run or is as fast as any: its noise is least.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ LEAST = 40  # rounds below which a search says nothing
 WORSE = 2.0  # times the start: an error or loss past this has diverged
 FALL = 3.0  # from one trial's rate to the next; less after one that diverged
 POINTS = 30  # evaluations of a trial
-EQUAL = 4  # trials where only the loss is known
+EQUAL = 4  # trials where only the loss is known, or the server scales its steps
+ALIKE = 0.9  # of the farthest fall: as fast as that
+DEEP = 8.0  # of the logarithm of an error: a fall that ends in noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,8 @@ def search(
     probes, trials = _highest(run, how.start, max(4, budget // 30), budget // 3), list[Trial]()
     left -= sum(trial.rounds for trial in probes)
     lr, known = probes[-1].lr, run.metric == "rel_err"
+    if _indifferent(probes):
+        return _lowest(run, probes, budget, rounds if known else 0)
     most = budget if known else left // EQUAL
     while left >= max(4, min(LEAST // 4, most)):
         trials.append(run(lr, min(most, -(-left // 2) if known else left), until_settled=known, must_fall=True))
@@ -86,13 +94,42 @@ def _highest(run: _Runner, start: float, probe: int, budget: int) -> list[Trial]
     while sum(trial.rounds for trial in trials) < budget:
         lr = lr * 2 if up else lr / 2
         trials.append(run(lr, probe))
-        if trials[-1].diverged == up:
+        if trials[-1].diverged == up or _indifferent(trials):
             break
     if up and trials[-1].diverged:
         trials = [trials[-1], *trials[:-1]]
     if trials[-1].diverged:
         raise SpecError(f"every rate down to {lr:g} diverged in the search; set `search.start` lower")
     return trials
+
+
+def _indifferent(probes: list[Trial]) -> bool:
+    """Whether a rate four times the first has fallen as far as the first, and both have fallen."""
+    if len(probes) != 3 or any(trial.diverged for trial in probes):
+        return False
+    falls = [trial.fallen(trial.rounds) for trial in probes]
+    return min(falls) > ALIKE * max(falls) > 0
+
+
+def _lowest(run: _Runner, probes: list[Trial], budget: int, rounds: int) -> Found:
+    """The lowest rate that serves, by short probes, then by a few longer trials around it."""
+    trials = [probes[0]]
+    while _serving(trials, rounds)[-1] == trials[-1].lr and sum(t.rounds for t in trials) < budget // 2:
+        trials.append(run(trials[-1].lr / 4, probes[0].rounds))
+    low, seen = min(_serving(trials, rounds)), [*probes[1:], *trials]
+    each = (budget - sum(trial.rounds for trial in seen)) // EQUAL
+    longer = [run(low * factor, each, must_fall=True) for factor in (4, 1, 1 / 2, 1 / 4)]
+    stable = [trial for trial in longer if not trial.diverged]
+    if not stable:
+        raise SpecError(f"no rate around {low:g} lowers the {run.metric}; give `method.lr` a number")
+    return Found(min(_serving(stable, rounds)), [*seen, *longer])
+
+
+def _serving(trials: list[Trial], rounds: int) -> list[float]:
+    """The rates of equally long trials that will have come far in so many rounds, or fall nearly as far as any."""
+    falls = [trial.fallen(trial.rounds) for trial in trials]
+    least = min(ALIKE * max(falls), DEEP * trials[0].rounds / rounds if rounds else math.inf)
+    return [trial.lr for trial, fall in zip(trials, falls, strict=True) if fall >= least]
 
 
 class _Runner:
