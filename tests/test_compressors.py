@@ -141,6 +141,15 @@ def test_the_bounds_are_met_where_they_are_exact() -> None:
     assert float(((found - 4 / 3) ** 2).mean() / (4 / 3) ** 2) == pytest.approx(1 / 8, rel=0.02)
 
 
+def test_signs_have_the_mean_size_of_their_bucket_and_ties_fill_k() -> None:
+    """Also in a last bucket that is not full; of equal numbers as many are kept as there is room for."""
+    v = torch.tensor([[[1.0, -2.0, 3.0, -4.0, 5.0]]])
+    assert there_and_back(make("sign", {}), v, keys(1, 1)).flatten().tolist() == [3, -3, 3, -3, 3]
+    assert there_and_back(make("sign", {"bucket": 3}), v, keys(1, 1)).flatten().tolist() == [2, -2, 2, -4.5, 4.5]
+    found = there_and_back(make("topk", {"k": 3}), torch.tensor([[[1.0, -1.0, 2.0, 1.0, 0.5]]]), keys(1, 1)).flatten()
+    assert sorted(found.abs().tolist()) == [0, 0, 1, 1, 2]
+
+
 def test_what_a_division_by_one_plus_omega_does() -> None:
     for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"levels": 3}), ("natural", {"bits": 3})):
         plain, divided = make(name, fields), make(name, fields | {"unbiased": False})

@@ -93,6 +93,8 @@ def test_the_front_is_what_nobody_beats_for_less() -> None:
     assert [(stop.series, stop.cost) for stop in found] == [(0, 10), (0, 20), (1, 40), (1, 60)]
     assert reach([cheap, slow], "loss", "min", "total") == {0: (20, 40), 1: (80, 120)}
     assert front([cheap, slow], "loss", "max", "up") == []  # they only get worse
+    still = line("still", [1.0, 0.5, 0.5, 0.4, 0.4])
+    assert [stop.cost for stop in front([still], "loss", "min", "up")] == [10, 30]  # the same for more is no gain
 
 
 def test_what_diverged_is_not_on_the_front() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import gzip
+import itertools
 import json
 import math
 import subprocess
@@ -98,7 +99,7 @@ MODELS = {
     "llama, tied": (lambda: llama(tie_word_embeddings=True), lines),
     "llama, untied": (llama, lines),
     "gpt2": (gpt2, lines),
-    "llama classifier": (lambda: llama("LlamaForSequenceClassification", pad_token_id=0, num_labels=4), questions),
+    "llama classifier": (lambda: llama("LlamaForSequenceClassification", pad_token_id=3, num_labels=4), questions),
 }
 
 
@@ -137,6 +138,9 @@ def test_heads_embeddings_and_frozen_modules() -> None:
     assert how(MODELS["llama classifier"][0]())["score.weight"] == "whole"
     tied = {c.name: c for c in choose(llama(tie_word_embeddings=True))}["model.embed_tokens.weight"]
     assert (tied.how, tied.layer, tied.also) == ("covered", "model.embed_tokens", ("lm_head",))
+    for shares in (False, True):
+        whole = llama(tie_word_embeddings=shares)
+        assert layout_of(choose(whole)).size == sum(p.numel() for p in whole.parameters())  # a shared weight once
     transposed = {c.name: c for c in choose(gpt2())}["transformer.h.0.mlp.c_fc.weight"]
     assert (transposed.how, transposed.shape, transposed.axis) == ("covered", (32, 128), 0)
     model = bert()
@@ -148,26 +152,40 @@ def test_heads_embeddings_and_frozen_modules() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama, tied", "gpt2"])
 def test_models_learn_and_plain_transformers_loads_the_result(name: str, tmp_path: Path) -> None:
+    """What is asked for is far above chance, a quarter of the classes and a 55th of the tokens, on many texts."""
     make, data = MODELS[name]
-    model = make()
-    result = fedspan.fit(
-        model, [data(16, seed) for seed in range(3)], method=ssf(), rounds=25, batch=8, test=data(20, 9), eval_every=25
-    )
+    model, clients = make(), [data(64, seed) for seed in range(3)]
+    method = ssf(lr=0.05, local_steps=8, projector={"name": "coordinate", "rank": 0.5})
+    result = fedspan.fit(model, clients, method=method, rounds=15, batch=8, test=data(100, 9), eval_every=15)
     assert result.model is model
     first, last = result.rows
-    assert last["loss"] < (0.6 if name == "bert" else 0.85) * first["loss"]
     if name == "bert":
-        assert last["accuracy"] > 0.8
-        assert last["f1"] > 0.75
+        assert first["accuracy"] < 0.4
+        assert min(last["accuracy"], last["f1"]) > 0.9
     else:
         assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
-        assert last["token_accuracy"] > first["token_accuracy"]
+        assert first["token_accuracy"] < 0.05
+        assert last["token_accuracy"] > 0.4
+    assert last["loss"] < 0.65 * first["loss"]
     result.model.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved/model.safetensors").is_file()
     again = type(model).from_pretrained(tmp_path / "saved", local_files_only=True).eval()
     batch = as_texts(data(5, 7), about(model), "it").take(torch.arange(5))
     with torch.no_grad():
         assert torch.equal(again(**batch).logits, model.eval()(**batch).logits)
+
+
+def test_controls_take_the_drift_out_of_a_transformer_too() -> None:
+    """Each client has one class of four and walks far: the same steps without controls end at thrice the loss."""
+    clients = [[row for row in questions(32, seed) if row["labels"] == seed] for seed in range(4)]
+    every, ends = list(itertools.chain(*clients)), {}
+    for name in ("ssf", "subavg"):
+        method = build(name, lr=0.1, local_steps=10, projector={"name": "coordinate", "rank": 0.25})
+        result = fedspan.fit(
+            bert(num_hidden_layers=1), clients, method=method, rounds=8, batch=8, test=every, eval_every=8
+        )
+        ends[name] = result.rows[-1]["loss"] / result.rows[0]["loss"]
+    assert ends["ssf"] < 0.5 * ends["subavg"] < 0.5
 
 
 def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
@@ -251,8 +269,10 @@ def test_dropout_is_decided_by_the_seed_alone(checkpoints: bool) -> None:
     assert not torch.equal(one, trained(dropout=0.0))
 
 
-def test_checkpointing_changes_no_number() -> None:
-    models = [bert(), bert()]
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_checkpointing_changes_no_number(dropout: float) -> None:
+    """What was dropped in the forward pass is dropped again when it is repeated."""
+    models = [bert(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout) for _ in range(2)]
     models[1].gradient_checkpointing_enable()
     for model in models:
         fedspan.fit(model, [questions()], method=ssf(), rounds=2, batch=4)
