@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,34 @@ from sklearn.metrics import f1_score
 
 from fedspan.nn import text_score
 from fedspan.nn.pretrained import about, own_loss
-from fedspan.nn.text_score import text_scorer
+from fedspan.nn.text_score import macro_f1, text_scorer
 from fedspan.nn.texts import as_texts
-from test_text import MODELS, bert, questions
+from tiny import MODELS, bert, lines, llama, questions
+
+
+def test_f1_is_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        actual, predicted = rng.choice([0, 2, 3, 7, 8], 30), rng.choice([0, 1, 2, 3], 30)
+        expected = f1_score(actual, predicted, average="macro", zero_division=0)
+        assert macro_f1(torch.tensor(predicted), torch.tensor(actual)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_perplexity_is_the_mean_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small parts of unequal length, against all log-probabilities at once."""
+    monkeypatch.setattr(text_score, "AT_ONCE", 3)
+    model, rows = llama().eval(), lines(11)
+    found = text_scorer(as_texts(rows, about(model), "it"), about(model), torch.device("cpu"))(model)
+    logs, right = [], []
+    with torch.no_grad():
+        for row in rows:
+            ids = torch.tensor([row["input_ids"]])
+            scores = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+            logs += scores[torch.arange(ids.shape[1] - 1), ids[0, 1:]].tolist()
+            right += (scores.argmax(-1) == ids[0, 1:]).tolist()
+    assert found["loss"] == pytest.approx(-np.mean(logs), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(-np.mean(logs)), rel=1e-5)
+    assert found["token_accuracy"] == np.mean(right)
 
 
 def alone(model: Any, row: dict[str, Any]) -> Any:
