@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from test_run import fedspan, rows, spec_file
 
 # A run whose checkpoints come often enough to be caught between two of them.
 SLOW = "import fedspan.runtimes.folder as f, fedspan.cli as c; f.CHECKPOINT_SECONDS = 0.3; c.main()"
+ROUNDS = 2000
 
 
 def reached(saved: Path) -> int:
@@ -33,13 +36,30 @@ def reached(saved: Path) -> int:
         return 0
 
 
+def arguments(place: Path, seeds: int, out: str) -> list[str]:
+    return ["run", str(spec_file(place)), "--set", f"rounds={ROUNDS}", "--seeds", str(seeds), "--out", str(place / out)]
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Seeds → a run of so many that nobody stops, made once."""
+
+    @functools.cache
+    def made(seeds: int) -> Path:
+        place = tmp_path_factory.mktemp("whole")
+        assert fedspan(*arguments(place, seeds, "whole")).returncode == 0
+        return place / "whole"
+
+    return made
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_a_stopped_run_resumes_to_the_same_bits(sign: int, seeds: int, tmp_path: Path) -> None:
-    path, rounds = spec_file(tmp_path), 2000
-    arguments = ["run", str(path), "--set", f"rounds={rounds}", "--seeds", str(seeds), "--out"]
-    assert fedspan(*arguments, tmp_path / "whole").returncode == 0
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments, tmp_path / "cut"], stdout=subprocess.DEVNULL)
+def test_a_stopped_run_resumes_to_the_same_bits(
+    sign: int, seeds: int, unstopped: Callable[[int], Path], tmp_path: Path
+) -> None:
+    command, whole = arguments(tmp_path, seeds, "cut"), unstopped(seeds)
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.DEVNULL)
     first = tmp_path / "cut" / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
     deadline = time.monotonic() + 60
     saved = tmp_path / "cut" / folder.CHECKPOINT
@@ -49,13 +69,13 @@ def test_a_stopped_run_resumes_to_the_same_bits(sign: int, seeds: int, tmp_path:
     code = process.wait(60)
     assert code == (130 if sign != signal.SIGKILL else -signal.SIGKILL)
     stopped_at = checkpoint.load(tmp_path / "cut" / folder.CHECKPOINT)[1]["round"]
-    assert 0 < stopped_at < rounds
-    again = fedspan(*arguments, tmp_path / "cut", "--resume")
+    assert 0 < stopped_at < ROUNDS
+    again = fedspan(*command, "--resume")
     assert again.returncode == 0, again.stderr
     for part in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
-        assert rows(tmp_path / "cut" / part) == rows(tmp_path / "whole" / part)
-        cut, whole = ((tmp_path / run / part / "model.safetensors").read_bytes() for run in ("cut", "whole"))
-        assert cut == whole
+        assert rows(tmp_path / "cut" / part) == rows(whole / part)
+        ends = [(run / part / "model.safetensors").read_bytes() for run in (tmp_path / "cut", whole)]
+        assert ends[0] == ends[1]
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
