@@ -84,6 +84,7 @@ def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> Non
     x = torch.cat([dict(model.named_parameters())[c.name].detach().reshape(-1) for c in choices]).view(1, 1, -1)
     z = 0.1 * torch.randn(1, 1, P.rank, generator=torch.Generator().manual_seed(1))
     export_round(model, choices, P, z, tmp_path)
+    assert peft.LoraConfig.from_pretrained(str(tmp_path)).fan_in_fan_out == (name == "gpt2")  # said, not guessed
     wanted = moved(model, x + P.T @ z, layout)
     assert (wanted - logits(model)).abs().max() > 1e-2
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path)).eval()

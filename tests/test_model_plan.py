@@ -133,6 +133,13 @@ def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
         assert lines["fedavg"] == lines["scaffold"] == plan.layout.size == plan.parameters
 
 
+def test_a_tied_weight_is_counted_once(tmp_path: Path) -> None:
+    written(tmp_path, LLAMA | {"num_hidden_layers": 1, "tie_word_embeddings": True})
+    plan = plan_model(Asked(model=tmp_path))
+    written(tmp_path, LLAMA | {"num_hidden_layers": 1})
+    assert plan.parameters == plan.layout.size == sum(p.numel() for p in outline(tmp_path).parameters()) - 300 * 64
+
+
 def test_checkpointing_and_bfloat16_take_less(tmp_path: Path) -> None:
     written(tmp_path, LLAMA | {"num_hidden_layers": 4})
     long, short = (

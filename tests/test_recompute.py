@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import fedspan
+from conftest import build
 from fedspan.core.errors import FedspanError
 from fedspan.core.projector import draw
 from fedspan.nn.cover import choose, layout_of
+from fedspan.nn.footprint import Client, rehearsed, ssf
+from fedspan.nn.pretrained import own_loss
 from fedspan.nn.rehearse import Live
 from fedspan.nn.restricted import FlatModule, Restricted
 from fedspan.projectors.coordinate import Coordinate
@@ -97,18 +103,68 @@ def test_dropout_outside_of_training_and_in_place_is_torchs_own() -> None:
     kept_and_found(Drops(), torch.randn(5, 40))
 
 
+class Changed(nn.Module):
+    """Changes a layer's input in place, once the layer's outputs have been kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(40, 80), nn.Linear(80, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        y = torch.tanh(self.up(x)) + nn.functional.gelu(self.up(x))
+        x.mul_(2.0)
+        return self.head(y)
+
+
 def test_an_input_that_was_changed_since_is_noticed() -> None:
-    class Changed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.head = nn.Linear(40, 80), nn.Linear(80, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x * 1.0
-            y = torch.tanh(self.up(x)) + nn.functional.gelu(self.up(x))
-            x.mul_(2.0)
-            return self.head(y)
-
     at, z = inside(Changed(), True)
     with pytest.raises(FedspanError, match="without `recompute`"):
         at.grad(z, lambda m: m(torch.ones(3, 40)).sum())
+
+
+CLIENTS = [(torch.randn(6, 40, generator=torch.Generator().manual_seed(n)), torch.arange(6) % 2) for n in range(2)]
+SSF = {"lr": 0.1, "local_steps": 2, "rank": 0.25}
+
+
+def test_fit_recomputes_only_where_it_is_asked_to() -> None:
+    """Told by a model that bears it only without."""
+    fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch=3)
+    with pytest.raises(FedspanError, match="without `recompute`"):
+        fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch=3, recompute=True)
+
+
+def test_dropout_is_not_drawn_again() -> None:
+    """The same bits after several rounds, and others with another seed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 80), nn.GELU(), nn.Dropout(0.4), nn.Linear(80, 80), nn.Tanh(), nn.Dropout(0.4))
+    model.append(nn.Linear(80, 2))
+
+    def trained(recompute: bool, seed: int = 0) -> torch.Tensor:
+        own = copy.deepcopy(model)
+        fedspan.fit(own, CLIENTS, method=build("ssf", **SSF), rounds=3, batch=3, seed=seed, recompute=recompute)
+        return torch.cat([p.detach().reshape(-1) for p in own.parameters()])
+
+    assert torch.equal(trained(False), trained(True))
+    assert not torch.equal(trained(True), trained(True, seed=1))
+
+
+def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    from fedspan.hub.outline import batch_of, outline
+    from fedspan.hub.plan import Asked, plan_model
+
+    config = {"model_type": "bert", "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_labels": 3}
+    config |= {"num_attention_heads": 2, "intermediate_size": 128, "max_position_embeddings": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = plan_model(Asked(model=tmp_path, length=32, recompute=True))
+
+    def kept(model: nn.Module) -> Client:
+        batch = batch_of(model, 16, 32)
+        return ssf(model, lambda m: own_loss(m, batch), choose(model), Coordinate(rank=plan.share))
+
+    # what goes into a GELU, four times as wide as what it is made of, for all layers but the one that makes it again
+    saved = (4 - 1) * 4 * 16 * 32 * 32
+    planned = {line.method: line.memory for line in plan.lines}["ssf"]
+    assert planned.peak < rehearsed(outline(tmp_path), kept).peak - saved

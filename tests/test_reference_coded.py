@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedspan.core import seeds
-from test_reference import LR, STEPS, Array, D, M, N, Reference, Rows, compare
+from reference import LR, STEPS, Array, D, M, N, Reference, Rows, compare
 
 Table = dict[str, Any]
 

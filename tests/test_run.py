@@ -1,13 +1,10 @@
-"""Runs on disk: rows, resuming after Ctrl-C and kill, divergence as a result, and errors of one line."""
+"""Runs on disk: rows, divergence as a result, and errors of one line."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,14 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedspan import experiment
-from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.runtimes import folder, history
+from fedspan.runtimes import history
 
 SPEC = """
 seed = 3
@@ -39,8 +32,6 @@ het = 0.5
 [participation]
 per_round = 10
 """
-# A run whose checkpoints come often enough to be caught between two of them.
-SLOW = "import fedspan.runtimes.folder as f, fedspan.cli as c; f.CHECKPOINT_SECONDS = 0.3; c.main()"
 
 
 def spec_file(place: Path, rounds: int = 40) -> Path:
@@ -94,50 +85,6 @@ def test_seeds_at_once_are_the_seeds_one_by_one(tmp_path: Path) -> None:
         assert [r["down_bytes"] for r in many] == [r["down_bytes"] for r in one]
 
 
-def reached(saved: Path) -> int:
-    """The round of a checkpoint that another process may just be putting in place of the last."""
-    try:
-        return int(checkpoint.load(saved)[1]["round"])
-    except CheckpointError:
-        return 0
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_a_stopped_run_resumes_to_the_same_bits(sign: int, seeds: int, tmp_path: Path) -> None:
-    path, rounds = spec_file(tmp_path), 2000
-    arguments = ["run", str(path), "--set", f"rounds={rounds}", "--seeds", str(seeds), "--out"]
-    assert fedspan(*arguments, tmp_path / "whole").returncode == 0
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments, tmp_path / "cut"], stdout=subprocess.DEVNULL)
-    first = tmp_path / "cut" / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
-    deadline = time.monotonic() + 60
-    saved = tmp_path / "cut" / folder.CHECKPOINT
-    while time.monotonic() < deadline and not (first.exists() and reached(saved) > 0):
-        time.sleep(0.02)
-    process.send_signal(sign)
-    code = process.wait(60)
-    assert code == (130 if sign != signal.SIGKILL else -signal.SIGKILL)
-    stopped_at = checkpoint.load(tmp_path / "cut" / folder.CHECKPOINT)[1]["round"]
-    assert 0 < stopped_at < rounds
-    again = fedspan(*arguments, tmp_path / "cut", "--resume")
-    assert again.returncode == 0, again.stderr
-    for part in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
-        assert rows(tmp_path / "cut" / part) == rows(tmp_path / "whole" / part)
-        cut, whole = ((tmp_path / run / part / "model.safetensors").read_bytes() for run in ("cut", "whole"))
-        assert cut == whole
-
-
-def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
-    path = spec_file(tmp_path)
-    short, long = (experiment.Spec.load(path, (f"rounds={n}",)) for n in (25, 60))
-    experiment.run(long, tmp_path / "long")
-    experiment.run(short, tmp_path / "grown")
-    experiment.run(long, tmp_path / "grown", resume=True)
-    grown, whole = rows(tmp_path / "grown"), rows(tmp_path / "long")
-    assert [row for row in grown if row["round"] != 25] == whole
-    assert experiment.run(long, tmp_path / "grown", resume=True).finished  # nothing left to do
-
-
 def test_divergence_is_a_result(tmp_path: Path) -> None:
     done = fedspan("run", spec_file(tmp_path, 400), "--out", tmp_path / "o", "--set", "method.lr=5.0")
     assert done.returncode == 0, done.stderr
@@ -150,18 +97,6 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
     longer = fedspan("run", spec_file(tmp_path, 800), "--out", tmp_path / "o", "--set", "method.lr=5.0", "--resume")
     assert longer.returncode == 0
     assert rows(tmp_path / "o") == found
-
-
-def test_a_cut_last_line_is_dropped(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    experiment.run(spec, tmp_path / "o")
-    path = tmp_path / "o" / "history.jsonl"
-    before = rows(tmp_path / "o")
-    path.write_text(path.read_text()[:-25])
-    assert rows(tmp_path / "o") == before[:-1]
-    path.write_text(path.read_text().replace('"round": 20', '"round": '))
-    with pytest.raises(CheckpointError, match="line 4"):
-        rows(tmp_path / "o")
 
 
 MISTAKES = {
@@ -228,48 +163,6 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="seeds"):
         experiment.run(spec, tmp_path / "o", resume=True, seeds=2)
     assert {p.name: p.read_bytes() for p in (tmp_path / "o").iterdir()} == before
-
-
-@settings(max_examples=25, deadline=None)
-@given(place=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_checkpoint_is_refused(
-    place: float, value: int, cut: bool, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("c") / "c.safetensors"
-    arrays = {"a": torch.arange(50.0), "b": torch.arange(4), "none": torch.zeros(0, 3)}
-    checkpoint.save(path, arrays, {"round": 7})
-    data = bytearray(path.read_bytes())
-    where = int(place * (len(data) - 1))
-    if cut:
-        damaged = bytes(data[:where])
-    else:
-        if data[where] == value:
-            return
-        data[where] = value
-        damaged = bytes(data)
-    path.write_bytes(damaged)
-    try:
-        found, meta = checkpoint.load(path)
-    except CheckpointError:
-        return
-    # The byte carried nothing, such as a space of the header: then nothing may be lost.
-    assert meta == {"round": 7}
-    assert all(torch.equal(found[name], arrays[name]) for name in arrays)
-
-
-def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "c.safetensors"
-    checkpoint.save(path, {"a": torch.ones(3)}, {"round": 1})
-
-    def fail(*_: Any) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(path, {"a": torch.zeros(3)}, {"round": 2})
-    monkeypatch.undo()
-    assert checkpoint.load(path)[1] == {"round": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
 
 
 def npz(path: Path, **arrays: Any) -> str:
@@ -355,19 +248,3 @@ def test_import_is_quick() -> None:
     code = "import sys, fedspan; print(sorted({'torch', 'numpy', 'typer', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    experiment.run(spec, tmp_path / "whole")
-
-    def die(*_: Any) -> None:
-        raise InterruptedError
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "History", die)
-        with pytest.raises(FedspanError, match="cannot write"):
-            experiment.run(spec, tmp_path / "cut")
-    assert not (tmp_path / "cut" / "history.jsonl").exists()
-    experiment.run(spec, tmp_path / "cut", resume=True)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")

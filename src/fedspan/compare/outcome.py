@@ -91,10 +91,10 @@ class Outcome:
         return self._at(self.curve(variant), axis, budget)
 
     def tuned_at(self, variant: Variant, axis: Axis, budget: float) -> Tail:
-        """The same at the point of the grid that does best there, which need not be the one that was chosen."""
-        chosen = self.chosen()[variant.name]
-        ends = [self._at(t.curve, axis, budget) for t in self.trials(variant) if t.point != chosen]
-        return max([self.at(variant, axis, budget), *ends], key=self._rank)
+        """The same at the point of the grid that did best there in tuning; all seeds where that is the chosen one."""
+        ends = [(trial.point, self._at(trial.curve, axis, budget)) for trial in self.trials(variant)]
+        point, end = max(ends, key=lambda pair: self._rank(pair[1]), default=(None, None))
+        return self.at(variant, axis, budget) if end is None or point == self.chosen()[variant.name] else end
 
     def _at(self, curve: Curve, axis: Axis, budget: float) -> Tail:
         rows = max(1, int(np.searchsorted(curve.spent(axis), budget, side="right")))
