@@ -158,6 +158,22 @@ def test_the_search_counts_its_rounds_and_leaves_divergence_alone() -> None:
     assert low.lr == pytest.approx(found.lr, rel=1.0)
 
 
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+def test_where_the_server_scales_its_steps_the_search_goes_down(name: str) -> None:
+    """No rate diverges there, however large, and on this small problem large ones go nowhere."""
+    problem = Regression(clients=6, dim=12, outputs=2, samples=20, batch=5).build((0,), torch.float32)
+    method: Any = build(name, local_steps=5, server_lr=0.05)
+    found = search(method, problem, 6, 2000)
+    assert found.rounds <= 300
+    assert not any(trial.diverged for trial in found.trials)
+
+    def ends_at(lr: float) -> float:
+        loop = advance(start(dataclasses.replace(method, lr=lr), problem, 6), 2000)
+        return float(problem.evaluate(model(loop))["rel_err"][0])
+
+    assert ends_at(found.lr) < 0.5 * ends_at(0.01) < 0.1 * ends_at(1.0)
+
+
 def by_hand(loop: Any) -> dict[str, np.ndarray]:
     """C_t, ‖c − mean c_i‖, ‖∇F‖² and the cosine, one client at a time."""
     x, states, n = model(loop), loop.transport.clients(), loop.problem.clients

@@ -30,6 +30,7 @@ FALL = 3.0  # from one trial's rate to the next; less after one that diverged
 POINTS = 30  # evaluations of a trial
 EQUAL = 4  # trials where only the loss is known, or the server scales its steps
 ALIKE = 0.9  # of the farthest fall: as fast as that
+WIDE = 8  # from one rate to the next where the server scales its steps, and how many of them
 DEEP = 8.0  # of the logarithm of an error: a fall that ends in noise
 
 
@@ -104,21 +105,21 @@ def _highest(run: _Runner, start: float, probe: int, budget: int) -> list[Trial]
 
 
 def _indifferent(probes: list[Trial]) -> bool:
-    """Whether a rate four times the first has fallen as far as the first, and both have fallen."""
-    if len(probes) != 3 or any(trial.diverged for trial in probes):
+    """Whether of the last three rates the largest has fallen as far as the smallest, a quarter of it."""
+    last = probes[-3:]
+    if len(last) != 3 or any(trial.diverged for trial in last):
         return False
-    falls = [trial.fallen(trial.rounds) for trial in probes]
+    falls = [trial.fallen(trial.rounds) for trial in last]
     return min(falls) > ALIKE * max(falls) > 0
 
 
 def _lowest(run: _Runner, probes: list[Trial], budget: int, rounds: int) -> Found:
-    """The lowest rate that serves, by short probes, then by a few longer trials around it."""
-    trials = [probes[0]]
-    while _serving(trials, rounds)[-1] == trials[-1].lr and sum(t.rounds for t in trials) < budget // 2:
-        trials.append(run(trials[-1].lr / 4, probes[0].rounds))
-    low, seen = min(_serving(trials, rounds)), [*probes[1:], *trials]
+    """The lowest rate that serves, by short probes far down, then by a few longer trials below the last that did."""
+    top, probe = probes[-3], probes[0].rounds
+    scan = [top, *(run(top.lr / WIDE**k, probe) for k in range(1, WIDE))]
+    low, seen = min(_serving(scan, rounds)), [*(trial for trial in probes if trial is not top), *scan]
     each = (budget - sum(trial.rounds for trial in seen)) // EQUAL
-    longer = [run(low * factor, each, must_fall=True) for factor in (4, 1, 1 / 2, 1 / 4)]
+    longer = [run(low / 2**k, each, must_fall=True) for k in range(EQUAL)]
     stable = [trial for trial in longer if not trial.diverged]
     if not stable:
         raise SpecError(f"no rate around {low:g} lowers the {run.metric}; give `method.lr` a number")
