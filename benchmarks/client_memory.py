@@ -134,6 +134,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         seed=0,
         batch=size,
         recompute=recompute,  # type: ignore[arg-type]
+        at_site=True,
     )
     blocks = [b for b in problem.layout.blocks if b.axis is not None]
     method = SSF(rank=share_for(blocks, RANK * sum(sum(b.shape) for b in blocks)), lr=1e-3, local_steps=2)
