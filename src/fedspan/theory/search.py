@@ -26,7 +26,8 @@ from fedspan.theory.horizon import Trial, best_rate
 
 LEAST = 40  # rounds below which a search says nothing
 WORSE = 2.0  # times the start: an error or loss past this has diverged
-FALL = 3.0  # from one trial's rate to the next; less after one that diverged
+TURNED = 1.3  # times the lowest so far, and above half the start: it has fallen and will diverge
+FALL = 3.0  # from one trial's rate to the next; less after one that diverged at once
 POINTS = 30  # evaluations of a trial
 EQUAL = 4  # trials where only the loss is known, or the server scales its steps
 ALIKE = 0.9  # of the farthest fall: as fast as that
@@ -79,7 +80,8 @@ def search(
     while left >= max(4, min(LEAST // 4, most)):
         trials.append(run(lr, min(most, -(-left // 2) if known else left), until_settled=known, must_fall=True))
         left -= trials[-1].rounds
-        lr /= math.sqrt(FALL) if trials[-1].diverged else FALL
+        at_once = trials[-1].diverged and min(trials[-1].values) > run.first / TURNED**0.5
+        lr /= math.sqrt(FALL) if at_once else FALL
     edge = min((trial.lr for trial in (*probes, *trials) if trial.diverged), default=math.inf)
     stable = [trial for trial in trials if trial.lr < edge]
     if not stable:
@@ -152,7 +154,8 @@ class _Runner:
             loop = Loop(method, self.problem, clients, self.problem.seeds, self.per_round)
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = float(row.metrics[self.metric or ""].mean())
-                bad = bool(row.diverged.any()) or not value < WORSE * self.first
+                turned = must_fall and value > max(self.first / 2, TURNED * min(trial.values, default=value))
+                bad = bool(row.diverged.any()) or turned or not value < WORSE * self.first
                 trial = Trial(lr, row.round, [*trial.at, row.round], [*trial.values, value], bad)
                 if bad or (until_settled and trial.settled):
                     break
