@@ -33,8 +33,8 @@ from fedspan.nn.rehearse import Live, peak_of, rehearsal
 from fedspan.nn.sketch import Sketch, largest, sketched, without_numbers
 from fedspan.runtimes.folder import toml
 from fedspan.tasks._text import load_model
-from test_report import SHORT, browse, drawn
-from test_text import CLASSIFY, SPEAK, data  # noqa: F401 (a fixture)
+from test_report_page import SHORT, browse, drawn
+from test_text_tasks import CLASSIFY, SPEAK, data  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("data")
 ASK = CLASSIFY | {"max_length": 6}

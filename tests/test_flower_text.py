@@ -26,7 +26,7 @@ from fedspan.experiment import Spec
 from fedspan.runtimes.history import Line
 from fedspan.tasks import _text
 from test_flower import FakeGrid, inside_a_task, serve  # noqa: F401
-from test_text import CLASSIFY, QUESTIONS, SPEAK, data  # noqa: F401
+from test_text_tasks import CLASSIFY, QUESTIONS, SPEAK, data  # noqa: F401
 
 PAGE = Path(__file__).parents[1] / "docs/language-models.md"
 ADAMW = {"optimizer": {"name": "adamw"}, "lr": 0.003}

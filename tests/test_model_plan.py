@@ -37,7 +37,7 @@ from fedspan.projectors.coordinate import Coordinate
 from fedspan.runtimes.plan import FlatProblem, cost
 from fedspan.tasks._text import place_of
 from test_run import fedspan as command
-from test_text import data  # noqa: F401
+from test_text_tasks import data  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 BERT = {

@@ -236,7 +236,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
         if key in own and key in known:
             with contextlib.suppress(SpecError):
-                registry.build("method", table | {key: own[key]}).check(_outline_of(spec)[0].layout)
+                registry.build("method", table | {key: own[key]}).check(_outline(_task_of(spec)).layout)
                 table |= {key: own[key]}
     return table
 
@@ -294,31 +294,44 @@ def plan(spec: Spec) -> tuple[Layout, dict[str, Cost]]:
 
 def price(spec: Spec) -> Cost:
     """What the spec itself will cost."""
-    return _cost(spec, spec.method, _outline_of(spec)[0])
+    return _cost(spec, spec.method, _outline(_task_of(spec)))
 
 
 def sketch(spec: Spec) -> Sketch | None:
     """The task's network without numbers; None where the problem is not a network."""
-    return _outline_of(spec)[1]
+    return _network(_task_of(spec))
 
 
 def check(spec: Spec) -> None:
     """Refuse a method that cannot work on the task's model."""
-    spec.method.check(_outline_of(spec)[0].layout)
+    spec.method.check(_outline(_task_of(spec)).layout)
 
 
-def _outline_of(spec: Spec) -> tuple[Problem, Sketch | None]:
-    told = {key: value for key, value in spec.table().items() if key in ("task", "seed", "dtype", "participation")}
-    return _outline(json.dumps(told, sort_keys=True))
+def _task_of(spec: Spec) -> str:
+    return json.dumps(
+        {key: value for key, value in spec.table().items() if key in ("task", "seed", "dtype", "participation")},
+        sort_keys=True,
+    )
+
+
+def _any(told: str) -> Spec:
+    return Spec.from_table({"rounds": 1, "method": {"name": "fedavg", "lr": 1.0}} | json.loads(told))
 
 
 @functools.lru_cache(maxsize=8)
-def _outline(told: str) -> tuple[Problem, Sketch | None]:
-    """A task's model and number of clients, and its network; its data is let go again."""
-    spec = Spec.from_table({"rounds": 1, "method": {"name": "fedavg", "lr": 1.0}} | json.loads(told))
+def _outline(told: str) -> Problem:
+    """A task's model and number of clients; its data is let go again."""
+    spec = _any(told)
     problem = spec.task.centre((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
-    network = sketched(problem) if isinstance(problem, TorchProblem) else None
-    return FlatProblem(problem.layout, problem.x0[:1].clone(), problem.clients), network
+    return FlatProblem(problem.layout, problem.x0[:1].clone(), problem.clients)
+
+
+@functools.lru_cache(maxsize=8)
+def _network(told: str) -> Sketch | None:
+    """A task's network and the largest batch of any client, without numbers."""
+    spec = _any(told)
+    problem = spec.task.build((spec.seed,), DTYPES[spec.dtype])
+    return sketched(problem) if isinstance(problem, TorchProblem) else None
 
 
 def metrics(spec: Spec) -> list[str]:
