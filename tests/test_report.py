@@ -196,6 +196,7 @@ def test_numbers_in_tables() -> None:
     assert rows[0][header.index("final loss")] == "5.00e-1"
     assert rows[1][header.index("final loss")] == "diverged"
     assert rows[1][header.index("best loss")] == "1.00e0"
+    assert tables.shown("perplexity", line("a", [20.0, 17.44]).curve("loss").tail(1)) == "17.4"
 
 
 def test_many_methods_are_counted_in_the_title() -> None:

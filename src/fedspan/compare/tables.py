@@ -30,9 +30,10 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def shown(metric: str, tail: Tail) -> str:
-    """A result in words: accuracies in per cent, other metrics as 6.23e-3."""
-    if metric == "accuracy":
-        return tail.text(f"{100 * tail.mean:.1f}", f"{100 * tail.spread:.1f}")
+    """A result in words: accuracies in per cent, perplexities as they are, other metrics as 6.23e-3."""
+    if metric in ("accuracy", "perplexity"):
+        scale = 100 if metric == "accuracy" else 1
+        return tail.text(f"{scale * tail.mean:.1f}", f"{scale * tail.spread:.1f}")
     return tail.text(number(tail.mean), number(tail.spread, 0))
 
 
