@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map_only
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from conftest import METHODS, SMALL
+from conftest import METHODS, SMALL, advance, start
+from conftest import model as model_of
 from fedspan import experiment
 from fedspan.compare import chart, command, figures, memory, report, tables
 from fedspan.compare.memory import client_memory
@@ -289,3 +290,15 @@ def test_marks_and_names_have_room(shown: Path) -> None:
     assert wide["keys"] == ["fedavg", "scaffold", "SSF"]
     assert wide["titles"] == [tables.MEMORY, "accuracy, %"]
     assert (other["titles"], other["marks"], other["whiskers"]) == ([tables.MEMORY, "loss"], 2, False)
+
+
+def test_a_task_that_recomputes_takes_less_and_learns_the_same() -> None:
+    task = ASK | {"dropout": 0.2}
+    method = registry.build("method", {"name": "ssf", "rank": 0.2, "lr": 0.3, "local_steps": 2})
+    told = [task | {"recompute": again} for again in (False, True)]
+    kept, remade = (held_by(method, sketch_of(table)).activations for table in told)
+    assert remade < 0.9 * kept
+    problems = [registry.build("task", table).build((0,), torch.float32) for table in told]
+    one, two = (model_of(advance(start(method, problem, 2), 3)) for problem in problems)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, problems[0].x0)

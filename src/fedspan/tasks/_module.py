@@ -47,6 +47,7 @@ class ModuleTask(Task):
     whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
     project: tuple[str, ...] = ()  # tensors to project although they would go whole
     least: int = LEAST  # tensors of fewer numbers go whole
+    recompute: bool = False  # outputs of covered layers are made again in the backward pass, see `nn.recompute`
     device: str = "cpu"  # auto: cuda where there is one
 
     def __post_init__(self) -> None:
@@ -105,6 +106,7 @@ class ModuleTask(Task):
             clip=self.clip,
             augment=made.augment,
             device=str(device),
+            recompute=self.recompute,
             at_site=at_site,
         )
 
