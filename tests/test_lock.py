@@ -85,9 +85,14 @@ def test_runs_in_processes_of_their_own_end_with_the_one_that_asked(sign: int, t
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert not free(begun)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    ids = workers.read_text().split() if workers.exists() else []
     process.send_signal(sign)
     assert process.wait(60) == (130 if sign == signal.SIGTERM else -sign)
     while not free(begun):
         assert time.monotonic() < deadline
         assert sign == signal.SIGKILL  # else all have ended before the one that asked
+        time.sleep(0.1)
+    while any(Path(f"/proc/{number}").exists() for number in ids):  # nobody waits for more work
+        assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -184,7 +184,11 @@ def _obey() -> None:
 
 
 def _run_apart(job: Job) -> End:
-    return "stopped" if _stop.is_set() else _run(job, lambda folder, t: _reports.put((folder, t)))
+    end = "stopped" if _stop.is_set() else _run(job, lambda folder, t: _reports.put((folder, t)))
+    asked_by = multiprocessing.parent_process()
+    if asked_by is not None and not asked_by.is_alive():
+        os._exit(1)  # nobody is there to be told, or to say that there is no more
+    return end
 
 
 def _run(job: Job, seen: Seen) -> End:
