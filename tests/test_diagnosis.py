@@ -9,6 +9,7 @@ import math
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from fedspan.theory import corollary, theorem
 from fedspan.theory.ask import everyone
 from fedspan.theory.diagnosis import diagnose, doubts, share
 from fedspan.theory.live import observe
-from fedspan.theory.search import Search, search
+from fedspan.theory.search import Search, _Runner, search
 from test_estimates import network
 
 ROOT = Path(__file__).parents[1]
@@ -289,3 +290,30 @@ def test_the_search_is_near_the_best_of_a_grid(name: str, monkeypatch: pytest.Mo
     found = measure.measure(measure.tables()[name]["method"], 0.5, 3000, 0)
     assert found["rounds"] <= 0.15 * 3000
     assert found["ratio"] <= 1.3
+
+
+def test_a_rate_that_fell_and_turns_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above half the start and 1.3 times its lowest it counts as diverged; noise around a low floor does not."""
+    courses = {0.1: [1.0, 0.7, 0.6, 0.75, 0.85, *[0.9] * 20], 0.01: [1.0, 0.5, 0.1, 0.15, 0.1, *[0.12] * 20]}
+
+    class Told:
+        def __init__(self, method: Any, *_: Any) -> None:
+            self.values = courses[method.lr]
+
+        def rows(self, rounds: int, every: int) -> Any:
+            for t, value in enumerate(self.values[: rounds + 1]):
+                yield SimpleNamespace(round=t, metrics={"rel_err": np.array([value])}, diverged=np.array([False]))
+
+    monkeypatch.setattr("fedspan.theory.search.Loop", Told)
+    run = _Runner(build("fedavg"), small(), 3)
+    run.first = 1.0
+    turned, settled = (run(lr, 20, must_fall=True) for lr in courses)
+    assert (turned.diverged, turned.rounds) == (True, 4)
+    assert (settled.diverged, settled.rounds) == (False, 20)
+    assert turned.fallen(4) == -math.inf
+
+
+def test_a_search_in_few_rounds_keeps_to_them_where_the_server_scales_its_steps() -> None:
+    problem = Regression(clients=6, dim=12, outputs=2, samples=20, batch=5).build((0,), torch.float32)
+    found = search(build("fedadam", local_steps=5, server_lr=0.05), problem, 6, 270)
+    assert found.rounds <= 40

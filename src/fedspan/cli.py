@@ -133,7 +133,7 @@ def reproduce(
     study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100, nlp or theory.")],
     out: Out,
     scale: Annotated[
-        str | None, typer.Option("--scale", help="How much: smoke, laptop or paper; what is usual for the study.")
+        str | None, typer.Option("--scale", help="How much: smoke, laptop, paper or full; what is usual for the study.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale smoke.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds; what is usual for the scale.")] = None,

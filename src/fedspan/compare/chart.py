@@ -16,7 +16,7 @@ from fedspan.compare.front import thin
 from fedspan.compare.memory import WORDS
 from fedspan.compare.plan import Goal, goal_of
 from fedspan.compare.series import Series
-from fedspan.compare.tables import MEMORY, titled
+from fedspan.compare.tables import MEMORY, scale_of, titled
 
 SHOWN = 8  # lines that are drawn at first; the others wait in the legend
 BYTES: tuple[Axis, ...] = ("up", "total")
@@ -68,8 +68,7 @@ def by_memory(
 def _mark(curve: Curve, metric: str, budget: Budget | None, tail: int) -> dict[str, Any]:
     """The result of the seeds that came through, as a curve of one row."""
     ends = (curve if budget is None else budget.within(curve)).ends(tail)
-    scale = 100 if metric == "accuracy" else 1
-    lines = zip(("mean", "low", "high"), over_seeds(scale * ends[:, None]), strict=True)
+    lines = zip(("mean", "low", "high"), over_seeds(scale_of(metric) * ends[:, None]), strict=True)
     return {name: _rounded(line) for name, line in lines} | {"whole": int(len(ends) == len(curve.values))}
 
 
@@ -82,7 +81,7 @@ def _line(one: Series, metrics: Sequence[str], scales: dict[Axis, float]) -> dic
         "seeds": len(one.seeds),
         "gone": _gone(one, any_curve),
         "x": {axis: _rounded(any_curve.spent(axis) / scale) for axis, scale in scales.items()},
-        "y": {name: _values(curve, 100 if name == "accuracy" else 1) for name, curve in known.items()},
+        "y": {name: _values(curve, scale_of(name)) for name, curve in known.items()},
     }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedspan.compare.curves import TITLES, Axis, over_seeds, thinned
 from fedspan.compare.memory import client_memory
 from fedspan.compare.outcome import Outcome
-from fedspan.compare.tables import MEMORY, titled
+from fedspan.compare.tables import MEMORY, scale_of, titled
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -61,7 +61,7 @@ def draw(outcome: Outcome, path: Path) -> Path:
                 curve = outcome.curve(variant)
                 keep = thinned(len(curve.rounds), logarithmic)
                 x = curve.spent(kind)[keep] * unit
-                scale = 100 if plan.metric == "accuracy" else 1
+                scale = scale_of(plan.metric)
                 band(axis, x, scale * curve.values[:, keep], variant.colour, variant.label)
             axis.set_xscale("log" if logarithmic else "linear")
             axis.set_yscale("linear" if plan.goal == "max" else "log")
@@ -80,7 +80,7 @@ def draw_memory(outcome: Outcome, path: Path) -> Path | None:
     held = {variant.name: client_memory(outcome.series(variant).table) for variant in plan.variants}
     if all(size is None for size in held.values()):
         return None
-    scale = 100 if plan.metric == "accuracy" else 1
+    scale = scale_of(plan.metric)
     with plt.rc_context(STYLE):
         figure, ((axis,),) = panels(1, 1)
         figure.set_figwidth(7)  # of which the legend takes half

@@ -177,18 +177,22 @@ def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
 
 def _obey() -> None:
     """End this process, a run after its round in hand, when all are stopped or the process that asked is gone."""
-    asked_by = multiprocessing.parent_process()
-    while asked_by is not None and asked_by.is_alive() and not _stop.wait(1.0):
+    while not (_alone() or _stop.wait(1.0)):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_apart(job: Job) -> End:
     end = "stopped" if _stop.is_set() else _run(job, lambda folder, t: _reports.put((folder, t)))
-    asked_by = multiprocessing.parent_process()
-    if asked_by is not None and not asked_by.is_alive():
+    if _alone():
         os._exit(1)  # nobody is there to be told, or to say that there is no more
     return end
+
+
+def _alone() -> bool:
+    """Whether the process that asked for the runs is gone."""
+    asked_by = multiprocessing.parent_process()
+    return asked_by is not None and not asked_by.is_alive()
 
 
 def _run(job: Job, seen: Seen) -> End:

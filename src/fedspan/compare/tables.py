@@ -29,11 +29,15 @@ def number(value: float, digits: int = 2) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def scale_of(metric: str) -> int:
+    """What a metric is multiplied by to be shown: accuracies are in per cent."""
+    return 100 if metric == "accuracy" else 1
+
+
 def shown(metric: str, tail: Tail) -> str:
     """A result in words: accuracies in per cent, perplexities as they are, other metrics as 6.23e-3."""
     if metric in ("accuracy", "perplexity"):
-        scale = 100 if metric == "accuracy" else 1
-        return tail.text(f"{scale * tail.mean:.1f}", f"{scale * tail.spread:.1f}")
+        return tail.text(f"{scale_of(metric) * tail.mean:.1f}", f"{scale_of(metric) * tail.spread:.1f}")
     return tail.text(number(tail.mean), number(tail.spread, 0))
 
 

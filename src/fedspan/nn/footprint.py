@@ -30,11 +30,8 @@ from fedspan.nn.rehearse import peak_of, rehearsal
 from fedspan.nn.restricted import FlatModule, Loss, Restricted
 
 Optimiser = Literal["sgd", "momentum", "adamw"]
-STATES: dict[Optimiser, int] = {
-    "sgd": 0,
-    "momentum": 1,
-    "adamw": 2,
-}  # numbers that an optimiser keeps for each one that is trained
+# numbers that an optimiser keeps for each one that is trained
+STATES: dict[Optimiser, int] = {"sgd": 0, "momentum": 1, "adamw": 2}
 RATE = 1e-6  # of the steps; nothing depends on it
 
 

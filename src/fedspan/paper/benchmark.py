@@ -45,7 +45,7 @@ class Benchmark:
     title: str
     about: str
     parts: list[Part]
-    seeds: int
+    seeds: int | None  # of every part; None: each has its own number
 
     @staticmethod
     def load(name: str, scale: str | None, seeds: int | None) -> Benchmark:
@@ -61,7 +61,7 @@ class Benchmark:
         wanted = size.get("parts", [part.comparison.name for part in parts])
         parts = [part for part in parts if part.comparison.name in wanted]
         about = f"{shared['about'].strip()} {size['about'].strip()}"
-        return Benchmark(name, scale, shared["title"], about, parts, seeds or size["seeds"])
+        return Benchmark(name, scale, shared["title"], about, parts, seeds)
 
 
 def _part(name: str, table: dict[str, Any], shared: dict[str, Any], size: dict[str, Any], seeds: int | None) -> Part:

@@ -47,9 +47,10 @@ def prepared(runs: Path, jobs: int, again: bool) -> Path:
     return runs
 
 
-def command(name: str, out: Path, *, jobs: int, seeds: int, scale: str) -> str:
-    """The command that makes a study again."""
-    return f"fedspan reproduce {name} --scale {scale} --seeds {seeds} --jobs {jobs} --out {shlex.quote(out.name)}"
+def command(name: str, out: Path, *, jobs: int, seeds: int | None, scale: str) -> str:
+    """The command that makes a study again; without `seeds` each part has its own number of them."""
+    asked = "" if seeds is None else f" --seeds {seeds}"
+    return f"fedspan reproduce {name} --scale {scale}{asked} --jobs {jobs} --out {shlex.quote(out.name)}"
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ class Trial:
         return bool(self.level > 0.85 * before and self.level < LOW * self.values[0] ** 2)
 
     def fallen(self, t: int) -> float:
-        """How far the logarithm of the metric has come down by round t."""
+        """How far the logarithm of the metric has come down by round t; nowhere where it diverged."""
+        if self.diverged:
+            return -math.inf
         return math.log(self.values[0] / float(np.interp(t, self.at, self.values)))
 
     @property

@@ -118,7 +118,8 @@ def _indifferent(probes: list[Trial]) -> bool:
 def _lowest(run: _Runner, probes: list[Trial], budget: int, rounds: int) -> Found:
     """The lowest rate that serves, by short probes far down, then by a few longer trials below the last that did."""
     top, probe = probes[-3], probes[0].rounds
-    scan = [top, *(run(top.lr / WIDE**k, probe) for k in range(1, WIDE))]
+    left = budget - sum(trial.rounds for trial in probes)
+    scan = [top, *(run(top.lr / WIDE**k, probe) for k in range(1, min(WIDE, left // probe - EQUAL + 1)))]
     low, seen = min(_serving(scan, rounds)), [*(trial for trial in probes if trial is not top), *scan]
     each = (budget - sum(trial.rounds for trial in seen)) // EQUAL
     longer = [run(low / 2**k, each, must_fall=True) for k in range(EQUAL)]
