@@ -36,17 +36,17 @@ from torch import nn
 
 from fedspan.core import wire
 from fedspan.core.method import Round
-from fedspan.hub.lora import lora
-from fedspan.hub.outline import batch_of, outline
+from fedspan.costs.lora import lora
+from fedspan.costs.memory import Client, plain, rehearsed, share_for, ssf, whole
+from fedspan.engine.worker import Replica, answer
+from fedspan.huggingface.models import own_loss
+from fedspan.huggingface.outline import batch_of, outline
 from fedspan.methods.ssf import SSF
-from fedspan.nn.cover import choose, freeze, layout_of
-from fedspan.nn.footprint import Client, plain, rehearsed, share_for, ssf, whole
-from fedspan.nn.pretrained import own_loss
+from fedspan.nn.client_data import Items
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.source import Items
+from fedspan.nn.projection_rules import choose, freeze, layout_of
 from fedspan.projectors.coordinate import Coordinate
-from fedspan.runtimes.site import Store
-from fedspan.runtimes.worker import Replica, answer
+from fedspan.remote.client import Store
 
 ROOT = Path(__file__).parents[1]
 STEADY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -134,7 +134,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         seed=0,
         batch=size,
         recompute=recompute,  # type: ignore[arg-type]
-        at_site=True,
+        on_client=True,
     )
     blocks = [b for b in problem.layout.blocks if b.axis is not None]
     method = SSF(rank=share_for(blocks, RANK * sum(sum(b.shape) for b in blocks)), lr=1e-3, local_steps=2)
@@ -143,7 +143,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
     def step() -> None:
         nonlocal t
         before = store.load(t, method.types()[1], "") if t else Replica(method.init_client(problem.x0, problem.layout))
-        rnd = Round(t, (0,), 1, problem.layout, np.array([[0]]), np.array([[before.since]]), local_steps=2)
+        rnd = Round(t, (0,), 1, problem.layout, np.array([[0]]), np.array([[before.last_round]]), local_steps=2)
         sync = {"sync.missed": torch.zeros(1, 1, method.subspace(rnd).rank)} if t else {"sync.x": problem.x0}
         probe = method.subspace(rnd).probe
         down: wire.Arrays = sync | {"Pc": torch.zeros(1, 1, method.subspace(rnd).rank), "probe": probe}

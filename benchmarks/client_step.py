@@ -4,7 +4,7 @@
 
 Steps of all kinds are timed in turn, and ratios are of medians. Memory is counted on tensors, in MB: all parameters
 (with what a method keeps beside them), gradients of what is trained, what the forward pass keeps for the backward pass
-(each storage once), the state of an optimiser with momentum (one number for each that is trained), and their sum.
+(each storage once), the state of an optimizer with momentum (one number for each that is trained), and their sum.
 "Covered" is what the covered layers alone keep. LoRA trains as many numbers as SSF at ρ = 0.1. Writes
 out/bench-client-step.md.
 """
@@ -28,9 +28,9 @@ from torch import nn
 
 from fedspan.core import registry
 from fedspan.core.projector import draw
-from fedspan.nn.cover import choose, layout_of
 from fedspan.nn.models import build
-from fedspan.nn.restricted import FlatModule, Restricted
+from fedspan.nn.module import FlatModule, Restricted
+from fedspan.nn.projection_rules import choose, layout_of
 
 ROOT = Path(__file__).parents[1]
 RATIOS = (0.05, 0.1, 0.2)
@@ -54,7 +54,7 @@ class Kind:
             "parameters": 4 * parameters,
             "gradients": 4 * self.trained,
             "kept": kept,
-            "optimiser": 4 * self.trained,
+            "optimizer": 4 * self.trained,
         }
         parts |= {"sum": sum(parts.values()), "covered": covered}
         return {name: size / 1e6 for name, size in parts.items()}
@@ -209,7 +209,7 @@ def main() -> None:
         memory = {kind: one.memory(loss, layers) for kind, one in ready.items()}
         base, parts = (
             statistics.median(times["full"]),
-            ["parameters", "gradients", "kept", "optimiser", "sum", "covered"],
+            ["parameters", "gradients", "kept", "optimizer", "sum", "covered"],
         )
         header = ["step", "trained", "ms", "time / full", *(f"{part}, MB" for part in parts), "covered / full"]
         lines += ["", f"**{name}**", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]

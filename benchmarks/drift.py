@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspan.api.spec import Spec
 from fedspan.core.objective import Problem
-from fedspan.experiment import Spec
-from fedspan.paper.benchmark import Benchmark
-from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulator
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
+from fedspan.study.paper_benchmark import Benchmark
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,7 +51,7 @@ def measure(problem: Problem, spec: Spec, rounds: int) -> dict[str, dict[str, fl
     rnd = loop._round()
     here, after = [], []
     for place in range(problem.clients):
-        one = rnd.among(np.array([place]))
+        one = rnd.subset(np.array([place]))
         client = int(one.ids[0, 0])
         f = problem.cohort(one)
         here.append(f.full_grad(x))

@@ -1,4 +1,4 @@
-"""What should become of an optimiser's moments from round to round: reset, kept while P is, or re-projected.
+"""What should become of an optimizer's moments from round to round: reset, kept while P is, or re-projected.
 
     python benchmarks/moments.py [--rounds 40] [--seeds 2] [--method ssf] [--rank 0.25] [--projector coordinate]
 
@@ -20,8 +20,8 @@ import torch
 
 from fedspan.core import registry
 from fedspan.core.objective import Problem
-from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulator
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
 
 ROOT = Path(__file__).parents[1]
 TASK = {"name": "classification", "data": "digits", "clients": 10, "partition": "classes", "batch": 16}

@@ -23,10 +23,10 @@ import torch
 
 from fedspan.core import registry
 from fedspan.core.objective import Problem
-from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulator
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
 from fedspan.tasks.regression import Regression
-from fedspan.theory.search import search
+from fedspan.theory.lr_search import search
 
 ROOT = Path(__file__).parents[1]
 GRID = np.geomspace(1e-4, 0.3, 12)

@@ -25,11 +25,11 @@ from torch import nn
 
 import fedspan
 from fedspan.core.method import Method
-from fedspan.nn.cover import choose
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulate, Simulator
+from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.source import as_source
-from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulate, Simulator
+from fedspan.nn.projection_rules import choose
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, EXAMPLES, COHORT, BATCH, LR = 100, 100, 10, 20, 0.05
@@ -69,15 +69,15 @@ def plain(model: nn.Module, clients: list[Any], scaffold: bool) -> Go:
             with torch.no_grad():
                 for p, value in zip(params, x, strict=True):
                     p.copy_(value)
-            optimiser = torch.optim.SGD(params, LR)
+            optimizer = torch.optim.SGD(params, LR)
             inputs, targets = clients[i]
             for part in torch.randperm(EXAMPLES).split(BATCH):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 F.cross_entropy(model(inputs[part]), targets[part]).backward()
                 if scaffold:
                     for p, mine, mean in zip(params, own[i], c, strict=True):
                         p.grad += mean - mine
-                optimiser.step()
+                optimizer.step()
             with torch.no_grad():
                 for k, p in enumerate(params):
                     total[k] += p - x[k]
@@ -96,7 +96,7 @@ def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "
     """fedspan's own loop and simulator."""
     problem = TorchProblem(
         model,
-        [as_source(one, f"client {i}") for i, one in enumerate(clients)],
+        [as_client_data(one, f"client {i}") for i, one in enumerate(clients)],
         lambda m, b: F.cross_entropy(m(b[0]), b[1]),
         choose(model),
         seed=0,

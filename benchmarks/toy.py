@@ -25,8 +25,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import torch
 
 from fedspan.core import registry
-from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulator
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
 
 ROOT = Path(__file__).parents[1]
 

@@ -50,13 +50,13 @@ result = fedspan.fit(
     clients,
     method=fedspan.SSF(rank=0.1, lr=1.0, local_steps=5),
     rounds=args.rounds,
-    per_round=4,
+    clients_per_round=4,
     batch=8,
     clip=1.0,  # transformers bear large steps only if no gradient is too long
     freeze=["*embeddings*"],
     test=[test[i] for i in rng.permutation(len(test))[: args.test]],
     eval_every=args.rounds,
-    trail=True,  # controls are kept as the few numbers that were sent, not as 20 models
+    compact_states=True,  # controls are kept as the few numbers that were sent, not as 20 models
 )
 for row in result.rows:
     print(f"round {row['round']:3}  accuracy {row['accuracy']:.3f}  {row['up_bytes'] / 1e6:.1f} MB up")

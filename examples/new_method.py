@@ -68,7 +68,7 @@ if __name__ == "__main__":
     base = {
         "rounds": 400,
         "task": {"name": "regression", "het": 0.5},
-        "participation": {"per_round": 10},
+        "participation": {"clients_per_round": 10},
     }
     for method in ({"name": "fedavg"}, {"name": "new_method", "mu": 0.1}):
         spec = fedspan.Spec.from_table(base | {"method": method | {"lr": 1e-2, "local_steps": 5}})

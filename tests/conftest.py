@@ -13,9 +13,9 @@ import torch
 from fedspan.core import registry, wire
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
-from fedspan.runtimes.loop import Answers, Loop
-from fedspan.runtimes.simulator import Simulator
-from fedspan.runtimes.worker import Replica, answer
+from fedspan.engine.loop import Loop, Replies
+from fedspan.engine.simulator import Simulator
+from fedspan.engine.worker import Replica, answer
 
 torch.set_num_threads(1)
 
@@ -154,10 +154,12 @@ def small(
     return registry.build("task", SMALL | task).build(seeds, dtype, weights)
 
 
-def start(method: Method[Any, Any, Any, Any], problem: Problem, per_round: int = 3, transport: Any = None) -> Loop:
+def start(
+    method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int = 3, transport: Any = None
+) -> Loop:
     """A loop at round 0."""
     seeds = problem.seeds  # type: ignore[attr-defined]
-    return Loop(method, problem, transport or Simulator(method, problem), seeds, per_round)
+    return Loop(method, problem, transport or Simulator(method, problem), seeds, clients_per_round)
 
 
 def advance(loop: Loop, rounds: int) -> Loop:
@@ -184,7 +186,7 @@ class WireTransport:
         self.up_bytes: list[list[int]] = []
         self.lost: list[int] = []  # places of the cohort whose reply never arrives
 
-    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
+    def exchange(self, rnd: Round, down: Any, buffers: Any) -> Replies:
         self.down_bytes.append([])
         self.up_bytes.append([])
         ups, arrived = [], []
@@ -194,13 +196,13 @@ class WireTransport:
             if place in self.lost:
                 continue
             alone = replace(
-                rnd, ids=np.array([[client]]), since=np.array([[-9]]), everyone=None, weights=None, schedule=None
+                rnd, ids=np.array([[client]]), last_round=np.array([[-9]]), everyone=None, weights=None, schedule=None
             )
             self.replicas[client], reply = answer(self.method, self.problem, self.replicas[client], sent, alone)
             self.up_bytes[-1].append(sum(a.numel() * a.element_size() for a in reply.values()))
             ups.append(wire.unpack(self.method.types()[3], reply))
             arrived.append(place)
-        return Answers(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
+        return Replies(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
 
     def save(self) -> wire.Arrays:
         return {}
@@ -215,11 +217,11 @@ class Scripted:
     def __init__(self, inner: Simulator, missing: set[tuple[int, int]]) -> None:
         self.inner, self.missing = inner, missing
 
-    def exchange(self, rnd: Round, down: Any, aside: Any) -> Answers:
+    def exchange(self, rnd: Round, down: Any, buffers: Any) -> Replies:
         there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
         if not len(there):
-            return Answers(there, None)
-        found = self.inner.exchange(rnd.among(there), replace_since(down, there), aside)
+            return Replies(there, None)
+        found = self.inner.exchange(rnd.subset(there), replace_since(down, there), buffers)
         return replace(found, places=there)
 
     def save(self) -> Any:
@@ -231,7 +233,7 @@ class Scripted:
 
 def replace_since(down: Any, there: np.ndarray) -> Any:
     sync = getattr(down, "sync", None)
-    return down if sync is None else replace(down, sync=replace(sync, since=sync.since[:, there]))
+    return down if sync is None else replace(down, sync=replace(sync, last_round=sync.last_round[:, there]))
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:

@@ -19,9 +19,9 @@ import torch
 
 from fedspan.core import registry
 from fedspan.core.projector import draw
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
-from fedspan.runtimes.loop import Loop
-from fedspan.runtimes.simulator import Simulator
 
 Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps

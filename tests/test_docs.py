@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedspan import cli
-from fedspan.compare.plan import Comparison
+from fedspan.cli import app as cli
+from fedspan.study.plan import Comparison
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

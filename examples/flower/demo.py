@@ -33,10 +33,12 @@ def main() -> None:
                 seen = max(seen, len(lines))
             print(status)
             rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
-            letters = sum(len(one["asked"]) for one in rounds)
+            round_messages = sum(len(one["asked"]) for one in rounds)
             for way, told in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
                 payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))
-                print(f"{way}: {payload:,} bytes of numbers in {letters} messages, {records:,} with their records,")
+                print(
+                    f"{way}: {payload:,} bytes of numbers in {round_messages} messages, {records:,} with their records,"
+                )
                 print(f"    {found['network-traffic'][told]:,} as the SuperLink counts")
         print("everything is stopped")
 

@@ -9,10 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedspan.api import Fit as Fit
-    from fedspan.api import fit as fit
-    from fedspan.core.code import Code as Code
+    from fedspan.api.fit import Fit as Fit
+    from fedspan.api.fit import fit as fit
+    from fedspan.api.spec import Spec as Spec
+    from fedspan.api.spec import run as run
     from fedspan.core.compressor import Compressor as Compressor
+    from fedspan.core.encoded import Encoded as Encoded
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
@@ -24,16 +26,15 @@ if TYPE_CHECKING:
     from fedspan.core.optimizer import Optimizer as Optimizer
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
-    from fedspan.core.sync import Catchup as Catchup
     from fedspan.core.sync import Log as Log
+    from fedspan.core.sync import ModelSync as ModelSync
     from fedspan.core.task import Task as Task
-    from fedspan.experiment import Spec as Spec
-    from fedspan.experiment import run as run
-    from fedspan.hub.adapters import export_change as export_change
-    from fedspan.hub.adapters import export_round as export_round
-    from fedspan.hub.adapters import merge_adapter as merge_adapter
-    from fedspan.methods._local import InSubspace as InSubspace
-    from fedspan.methods._local import LocalSteps as LocalSteps
+    from fedspan.engine.run_dir import Result as Result
+    from fedspan.huggingface.adapters import export_change as export_change
+    from fedspan.huggingface.adapters import export_round as export_round
+    from fedspan.huggingface.adapters import merge_adapter as merge_adapter
+    from fedspan.methods.base import InSubspace as InSubspace
+    from fedspan.methods.base import LocalSteps as LocalSteps
     from fedspan.methods.compressed import Compressed as Compressed
     from fedspan.methods.doublesqueeze import DoubleSqueeze as DoubleSqueeze
     from fedspan.methods.ef import EF as EF
@@ -55,14 +56,13 @@ if TYPE_CHECKING:
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
     from fedspan.optimizers.adamw import AdamW as AdamW
-    from fedspan.runtimes.folder import Result as Result
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Fit": "api",
-    "fit": "api",
-    "Code": "core.code",
+    "Fit": "api.fit",
+    "fit": "api.fit",
+    "Code": "core.encoded",
     "Compressor": "core.compressor",
     "FedspanError": "core.errors",
     "Block": "core.layout",
@@ -78,14 +78,14 @@ _WHERE = {
     "Catchup": "core.sync",
     "Log": "core.sync",
     "Task": "core.task",
-    "export_change": "hub.adapters",
-    "export_round": "hub.adapters",
-    "merge_adapter": "hub.adapters",
-    "Result": "runtimes.folder",
-    "Spec": "experiment",
-    "run": "experiment",
-    "InSubspace": "methods._local",
-    "LocalSteps": "methods._local",
+    "export_change": "huggingface.adapters",
+    "export_round": "huggingface.adapters",
+    "merge_adapter": "huggingface.adapters",
+    "Result": "engine.run_dir",
+    "Spec": "api.spec",
+    "run": "api.spec",
+    "InSubspace": "methods.base",
+    "LocalSteps": "methods.base",
     "FedAvg": "methods.fedavg",
     "FedAdagrad": "methods.fedadagrad",
     "FedAdam": "methods.fedadam",

@@ -1,5 +1,5 @@
 """`python -m fedspan`."""
 
-from fedspan.cli import main
+from fedspan.cli.app import main
 
 main()

@@ -1,5 +1,5 @@
 from pathlib import Path
 
-from fedspan.flower import server_app
+from fedspan.remote.flower import server_app
 
 app = server_app(Path(__file__).with_name("spec.toml"))

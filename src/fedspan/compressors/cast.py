@@ -12,8 +12,8 @@ import torch
 
 from fedspan.compressors._levels import divisor, unit
 from fedspan.core import seeds
-from fedspan.core.code import Code
 from fedspan.core.compressor import Compressor
+from fedspan.core.encoded import Encoded
 from fedspan.core.errors import one_of
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
@@ -31,12 +31,12 @@ class Cast(Compressor):
     def __post_init__(self) -> None:
         one_of("to", self.to, KINDS)
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         scale = unit(v)
         short = (v / divisor(scale)).to(KINDS[self.to])
-        return Code(levels=short.contiguous().view(torch.uint8), scale=scale)
+        return Encoded(levels=short.contiguous().view(torch.uint8), scale=scale)
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = code.take("levels", "scale")
         x = packed.contiguous().view(KINDS[self.to]).to(dtype)
         return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(dtype)  # no stranger's bytes are infinite

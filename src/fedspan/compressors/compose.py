@@ -13,8 +13,8 @@ import torch
 
 from fedspan.compressors._sparse import Sparse
 from fedspan.core import seeds
-from fedspan.core.code import Code
 from fedspan.core.compressor import Compressor
+from fedspan.core.encoded import Encoded
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.registry import name_of, register
@@ -38,14 +38,14 @@ class Compose(Compressor):
         if getattr(self.inner, "common", False):
             raise SpecError("`inner.common` cannot be composed: rounding would be common too; leave it false")
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         kept = self.inner.compress(v, _part(keys, 0))
         (values,) = kept.take("values")
         return replace(self.outer.compress(values, _part(keys, 1)), index=kept.index)
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values = self.outer.decompress(code, self._kept(n), _part(keys, 1), dtype)
-        return self.inner.decompress(Code(values=values, index=code.index), n, _part(keys, 0), dtype)
+        return self.inner.decompress(Encoded(values=values, index=code.index), n, _part(keys, 0), dtype)
 
     def omega(self, n: int) -> float | None:
         outer, inner = self.outer.omega(self._kept(n)), self.inner.omega(n)

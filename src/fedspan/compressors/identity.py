@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.code import Code
 from fedspan.core.compressor import Compressor
+from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
 
@@ -18,10 +18,10 @@ from fedspan.core.registry import register
 class Identity(Compressor):
     """C(v) = v: n numbers."""
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
-        return Code(values=v)
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
+        return Encoded(values=v)
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         (values,) = code.take("values")
         return values.to(dtype)
 

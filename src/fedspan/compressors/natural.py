@@ -13,8 +13,8 @@ import torch
 
 from fedspan.compressors._levels import chance, divisor, unit
 from fedspan.core import seeds
-from fedspan.core.code import Code, pack, unpack
 from fedspan.core.compressor import Unbiased
+from fedspan.core.encoded import Encoded, pack, unpack
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
@@ -37,7 +37,7 @@ class Natural(Unbiased):
         """How many powers of two there are beside zero: 2, 1, 1/2, … times the scale."""
         return (1 << self.bits - 1) - 1
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         scale = unit(v)
         x = v / divisor(scale)
         size, least = x.abs(), 2.0 ** (2 - self.powers)
@@ -46,9 +46,9 @@ class Natural(Unbiased):
         up = chance(torch.where(small, size / least, 2 * mantissa - 1), keys)
         level = torch.where(small, 0, exponent + (self.powers - 2)) + up
         level = level.clamp_(0, self.powers)  # which only what is not finite exceeds
-        return Code(levels=pack(level + (x < 0) * (self.powers + 1), self.bits), scale=scale)
+        return Encoded(levels=pack(level + (x < 0) * (self.powers + 1), self.bits), scale=scale)
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = code.take("levels", "scale")
         sizes = [0.0] + [2.0 ** (1 - power) for power in reversed(range(self.powers))]
         table = torch.tensor(sizes + [-size for size in sizes], dtype=dtype, device=packed.device)

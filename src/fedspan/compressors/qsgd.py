@@ -14,8 +14,8 @@ import torch
 
 from fedspan.compressors._levels import buckets, chance, divisor, norm
 from fedspan.core import seeds
-from fedspan.core.code import Code, pack, unpack, width_of
 from fedspan.core.compressor import Unbiased
+from fedspan.core.encoded import Encoded, pack, unpack, width_of
 from fedspan.core.errors import at_least
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
@@ -34,16 +34,16 @@ class QSGD(Unbiased):
         if self.bucket is not None:
             at_least("bucket", self.bucket, 1)
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         n, s, parts = v.shape[-1], self.levels, buckets(v, self.bucket)
         scale = norm(parts) / s
         x = (parts / divisor(scale)).flatten(-2)[..., :n]
         size = x.abs()
         low = size.floor()
         level = (low + chance(size - low, keys)).copysign(x).clamp_(-s, s).nan_to_num_(0.0)
-        return Code(levels=pack(level + s, width_of(2 * s)), scale=scale.squeeze(-1))
+        return Encoded(levels=pack(level + s, width_of(2 * s)), scale=scale.squeeze(-1))
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = code.take("levels", "scale")
         level = unpack(packed, width_of(2 * self.levels), n).to(dtype) - self.levels
         step = (scale.to(dtype) * self.factor(n)).unsqueeze(-1)

@@ -13,8 +13,8 @@ import torch
 
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
-from fedspan.core.code import Code
 from fedspan.core.compressor import Unbiased
+from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round
 from fedspan.core.registry import register
@@ -27,10 +27,10 @@ class RandK(Unbiased, Sparse):
 
     common: bool = False  # all clients of a round keep the same coordinates
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
-        return Code(values=v.gather(-1, self._places(v.shape[-1], keys, v.device)))
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
+        return Encoded(values=v.gather(-1, self._places(v.shape[-1], keys, v.device)))
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         (values,) = code.take("values")
         values = values.to(dtype) * (n / self.kept(n) if self.unbiased else 1.0)
         return spread(values, self._places(n, keys, values.device), n)

@@ -12,8 +12,8 @@ import torch
 
 from fedspan.compressors._levels import buckets
 from fedspan.core import seeds
-from fedspan.core.code import Code, pack, unpack
 from fedspan.core.compressor import Compressor
+from fedspan.core.encoded import Encoded, pack, unpack
 from fedspan.core.errors import at_least
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
@@ -30,12 +30,12 @@ class Sign(Compressor):
         if self.bucket is not None:
             at_least("bucket", self.bucket, 1)
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         sizes = buckets(v.abs(), self.bucket)
         counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(-1)  # the last bucket may not be full
-        return Code(levels=pack(v >= 0, 1), scale=sizes.sum(-1) / counts)
+        return Encoded(levels=pack(v >= 0, 1), scale=sizes.sum(-1) / counts)
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = code.take("levels", "scale")
         signs = buckets(unpack(packed, 1, n).to(dtype) * 2 - 1, self.bucket)
         return (signs * scale.to(dtype).unsqueeze(-1)).flatten(-2)[..., :n]

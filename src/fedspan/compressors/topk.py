@@ -8,7 +8,7 @@ import torch
 
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
-from fedspan.core.code import Code, pack, unpack, width_of
+from fedspan.core.encoded import Encoded, pack, unpack, width_of
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
 
@@ -18,12 +18,12 @@ from fedspan.core.registry import register
 class TopK(Sparse):
     """k numbers and k places of ⌈log2 n⌉ bits."""
 
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         n = v.shape[-1]
         index = torch.topk(v.abs(), self.kept(n), sorted=False).indices.sort().values
-        return Code(values=v.gather(-1, index), index=pack(index, width_of(n - 1)))
+        return Encoded(values=v.gather(-1, index), index=pack(index, width_of(n - 1)))
 
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values, packed = code.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
         return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: no stranger's index can raise

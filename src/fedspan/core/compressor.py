@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.code import Code
+from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class Compressor(ABC):
     """
 
     @abstractmethod
-    def compress(self, v: Vector, keys: seeds.Keys) -> Code:
+    def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         """The code of (runs, clients, n) numbers; `keys` is (runs, clients)."""
 
     @abstractmethod
-    def decompress(self, code: Code, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         """C(v), from the code and the key with which it was made. Codes of strangers must not raise."""
 
     def omega(self, n: int) -> float | None:

@@ -45,7 +45,7 @@ class Round:
     clients: int  # N
     layout: Layout
     ids: npt.NDArray[np.int64]  # (runs, S): who takes part
-    since: npt.NDArray[np.int64]  # (runs, S): the round each one's copy of x dates from, -1 for none
+    last_round: npt.NDArray[np.int64]  # (runs, S): the round each one's copy of x dates from, -1 for none
     weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
     everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `since` of all clients; the server's knowledge
     local_steps: int = 1  # K, so that a task may draw a round's mini-batches at once
@@ -74,10 +74,12 @@ class Round:
             return v.mean(1, keepdim=True)
         return (self.weights * v).sum(1, keepdim=True) / self.share
 
-    def among(self, arrived: npt.NDArray[np.int64]) -> Round:
+    def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round as it stands when only these places of the cohort replied (the same in every run)."""
         weights = None if self.weights is None else self.weights[:, arrived]
-        return replace(self, ids=self.ids[:, arrived], since=self.since[:, arrived], weights=weights, schedule=None)
+        return replace(
+            self, ids=self.ids[:, arrived], last_round=self.last_round[:, arrived], weights=weights, schedule=None
+        )
 
 
 class Method(ABC, Generic[ServerState, ClientState, Down, Up]):

@@ -44,10 +44,10 @@ class Objective(ABC):
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) on all of the client's data."""
 
-    def begin(self, aside: Vector | None) -> None:  # noqa: B027 (most objectives have nothing beside x)
+    def begin(self, buffers: Vector | None) -> None:  # noqa: B027 (most objectives have nothing beside x)
         """Start from what the server sends beside the method's own message, such as running statistics of norms."""
 
-    def aside(self) -> Vector | None:
+    def buffers(self) -> Vector | None:
         """The same after the local work, to be averaged over the clients."""
         return None
 
@@ -80,9 +80,9 @@ class Problem(ABC):
     x0: Vector  # (runs, 1, d)
     clients: int  # N
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
-    pass_steps: int = 1  # mini-batches in one pass over the mean client's examples
+    steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     together: int | None = None  # clients that move as one computation; None: the whole cohort
-    aside0: Vector | None = (
+    buffers0: Vector | None = (
         None  # (runs, 1, n): numbers averaged beside x, such as running statistics; None: there are none
     )
 
@@ -103,7 +103,7 @@ class Problem(ABC):
         """The objectives of the clients that take part in a round."""
 
     @abstractmethod
-    def evaluate(self, x: Vector, aside: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
         """Metrics of a server model: name → one number a run."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
-"""Optimisers as values: how local steps follow a direction, and what of their memory outlives a change of subspace.
+"""Optimizers as values: how local steps follow a direction, and what of their memory outlives a change of subspace.
 
-Everything is elementwise on vectors (runs, clients, n), so that a cohort moves as one. What an optimiser remembers of a
+Everything is elementwise on vectors (runs, clients, n), so that a cohort moves as one. What an optimizer remembers of a
 walk is one vector too, `size(n)` numbers for n that are trained; a walk begins at rest where it is given none.
 """
 

@@ -35,7 +35,7 @@ _searched: set[str] = set()
 
 
 def register(cls: C) -> C:
-    """File a method, projector, compressor, optimiser or task under the name of the file it stands in."""
+    """File a method, projector, compressor, optimizer or task under the name of the file it stands in."""
     kind = next((k for k, base in KINDS.items() if issubclass(cls, base)), None)
     if kind is None:
         raise TypeError(f"{cls.__name__} is neither a Method, a Projector, a Compressor, an Optimizer nor a Task")

@@ -1,7 +1,7 @@
 """The only randomness in fedspan: a counter-based bit stream that is the same on every machine.
 
 SplitMix64 (Steele, Lea and Flood 2014): output n of the stream with key k is mix(k + n·γ) in 64-bit integers. There is
-no state to carry: any party draws number n of any stream directly, a whole cohort draws in one vectorised call, and a
+no state to carry: any party draws number n of any stream directly, a whole cohort draws in one vectorized call, and a
 client's draws depend on (seed, purpose, round, client) alone, never on who else takes part.
 """
 

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.code import Code
+from fedspan.core.encoded import Encoded
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
 
-Entry = Vector | Code  # all entries of a log are of one kind and length
+Entry = Vector | Encoded  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
 
 
@@ -46,7 +46,7 @@ class Log:
 
 
 @dataclass(frozen=True, eq=False)
-class Catchup:
+class ModelSync:
     """What each client of a cohort lacks of x.
 
     `keep` says which log entries a client is sent even when x comes whole: none, the one of the round it last took
@@ -55,17 +55,17 @@ class Catchup:
 
     x: Vector | None  # as the server has it; after a wire only where it came whole
     log: Log
-    since: npt.NDArray[np.int64]  # (runs, clients): round each copy dates from, -1 for none
+    last_round: npt.NDArray[np.int64]  # (runs, clients): round each copy dates from, -1 for none
     keep: Keep = "none"
 
     @functools.cached_property
     def whole(self) -> npt.NDArray[np.bool_]:
         """Who gets x itself: whoever is new, and whoever it costs fewer bytes than what was missed."""
-        new = self.since < 0
+        new = self.last_round < 0
         if not self.log.entries or self.keep == "all":
             return new
         worth = bytes_of(self.model) // bytes_of(self.log.entries[-1]) + (1 if self.keep == "first" else 0)
-        return new | (self.since < self.log.end - min(worth, len(self.log.entries)))
+        return new | (self.last_round < self.log.end - min(worth, len(self.log.entries)))
 
     @property
     def model(self) -> Vector:
@@ -77,27 +77,27 @@ class Catchup:
     @functools.cached_property
     def entries_sent(self) -> npt.NDArray[np.int64]:
         """How many log entries travel to each client."""
-        gap = self.log.end - np.maximum(self.since, 0)
+        gap = self.log.end - np.maximum(self.last_round, 0)
         if self.keep == "all":
             return gap
-        beside = np.where(self.since < 0, 0, 1) if self.keep == "first" else 0
+        beside = np.where(self.last_round < 0, 0, 1) if self.keep == "first" else 0
         return np.where(self.whole, beside, gap)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
         entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
         if self.keep == "none":
-            return np.where(self.whole, bytes_of(self.model), (self.log.end - self.since) * entry)
+            return np.where(self.whole, bytes_of(self.model), (self.log.end - self.last_round) * entry)
         return self.whole * bytes_of(self.model) + self.entries_sent * entry
 
-    def pick(self, client: int, whole: bool = False) -> Catchup:
+    def pick(self, client: int, whole: bool = False) -> ModelSync:
         """The download of one client of a single run, holding only what is sent to it; `whole` sends x in any case."""
-        start, sent = max(int(self.since[0, client]), 0), int(self.entries_sent[0, client])
+        start, sent = max(int(self.last_round[0, client]), 0), int(self.entries_sent[0, client])
         if whole and self.keep != "all":
-            sent = int(self.keep == "first" and self.since[0, client] >= 0)
+            sent = int(self.keep == "first" and self.last_round[0, client] >= 0)
         entries = tuple(self.log.at(t) for t in range(start, start + sent))
         x = self.x if whole or self.whole[0, client] else None
-        return Catchup(x, Log(entries, start + sent), self.since[:, client : client + 1], self.keep)
+        return ModelSync(x, Log(entries, start + sent), self.last_round[:, client : client + 1], self.keep)
 
     def arrays(self) -> dict[str, Vector]:
         """What travels to one client: x, or the missed entries in order, or both."""
@@ -105,14 +105,14 @@ class Catchup:
         return missed if self.x is None else {"x": self.x, **missed}
 
     @staticmethod
-    def from_arrays(arrays: dict[str, Vector]) -> Catchup:
+    def from_arrays(arrays: dict[str, Vector]) -> ModelSync:
         """The other end of `arrays`. The client alone knows what its copy dates from: `open` fills that in."""
         entries = _apart({name: array for name, array in arrays.items() if name != "x"})
-        return Catchup(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
+        return ModelSync(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
-    def open(self, copy: Vector | None, since: int, expand: Callable[[Any, int], Vector]) -> Catchup:
+    def open(self, copy: Vector | None, last_round: int, expand: Callable[[Any, int], Vector]) -> ModelSync:
         """At a client with a copy of x from round `since`: rebuild x; `expand(entry, t)` lifts a round's change."""
-        start = max(since, 0)
+        start = max(last_round, 0)
         log = Log(self.log.entries, start + len(self.log.entries))
         x = self.x
         if x is None:
@@ -123,12 +123,12 @@ class Catchup:
             x = copy
             for t in range(start, log.end):
                 x = x + expand(log.at(t), t)
-        return replace(self, x=x, log=log, since=np.array([[since]]))
+        return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
 
 
 def bytes_of(entry: Entry) -> int:
     """Bytes in which it travels."""
-    return entry.bytes if isinstance(entry, Code) else entry.shape[-1] * entry.element_size()
+    return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.element_size()
 
 
 MISSED = "missed"
@@ -136,7 +136,7 @@ MISSED = "missed"
 
 def _joined(entries: tuple[Entry, ...]) -> dict[str, torch.Tensor]:
     """Entries one after the other along the clients' axis; of codes each part by itself."""
-    named = [entry.parts if isinstance(entry, Code) else {"": entry} for entry in entries]
+    named = [entry.parts if isinstance(entry, Encoded) else {"": entry} for entry in entries]
     joined = {name: torch.cat([parts[name] for parts in named], 1) for name in (named[0] if named else ())}
     return {f"{MISSED}.{name}" if name else MISSED: array for name, array in joined.items()}
 
@@ -147,4 +147,4 @@ def _apart(arrays: dict[str, torch.Tensor]) -> tuple[Entry, ...]:
         return tuple(arrays[MISSED].split(1, 1))
     names = [name.removeprefix(f"{MISSED}.") for name in arrays]
     of_rounds = zip(*(array.split(1, 1) for array in arrays.values()), strict=True)
-    return tuple(Code(**dict(zip(names, parts, strict=True))) for parts in of_rounds)
+    return tuple(Encoded(**dict(zip(names, parts, strict=True))) for parts in of_rounds)

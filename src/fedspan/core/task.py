@@ -24,11 +24,11 @@ class Task(ABC):
     def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:
         """Load or make the data, for one run a seed."""
 
-    def site(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> Problem:
+    def client_problem(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> Problem:
         """The problem as one client's machine needs it: only that client's data has to be there."""
         return self.build(seeds, dtype)
 
-    def centre(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:
+    def server_problem(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:
         """The problem as a server needs it: the model and its score, and no client's data."""
         return self.build(seeds, dtype, weights)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import ProtocolError
-from fedspan.core.sync import Catchup
+from fedspan.core.sync import ModelSync
 
 Arrays = dict[str, torch.Tensor]
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
     fixed, total = 0, None
     for name in _names(type(message)):
         value = getattr(message, name)
-        if isinstance(value, Catchup):
+        if isinstance(value, ModelSync):
             total = value.sizes() if total is None else total + value.sizes()
         elif dataclasses.is_dataclass(value):
             inner = sizes(value, shape)
@@ -57,7 +57,7 @@ def pick(message: T, client: int, whole: bool = False) -> T:
     cut: dict[str, Any] = {}
     for name in _names(type(message)):
         value = getattr(message, name)
-        if isinstance(value, Catchup):
+        if isinstance(value, ModelSync):
             value = value.pick(client, whole)
         elif dataclasses.is_dataclass(value):
             value = pick(value, client, whole)
@@ -104,7 +104,7 @@ def _pack_one(value: Any, name: str, out: Arrays) -> None:
         out[f"{name}.count"] = torch.tensor([len(value)])
         for number, item in enumerate(value):
             _pack_one(item, f"{name}.{number}", out)
-    elif isinstance(value, Catchup):
+    elif isinstance(value, ModelSync):
         out.update({f"{name}.{part}": array for part, array in value.arrays().items()})
     elif dataclasses.is_dataclass(value):
         out.update(pack(value, f"{name}."))
@@ -117,14 +117,14 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         nested = any(key.startswith(f"{name}.") for key in arrays)
         for option in arguments:  # of a tensor or a dataclass, the one that is there; None where neither is
-            if nested if dataclasses.is_dataclass(option) or option is Catchup else name in arrays:
+            if nested if dataclasses.is_dataclass(option) or option is ModelSync else name in arrays:
                 return _unpack_one(option, arrays, name)
         return None
     if origin is tuple:
         count = int(_array(arrays, f"{name}.count"))
         return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
-    if hint is Catchup:
-        return Catchup.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
+    if hint is ModelSync:
+        return ModelSync.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
     if dataclasses.is_dataclass(hint):
         return unpack(typing.cast(type, hint), arrays, f"{name}.")
     array = _array(arrays, name)

@@ -22,7 +22,7 @@ from fedspan.core.errors import below_one, positive
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
-from fedspan.methods._local import LocalSteps
+from fedspan.methods.base import LocalSteps
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedspan.compressors.topk import TopK
-from fedspan.core.code import Code
 from fedspan.core.compressor import Compressor
+from fedspan.core.encoded import Encoded
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import ClientState, Down, Round, ServerState
 from fedspan.core.objective import Objective
 from fedspan.core.registry import name_of
-from fedspan.methods._local import LocalSteps
+from fedspan.methods.base import LocalSteps
 
 TENTH = TopK(k=0.1)
 
@@ -33,7 +33,7 @@ class Model:
 class Up:
     """The code of one vector."""
 
-    q: Code
+    q: Encoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
         """D_i = x − y after K local steps along g_i + plus."""
         return x - self.descend(x, f.direction(plus), self.rate(rnd.t))
 
-    def encode(self, v: Vector, rnd: Round) -> Code:
+    def encode(self, v: Vector, rnd: Round) -> Encoded:
         """The code of C(v), for each client with its own key of the round."""
         return self.compressor.compress(v, self.compressor.keys(rnd))
 
-    def decode(self, code: Code, rnd: Round) -> Vector:
+    def decode(self, code: Encoded, rnd: Round) -> Vector:
         """C(v)."""
         return self.compressor.decompress(code, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype)

@@ -24,8 +24,8 @@ from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.projector import draw
-from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import LocalSteps
+from fedspan.core.sync import Log, ModelSync
+from fedspan.methods.base import LocalSteps
 from fedspan.projectors.gaussian import Gaussian
 
 
@@ -47,7 +47,7 @@ class ClientState:
 class Down:
     """The base weights for who is new, all that is trained, and one number to check A's start."""
 
-    sync: Catchup
+    sync: ModelSync
     u: Vector
     probe: torch.Tensor
 
@@ -105,7 +105,7 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
         """The model that base weights and adapters stand for."""
 
     def origin(self, base: Vector, rnd: Round) -> Vector | None:
-        """What u is a change from, for an optimiser whose weights decay: no B, the A that was drawn, W elsewhere."""
+        """What u is a change from, for an optimizer whose weights decay: no B, the A that was drawn, W elsewhere."""
         if not self.solver.decay:
             return None
         parts, sizes = base.split([b.size for b in rnd.layout.blocks], -1), self.sizes(rnd.layout)
@@ -124,7 +124,7 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
         return ClientState()
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(Catchup(server.base, Log(), rnd.since), server.u, self.start(rnd).probe)  # 2 of both boxes
+        return Down(ModelSync(server.base, Log(), rnd.last_round), server.u, self.start(rnd).probe)  # 2 of both boxes
 
     def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return client

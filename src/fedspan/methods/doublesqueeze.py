@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.code import Code
+from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.core.sync import Catchup, Log, bytes_of
+from fedspan.core.sync import Log, ModelSync, bytes_of
 from fedspan.methods._coded import Up
 from fedspan.methods._feedback import Feedback, Unsent
 
@@ -45,7 +45,7 @@ class ServerState:
 class Down:
     """What is missing of x, as codes or whole."""
 
-    sync: Catchup
+    sync: ModelSync
 
 
 @register
@@ -57,7 +57,7 @@ class DoubleSqueeze(Feedback[ServerState, Down]):
         return ServerState(x0, torch.zeros_like(x0), Log())
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(Catchup(server.x, server.log, rnd.since))  # 1
+        return Down(ModelSync(server.x, server.log, rnd.last_round))  # 1
 
     def client_step(self, client: Unsent, down: Down, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
         return self.feed_back(client, down.sync.model, f, rnd)  # 2 to 5
@@ -72,14 +72,14 @@ class DoubleSqueeze(Feedback[ServerState, Down]):
         """Nobody replied: x stays, and the log says so."""
         return replace(server, log=self._push(server, self.compressor.compress(torch.zeros_like(server.x), _keys(rnd))))
 
-    def expand(self, entry: Code, rnd: Round) -> Vector:
+    def expand(self, entry: Encoded, rnd: Round) -> Vector:
         """−η_g Q."""
         return -self.server_lr * self._opened(entry, rnd)
 
-    def _opened(self, Q: Code, rnd: Round) -> Vector:
+    def _opened(self, Q: Encoded, rnd: Round) -> Vector:
         return self.compressor.decompress(Q, rnd.layout.size, _keys(rnd), rnd.layout.dtype)
 
-    def _push(self, server: ServerState, Q: Code) -> Log:
+    def _push(self, server: ServerState, Q: Encoded) -> Log:
         """The log with this round's Q, and as many before it as are worth sending."""
         return server.log.push(Q, max(1, bytes_of(server.x) // Q.bytes))
 

@@ -12,7 +12,7 @@ clients' models is. `ffalora` is the answer to that.
 Differences from the paper: plain local steps unless an `optimizer` is given (there Adam), and a server step η_g, which
 is 1 there. The full gradient G is formed and multiplied down, so a local step costs what one of full training costs:
 this file is about what travels. Weight decay, where the objective has one, is that of the merged weights; an
-optimiser's own is that of A and B. See `_lora` for the rest.
+optimizer's own is that of A and B. See `_lora` for the rest.
 """
 
 from __future__ import annotations

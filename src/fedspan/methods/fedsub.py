@@ -30,8 +30,8 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.projector import draw
 from fedspan.core.registry import register
-from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import InSubspace
+from fedspan.core.sync import Log, ModelSync
+from fedspan.methods.base import InSubspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class ClientState:
 class Down:
     """The missed b̄, or x; and one number to check P."""
 
-    sync: Catchup
+    sync: ModelSync
     probe: torch.Tensor
 
 
@@ -91,7 +91,7 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         keep: Literal["all", "first"] = "all" if self.variant == "stale" else "first"
-        return Down(Catchup(server.x, server.log, rnd.since, keep), self.subspace(rnd).probe)  # 2
+        return Down(ModelSync(server.x, server.log, rnd.last_round, keep), self.subspace(rnd).probe)  # 2
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1
@@ -121,19 +121,19 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         """η_g Pᵀ b̄."""
         return self.server_lr * super().expand(entry, rnd)
 
-    def _dual_now(self, client: ClientState, sync: Catchup, rnd: Round) -> Vector:
+    def _dual_now(self, client: ClientState, sync: ModelSync, rnd: Round) -> Vector:
         """Λ_i as it stands at the start of round t, for a cohort that last took part in rounds `since`."""
         dual, end = client.dual, client.end
         stale = self.variant == "stale"
-        since = np.maximum(rnd.since, 0) if stale else np.where(rnd.since < 0, rnd.t, rnd.since)
-        for j in range(int(since.min()), rnd.t):
-            here = torch.from_numpy(since <= j if stale else since == j).unsqueeze(-1)
+        last_round = np.maximum(rnd.last_round, 0) if stale else np.where(rnd.last_round < 0, rnd.t, rnd.last_round)
+        for j in range(int(last_round.min()), rnd.t):
+            here = torch.from_numpy(last_round <= j if stale else last_round == j).unsqueeze(-1)
             if here.any():
                 dual = torch.where(here, (dual + end if stale else dual) - sync.log.at(j), dual)  # 5
             if (j + 1) % self.refresh == 0:
                 old = draw(self.projector, rnd.layout, rnd.seeds, j // self.refresh)
                 new = draw(self.projector, rnd.layout, rnd.seeds, (j + 1) // self.refresh)
-                touched = torch.from_numpy(since <= j).unsqueeze(-1)
+                touched = torch.from_numpy(last_round <= j).unsqueeze(-1)
                 dual = torch.where(touched, new @ (old.T @ dual), dual)  # 6
                 end = torch.where(touched, new @ (old.T @ end), end) if stale else end
         return dual

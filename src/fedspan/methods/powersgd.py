@@ -10,7 +10,7 @@ blocks go whole.
      4  z_i ← P M_i;  send z_i                               r n numbers a block, or r m
      5  e_i ← M_i − Pᵀ z_i                                   what was not sent is kept
      6  x ← x + η_g Pᵀ mean_S z_i
-     7  P of the other side ← orthonormalised mean_S z_i     for the next round
+     7  P of the other side ← orthonormalized mean_S z_i     for the next round
 
 Two rounds are one power iteration on M. So P turns to where the changes of the model, and the errors kept so far, are
 largest; SSF and SubAvg draw theirs at random. The first P is drawn.
@@ -41,8 +41,8 @@ from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import LocalSteps
+from fedspan.core.sync import Log, ModelSync
+from fedspan.methods.base import LocalSteps
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.gaussian import Gaussian
 
@@ -68,7 +68,7 @@ class ClientState:
 class Down:
     """What is missing of x, and P."""
 
-    sync: Catchup
+    sync: ModelSync
     basis: Vector
 
 
@@ -115,7 +115,7 @@ class Side:
         return LinearMap(self.layout, tuple(factors), basis.new_zeros(basis.shape[0], 1, 1))
 
     def turned(self, z: Vector) -> Vector:
-        """P of the other side, flat: the columns of z in each block, orthonormalised."""
+        """P of the other side, flat: the columns of z in each block, orthonormalized."""
         blocks = zip(self.layout.blocks, self.ranks, strict=True)
         parts = z.split([b.size if r is None else r * (b.size // b.inputs) for b, r in blocks], -1)
         found = [z[..., :0]]
@@ -145,7 +145,7 @@ class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
         return ClientState(torch.zeros_like(x0))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(Catchup(server.x, server.log, rnd.since), self.basis(server, rnd))  # 1
+        return Down(ModelSync(server.x, server.log, rnd.last_round), self.basis(server, rnd))  # 1
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.side(rnd).subspace(down.basis), down.sync.model

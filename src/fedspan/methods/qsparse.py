@@ -1,6 +1,6 @@
-"""Qsparse-local-SGD: error feedback with quantised top-k (Basu et al. 2019, arXiv:1906.02367).
+"""Qsparse-local-SGD: error feedback with quantized top-k (Basu et al. 2019, arXiv:1906.02367).
 
-The box is that of `ef`, with C = quantise ∘ top-k: the k largest numbers of e_i + D_i, each rounded at random to s
+The box is that of `ef`, with C = quantize ∘ top-k: the k largest numbers of e_i + D_i, each rounded at random to s
 levels of the norm of its bucket. Other compressors of the kind `compose` may be given; k is the one to choose.
 """
 

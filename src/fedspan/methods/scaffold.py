@@ -8,7 +8,7 @@
 
 Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server
 knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. With
-local momentum or another optimiser, which the corrected gradient feeds, the end point does not tell the mean gradient:
+local momentum or another optimizer, which the corrected gradient feeds, the end point does not tell the mean gradient:
 c_i⁺ is that mean, and both vectors are sent.
 """
 
@@ -24,7 +24,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._local import Averaged, LocalSteps
+from fedspan.methods.base import Averaged, LocalSteps
 
 
 @dataclass(frozen=True, eq=False)

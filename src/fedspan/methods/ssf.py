@@ -23,9 +23,9 @@ below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c
 and outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
 al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers on its own host.
 
-With momentum or another optimiser the corrected gradient of line 4 feeds it. a_i stays P ḡ_i − P c_i, from the mean of
+With momentum or another optimizer the corrected gradient of line 4 feeds it. a_i stays P ḡ_i − P c_i, from the mean of
 the gradients themselves, so that c = mean c_i holds as before; z no longer follows from it and is sent too, and line 7
-becomes x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimiser's memory: each round starts at rest
+becomes x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's memory: each round starts at rest
 ("reset"), or where the client's last round ended, if P is still the same ("keep") or also if not, by P' Pᵀ ("project").
 
 Differences from the paper: its box knows no client sampling. Read literally under sampling it is line 8', which breaks
@@ -40,8 +40,8 @@ from typing import Literal
 
 import torch
 
-from fedspan.core.code import Code
 from fedspan.core.compressor import Compressor
+from fedspan.core.encoded import Encoded
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
@@ -49,8 +49,8 @@ from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.projector import draw
 from fedspan.core.registry import name_of, register
-from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import Averaged, InSubspace
+from fedspan.core.sync import Log, ModelSync
+from fedspan.methods.base import Averaged, InSubspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +68,14 @@ class ClientState:
 
     c: Vector
     u: Vector  # v_i − c_i; with β = 1 nothing would be left of it after a round
-    moments: Vector  # the optimiser's
+    moments: Vector  # the optimizer's
 
 
 @dataclass(frozen=True, eq=False)
 class Down:
     """What is missing of x, r numbers of control, one number to check P."""
 
-    sync: Catchup
+    sync: ModelSync
     Pc: Vector
     probe: torch.Tensor
 
@@ -87,7 +87,7 @@ class Up:
     a: Vector | None
     Pg: Vector | None = None
     z: Vector | None = None
-    q: Code | None = None  # a_i compressed, in the place of a
+    q: Encoded | None = None  # a_i compressed, in the place of a
 
 
 @register
@@ -135,7 +135,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
-        return Down(Catchup(server.x, server.log, rnd.since), P @ server.c, P.probe)  # 2
+        return Down(ModelSync(server.x, server.log, rnd.last_round), P @ server.c, P.probe)  # 2
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1

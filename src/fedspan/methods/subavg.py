@@ -16,8 +16,8 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.core.sync import Catchup, Log
-from fedspan.methods._local import InSubspace
+from fedspan.core.sync import Log, ModelSync
+from fedspan.methods.base import InSubspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The optimiser's moments where they are kept; else clients remember nothing but their copy of x."""
+    """The optimizer's moments where they are kept; else clients remember nothing but their copy of x."""
 
     moments: Vector
 
@@ -39,7 +39,7 @@ class ClientState:
 class Down:
     """What is missing of x, and one number to check P."""
 
-    sync: Catchup
+    sync: ModelSync
     probe: torch.Tensor
 
 
@@ -63,7 +63,7 @@ class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
-        return Down(Catchup(server.x, server.log, rnd.since), P.probe)  # 2
+        return Down(ModelSync(server.x, server.log, rnd.last_round), P.probe)  # 2
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1

@@ -17,9 +17,9 @@ from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, Problem, term
 from fedspan.nn.batched import Cohort
-from fedspan.nn.cover import Choice, digest, kept_in, layout_of
-from fedspan.nn.restricted import FlatModule, Restricted, shrink
-from fedspan.nn.source import Batch, Loss, Source, Tensors, placed
+from fedspan.nn.client_data import Batch, ClientData, Loss, Tensors, placed
+from fedspan.nn.module import FlatModule, Restricted, shrink
+from fedspan.nn.projection_rules import ProjectionRule, digest, kept_in, layout_of
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Augment = Callable[[Batch, torch.Generator], Batch]
@@ -33,9 +33,9 @@ class TorchProblem(Problem):
     def __init__(
         self,
         model: nn.Module,
-        clients: Sequence[Source],
+        clients: Sequence[ClientData],
         loss: Loss,
-        choices: Sequence[Choice],
+        choices: Sequence[ProjectionRule],
         *,
         seed: int,
         batch: int,
@@ -46,7 +46,7 @@ class TorchProblem(Problem):
         augment: Augment | None = None,
         device: str = "cpu",
         recompute: bool = False,
-        at_site: bool = False,
+        on_client: bool = False,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -56,18 +56,20 @@ class TorchProblem(Problem):
         number = kept_in(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(choices, number, digest(model))
         self.module = FlatModule(model, self.layout)
-        if at_site:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
+        if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=self.layout.dtype).expand(1, 1, self.layout.size)
         else:
             self.x0 = self.module.flat.detach().to(self.layout.dtype, copy=True).cpu().view(1, 1, -1)
         self.clients = len(clients)
-        here: Callable[[], Sequence[Source]] = getattr(clients, "here", lambda: clients)  # across machines not all are
+        here: Callable[[], Sequence[ClientData]] = getattr(
+            clients, "here", lambda: clients
+        )  # across machines not all are
         counts = np.array([len(source) for source in here()], np.float64)
         self.weights = counts / counts.sum() if by_examples else None
-        self.pass_steps = max(1, round(float(counts.mean()) / batch)) if len(counts) else 1
+        self.steps_per_epoch = max(1, round(float(counts.mean()) / batch)) if len(counts) else 1
         kept = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
-        self.buffers = [b for name, b in model.named_buffers() if b.is_floating_point() and name in kept]
-        self.aside0 = self._read_buffers() if self.buffers else None
+        self.tracked = [b for name, b in model.named_buffers() if b.is_floating_point() and name in kept]
+        self.buffers0 = self._read_buffers() if self.tracked else None
         self._active: Restricted | None = None
 
     def cohort(self, rnd: Round) -> Objective:
@@ -88,11 +90,11 @@ class TorchProblem(Problem):
             g = g * shrink(g, self.clip)
         return g + self.weight_decay * point if self.weight_decay else g
 
-    def evaluate(self, x: Vector, aside: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model on the user's own scorer."""
         self.release()
         self.module.load(x)
-        self.write_buffers(aside)
+        self.write_buffers(buffers)
         self.model.eval()
         with torch.inference_mode():
             found = dict(self._score(self.model)) if self._score is not None else {}
@@ -116,17 +118,17 @@ class TorchProblem(Problem):
             self._active.__exit__()
             self._active = None
 
-    def write_buffers(self, aside: Vector | None) -> None:
+    def write_buffers(self, buffers: Vector | None) -> None:
         """Running statistics of the module's norms, from a flat vector."""
-        if aside is None or not self.buffers:
+        if buffers is None or not self.tracked:
             return
-        parts = aside.view(-1).split([b.numel() for b in self.buffers])
+        parts = buffers.view(-1).split([b.numel() for b in self.tracked])
         with torch.no_grad():
-            for buffer, part in zip(self.buffers, parts, strict=True):
+            for buffer, part in zip(self.tracked, parts, strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
     def _read_buffers(self) -> Vector:
-        return torch.cat([b.detach().reshape(-1).cpu() for b in self.buffers]).view(1, 1, -1)
+        return torch.cat([b.detach().reshape(-1).cpu() for b in self.tracked]).view(1, 1, -1)
 
 
 class TorchObjective(Objective):
@@ -138,13 +140,13 @@ class TorchObjective(Objective):
         self._losses = (self._loss(batch, number) for number, batch in enumerate(self.batches))
         problem.model.train()
 
-    def begin(self, aside: Vector | None) -> None:
+    def begin(self, buffers: Vector | None) -> None:
         """Start from the server's running statistics."""
-        self.problem.write_buffers(aside)
+        self.problem.write_buffers(buffers)
 
-    def aside(self) -> Vector | None:
+    def buffers(self) -> Vector | None:
         """The client's running statistics after its local work."""
-        return self.problem._read_buffers() if self.problem.buffers else None
+        return self.problem._read_buffers() if self.problem.tracked else None
 
     def grad(self, y: Vector) -> Vector:
         """∇f_i(y) on the next mini-batch."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from fedspan.nn.source import Batch, Loss, Source, placed
+from fedspan.nn.client_data import Batch, ClientData, Loss, placed
 
 AT_ONCE = 512  # examples scored at a time
 
 
 def scorer(
-    test: Source, loss: Callable[..., torch.Tensor], objective: Loss | None, device: torch.device
+    test: ClientData, loss: Callable[..., torch.Tensor], objective: Loss | None, device: torch.device
 ) -> Callable[[nn.Module], Mapping[str, float]]:
     """A function that scores a model; `objective(model, batch)` replaces `loss(outputs, targets)` where it is given."""
 

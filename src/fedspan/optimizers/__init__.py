@@ -1,1 +1,1 @@
-"""One file an optimiser of local steps; the file's name is its name in a spec. A spec that names none has SGD."""
+"""One file an optimizer of local steps; the file's name is its name in a spec. A spec that names none has SGD."""

@@ -1,6 +1,6 @@
-"""Uniformly random subspace: a Gaussian matrix orthonormalised by QR (the paper's choice).
+"""Uniformly random subspace: a Gaussian matrix orthonormalized by QR (the paper's choice).
 
-Drawn and orthonormalised in float64 on the CPU with the signs of QR fixed, cast last. Other thread counts and
+Drawn and orthonormalized in float64 on the CPU with the signs of QR fixed, cast last. Other thread counts and
 instruction sets agree far below 1e-12 before the cast; `coordinate` and `hadamard` agree in every bit.
 """
 

@@ -1,4 +1,4 @@
-"""Randomised Hadamard rows: as well mixed as Gaussian, d log d work, no matrix stored, and exact on any machine.
+"""Randomized Hadamard rows: as well mixed as Gaussian, d log d work, no matrix stored, and exact on any machine.
 
 Works for any d, not only powers of two: d is cut into powers of two (100 = 64 + 32 + 4), the inputs are shuffled and
 given random signs, each piece gets its own Walsh-Hadamard transform, and r of the d outputs are drawn. The rows are
@@ -91,7 +91,7 @@ def powers(n: int) -> list[int]:
 @register
 @dataclass(frozen=True, kw_only=True)
 class Hadamard(Projector):
-    """r random rows of a randomised Hadamard matrix."""
+    """r random rows of a randomized Hadamard matrix."""
 
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Walsh | Dense:
         """Draw shuffle, signs and rows from three sub-streams."""

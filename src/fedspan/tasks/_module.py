@@ -16,10 +16,10 @@ from torch import nn
 
 from fedspan.core.errors import DataError, SpecError, at_least, not_negative, positive
 from fedspan.core.task import Task, Weights
-from fedspan.nn.cover import LEAST, choose, freeze
+from fedspan.nn.client_data import ClientData
 from fedspan.nn.problem import Augment, TorchProblem
-from fedspan.nn.reading import OutputLoss, reading
-from fedspan.nn.source import Source
+from fedspan.nn.projection_rules import LEAST, choose, freeze
+from fedspan.tasks._model_adapter import OutputLoss, model_adapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class ModuleTask(Task):
         made = self.material(seed, dtype)
         return self._problem(made, range(made.clients), seed, weights)
 
-    def site(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> TorchProblem:
+    def client_problem(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> TorchProblem:
         """One client's examples and no test set."""
         (seed,) = seeds
         made = self.material(seed, dtype)
@@ -75,9 +75,9 @@ class ModuleTask(Task):
             raise SpecError(
                 f"client {client} is not one of the {made.clients} that the task has, 0 to {made.clients - 1}"
             )
-        return self._problem(made, [client], seed, at_site=True)
+        return self._problem(made, [client], seed, on_client=True)
 
-    def centre(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+    def server_problem(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
         """The test set, and no client's examples unless they are what clients are weighted by."""
         (seed,) = seeds
         if weights == "examples":
@@ -85,12 +85,12 @@ class ModuleTask(Task):
         return self._problem(self.material(seed, dtype), [], seed)
 
     def _problem(
-        self, made: Material, ids: Sequence[int], seed: int, weights: Weights = "uniform", at_site: bool = False
+        self, made: Material, ids: Sequence[int], seed: int, weights: Weights = "uniform", on_client: bool = False
     ) -> TorchProblem:
         freeze(made.model, self.freeze)
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(auto if self.device == "auto" else self.device)
-        read = reading(made.model, device, made.loss)
+        read = model_adapter(made.model, device, made.loss)
         given = made.examples(ids) if ids else ()
         own = {i: read.source(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
         return TorchProblem(
@@ -100,21 +100,21 @@ class ModuleTask(Task):
             choose(made.model, self.whole, self.project, self.least),
             seed=seed,
             batch=self.batch,
-            evaluate=None if at_site else read.score(made.test()),
+            evaluate=None if on_client else read.score(made.test()),
             by_examples=weights == "examples",
             weight_decay=self.weight_decay,
             clip=self.clip,
             augment=made.augment,
             device=str(device),
             recompute=self.recompute,
-            at_site=at_site,
+            on_client=on_client,
         )
 
 
-class Here(Sequence[Source]):
+class Here(Sequence[ClientData]):
     """The sources of N clients, of whom only some are on this machine."""
 
-    def __init__(self, sources: dict[int, Source], clients: int) -> None:
+    def __init__(self, sources: dict[int, ClientData], clients: int) -> None:
         self.sources, self.clients = sources, clients
 
     def __len__(self) -> int:
@@ -125,6 +125,6 @@ class Here(Sequence[Source]):
             raise DataError(f"the data of client {client} is not on this machine")
         return self.sources[client]
 
-    def here(self) -> list[Source]:
+    def here(self) -> list[ClientData]:
         """Those that are."""
         return list(self.sources.values())

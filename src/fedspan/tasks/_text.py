@@ -22,8 +22,8 @@ from torch import nn
 
 from fedspan.core.errors import DataError, SpecError, below_one
 from fedspan.core.extras import needs
-from fedspan.nn.pretrained import ready
-from fedspan.tasks import _datasets
+from fedspan.data import datasets as _datasets
+from fedspan.huggingface.models import ready
 from fedspan.tasks._module import ModuleTask
 
 Row = dict[str, Any]

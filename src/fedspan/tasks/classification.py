@@ -12,10 +12,11 @@ import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.errors import SpecError, at_least, one_of, positive
 from fedspan.core.registry import register
+from fedspan.data import datasets as _datasets
+from fedspan.data import partitions as _partitions
+from fedspan.data.datasets import Split
+from fedspan.nn.client_data import Batch
 from fedspan.nn.models import Norm, build
-from fedspan.nn.source import Batch
-from fedspan.tasks import _datasets, _partitions
-from fedspan.tasks._datasets import Split
 from fedspan.tasks._module import Material, ModuleTask
 
 Numbers = npt.NDArray[np.int64]
@@ -60,7 +61,7 @@ class Classification(ModuleTask):
             _some(split, self.classes, per_class)
             for split, per_class in zip(_datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
         )
-        images = _normalised(train.x, test.x, self.shrink, dtype)
+        images = _normalized(train.x, test.x, self.shrink, dtype)
         x, y = images[0], torch.from_numpy(train.y)
         channels, height, width = x.shape[1:]
         model = build(self.model, (channels, height, width), int(train.y.max()) + 1, self.norm, seed).to(dtype)
@@ -95,7 +96,7 @@ def _some(split: Split, classes: int | None, per_class: int | None) -> Split:
     return Split(split.x[places], split.y[places], None if split.owner is None else split.owner[places])
 
 
-def _normalised(
+def _normalized(
     train: npt.NDArray[np.uint8], test: npt.NDArray[np.uint8], shrink: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Images as (n, channels, height, width), each channel with the mean 0 and deviation 1 of the training images."""

@@ -103,7 +103,7 @@ class RegressionProblem(Problem):
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = None if weights == "uniform" else self.counts / self.counts.sum()
-        self.pass_steps = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
+        self.steps_per_epoch = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
         # Rows are kept times 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch with no further factor.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
         joined = np.stack([np.concatenate([a, b], -1) for a, b, _ in data]) * self.scale[:, None, None]
@@ -144,7 +144,7 @@ class RegressionProblem(Problem):
         """H of F for each run, (d, d)."""
         return [hessian for hessian, _, _, _ in self._terms]
 
-    def evaluate(self, x: Vector, aside: Vector | None = None) -> Mapping[str, Floats]:
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, Floats]:
         """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
         points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape).swapaxes(1, 2)
         out: dict[str, list[float]] = {"rel_err": [], "loss": []}

@@ -13,7 +13,7 @@ import torch
 
 from fedspan.core.errors import at_least, one_of, positive
 from fedspan.core.registry import register
-from fedspan.tasks import _partitions
+from fedspan.data import partitions as _partitions
 from fedspan.tasks._module import Material
 from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, sentences
 

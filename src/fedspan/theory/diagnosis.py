@@ -15,10 +15,10 @@ from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.projector import draw
-from fedspan.methods._local import InSubspace, LocalSteps
+from fedspan.costs.traffic import cost
+from fedspan.methods.base import InSubspace, LocalSteps
 from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.ssf import SSF
-from fedspan.runtimes.plan import cost
 from fedspan.theory import corollary, theorem
 from fedspan.theory.estimates import Effort, Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
@@ -58,12 +58,12 @@ class Diagnosis:
 
 
 def diagnose(
-    method: AnyMethod, problem: Problem, per_round: int, rounds: int,
+    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int,
     target: float | None = None, effort: Effort | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Estimate the problem's constants and hold a method's step sizes against the theorem."""
     found = estimate(problem, effort)
-    setting = setting_of(found, method, problem, per_round, rounds)
+    setting = setting_of(found, method, problem, clients_per_round, rounds)
     own, safe = _steps(method, problem.layout), corollary.steps(setting)
     wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
     return Diagnosis(
@@ -76,13 +76,15 @@ def diagnose(
         bound=corollary.bound(setting),
         bound_proved=theorem.bound_proved(setting, safe),
         target=wanted,
-        forecast=[_forecast(rho, method, problem, per_round, setting, wanted) for rho in _shares(method, setting.rho)],
-        warnings=doubts(method, problem, per_round),
+        forecast=[
+            _forecast(rho, method, problem, clients_per_round, setting, wanted) for rho in _shares(method, setting.rho)
+        ],
+        warnings=doubts(method, problem, clients_per_round),
     )
 
 
 def auto(
-    method: AnyMethod, problem: Problem, per_round: int, rounds: int, effort: Effort | None = None
+    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, effort: Effort | None = None
 ) -> tuple[float, float]:
     """(η_l, η_g) of the corollary for a run; refused for methods that it does not cover."""
     if not isinstance(method, SSF | Scaffold) or not method.solver.plain:
@@ -90,14 +92,14 @@ def auto(
         raise SpecError(f"lr = 'auto' is the corollary's step, which does not cover {name}; use lr = 'search'")
     if method.server_lr != 1.0:
         raise SpecError(f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}")
-    steps = corollary.steps(setting_of(estimate(problem, effort), method, problem, per_round, rounds))
+    steps = corollary.steps(setting_of(estimate(problem, effort), method, problem, clients_per_round, rounds))
     boost = _steps(method, problem.layout).local / method.lr
     return steps.local / boost, steps.server(method.local_steps)
 
 
-def setting_of(found: Estimates, method: AnyMethod, problem: Problem, per_round: int, rounds: int) -> Setting:
+def setting_of(found: Estimates, method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int) -> Setting:
     """The theorem's view of a run. Of N clients it sees the S that take part: noise is averaged over those only."""
-    return found.setting(share(method, problem.layout), per_round, method.local_steps, rounds)
+    return found.setting(share(method, problem.layout), clients_per_round, method.local_steps, rounds)
 
 
 def share(method: AnyMethod, layout: Layout) -> float:
@@ -108,15 +110,17 @@ def share(method: AnyMethod, layout: Layout) -> float:
     return min(size / block.size for size, block in zip(sizes, layout.blocks, strict=True))
 
 
-def doubts(method: AnyMethod, problem: Problem, per_round: int) -> list[str]:
+def doubts(method: AnyMethod, problem: Problem, clients_per_round: int) -> list[str]:
     """Where a run is outside what the theorem covers."""
     name, found = registry.name_of(method), []
     if not isinstance(method, SSF | Scaffold):
         found.append(
             f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1"
         )
-    if per_round < problem.clients:
-        found.append(f"partial participation, {per_round} of {problem.clients}: the theorem is for all clients a round")
+    if clients_per_round < problem.clients:
+        found.append(
+            f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients a round"
+        )
     if isinstance(method, InSubspace):
         kind = registry.name_of(method.projector)
         if method.refresh > 1:
@@ -133,7 +137,7 @@ def doubts(method: AnyMethod, problem: Problem, per_round: int) -> list[str]:
         found.append("a step schedule: the theorem is for constant steps; its conditions are checked at the first")
     if getattr(method, "compressor", None) is not None:
         found.append("a compressed uplink: the controls keep an error that the proof does not know")
-    if getattr(method, "control", "exact") == "paper" and per_round < problem.clients:
+    if getattr(method, "control", "exact") == "paper" and clients_per_round < problem.clients:
         found.append("control = 'paper' under sampling breaks c = mean c_i, which every lemma uses")
     if problem.weights is not None:
         found.append("clients have weights; the theorem is for a plain mean")
@@ -161,11 +165,13 @@ def _shares(method: AnyMethod, own: float) -> list[float]:
 
 
 def _forecast(
-    rho: float, method: AnyMethod, problem: Problem, per_round: int, setting: Setting, target: float
+    rho: float, method: AnyMethod, problem: Problem, clients_per_round: int, setting: Setting, target: float
 ) -> Forecast:
     there = dataclasses.replace(setting, rho=rho)
     printed, rounds = corollary.rounds_to(there, target**2), theorem.rounds_to_proved(there, target**2)
     if isinstance(method, InSubspace) and registry.name_of(method.projector) != "identity" and rho != setting.rho:
         method = dataclasses.replace(method, projector=dataclasses.replace(method.projector, rank=rho))
-    rates = cost(method, problem, per_round, 4 * problem.clients // per_round, problem.seeds[0])
-    return Forecast(rho, printed, rounds, *(rate * per_round * rounds for rate in (rates.up_round, rates.down_round)))
+    rates = cost(method, problem, clients_per_round, 4 * problem.clients // clients_per_round, problem.seeds[0])
+    return Forecast(
+        rho, printed, rounds, *(rate * clients_per_round * rounds for rate in (rates.up_round, rates.down_round))
+    )

@@ -18,7 +18,7 @@ import torch
 from fedspan.core import seeds
 from fedspan.core.layout import Vector
 from fedspan.core.objective import Problem
-from fedspan.theory.ask import Asked, everyone
+from fedspan.theory.gradient_probe import GradientProbe, everyone
 from fedspan.theory.setting import Setting
 
 Floats = npt.NDArray[np.float64]
@@ -129,7 +129,7 @@ def variance(draws: list[Vector]) -> tuple[Floats, float]:
     return found.numpy(), float(error.mean())
 
 
-def _smoothness(problem: Problem, asked: Asked, effort: Effort) -> tuple[Floats, Floats, str]:
+def _smoothness(problem: Problem, asked: GradientProbe, effort: Effort) -> tuple[Floats, Floats, str]:
     known = problem.smoothness()
     if known is not None:
         return *known, "exact: the Hessians are known"
@@ -147,7 +147,7 @@ def _smoothness(problem: Problem, asked: Asked, effort: Effort) -> tuple[Floats,
 
 
 def _gap(problem: Problem) -> Estimate:
-    found = problem.evaluate(problem.x0, problem.aside0)
+    found = problem.evaluate(problem.x0, problem.buffers0)
     if "loss" not in found:
         return Estimate(0.0, "unknown: the problem has no loss to evaluate")
     best = problem.lowest()
@@ -156,6 +156,6 @@ def _gap(problem: Problem) -> Estimate:
     return Estimate(float((found["loss"] - best).max()), "exact: F* is known")
 
 
-def _sample(problem: Problem, count: int) -> Asked:
+def _sample(problem: Problem, count: int) -> GradientProbe:
     key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
-    return Asked(problem, seeds.choose(key, problem.clients, min(count, problem.clients))[0])
+    return GradientProbe(problem, seeds.choose(key, problem.clients, min(count, problem.clients))[0])

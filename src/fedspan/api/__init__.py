@@ -1,0 +1,1 @@
+"""What users call: fit, run, and the spec that both are made of."""

@@ -1,0 +1,1 @@
+"""What is told of a run while it goes on."""

@@ -1,0 +1,84 @@
+"""A compressed vector as it travels: named tensors whose last axis is the packed payload.
+
+Whole numbers of `width` bits are packed without gaps: eight of them fill `width` bytes. So four bits cost four bits,
+and what the ledger counts is what was packed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.errors import ProtocolError
+from fedspan.core.layout import Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What a compressor makes of (runs, clients, n) numbers; each part is (runs, clients, its own length)."""
+
+    values: Vector | None = None  # numbers that are kept
+    index: torch.Tensor | None = None  # packed: where they stand
+    levels: torch.Tensor | None = None  # packed: every number in a few bits
+    scale: Vector | None = None  # what one level stands for
+
+    @functools.cached_property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """What is there, by name."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: part for name, part in named.items() if part is not None}
+
+    def take(self, *names: str) -> tuple[torch.Tensor, ...]:
+        """Parts that must be there."""
+        for name in names:
+            if name not in self.parts:
+                raise ProtocolError(f"the code has no {name!r}; both ends must use the same compressor")
+        return tuple(self.parts[name] for name in names)
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Payload of one client."""
+        return sum(part.shape[-1] * part.element_size() for part in self.parts.values())
+
+
+def width_of(most: int) -> int:
+    """Bits that hold the whole numbers from 0 to `most`."""
+    return max(1, most.bit_length())
+
+
+def pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
+    """(…, n) whole numbers below 2^width as (…, ⌈n · width / 8⌉) bytes."""
+    n = numbers.shape[-1]
+    kind = torch.uint8 if width <= 8 else torch.int64
+    groups = torch.nn.functional.pad(numbers.to(kind), (0, -n % 8)).unflatten(-1, (-1, 8))
+    out = torch.zeros(*groups.shape[:-1], width, dtype=torch.uint8, device=numbers.device)
+    for number, byte, shift in _overlaps(width):
+        part = groups[..., number]
+        part = part << shift if shift >= 0 else part >> -shift
+        out[..., byte] |= part if width <= 8 else (part & 255).to(torch.uint8)
+    return out.flatten(-2)[..., : -(-n * width // 8)]
+
+
+def unpack(packed: torch.Tensor, width: int, n: int) -> torch.Tensor:
+    """The n whole numbers that `pack` packed: bytes up to eight bits, int64 above."""
+    kind = torch.uint8 if width <= 8 else torch.int64
+    length = -(-n // 8) * width
+    groups = torch.nn.functional.pad(packed, (0, length - packed.shape[-1])).unflatten(-1, (-1, width)).to(kind)
+    out = torch.zeros(*groups.shape[:-1], 8, dtype=kind, device=packed.device)
+    for number, byte, shift in _overlaps(width):
+        part = groups[..., byte]
+        out[..., number] |= part >> shift if shift >= 0 else part << -shift
+    return (out & ((1 << width) - 1)).flatten(-2)[..., :n]
+
+
+@functools.lru_cache(maxsize=64)
+def _overlaps(width: int) -> tuple[tuple[int, int, int], ...]:
+    """(number, byte, bits to the left by which the number stands in that byte) wherever the two of a group meet."""
+    return tuple(
+        (number, byte, number * width - 8 * byte)
+        for number in range(8)
+        for byte in range(number * width // 8, (number * width + width - 1) // 8 + 1)
+    )

@@ -1,0 +1,1 @@
+"""Data sets, archives and partitions."""

@@ -1,0 +1,150 @@
+"""Real data sets by name, from a folder the user names. Nothing is downloaded and nothing is unpickled.
+
+The folder is FEDSPAN_DATA, else `../shared/data` beside the working directory or the checkout.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import DataError
+from fedspan.data import archives as _archives
+
+Array = npt.NDArray[Any]
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images (n, height, width[, 3]) as bytes, labels, and who each example belongs to where that is known."""
+
+    x: npt.NDArray[np.uint8]
+    y: npt.NDArray[np.int64]
+    owner: npt.NDArray[np.int64] | None = None
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str) -> tuple[Split, Split]:
+    """(train, test) of a data set."""
+    if name not in LOADERS:
+        raise DataError(f"unknown data set {name!r}; there are {', '.join(LOADERS)}")
+    return LOADERS[name]()
+
+
+def folder() -> Path:
+    """Where the data files are."""
+    named = os.environ.get("FEDSPAN_DATA")
+    places = [Path(named)] if named else [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise DataError(f"no data folder at {str(places[0])!r}; set FEDSPAN_DATA to the folder that holds the data files")
+
+
+def _open(file: str) -> dict[str, Array]:
+    path = folder() / file
+    if not path.is_file():
+        raise DataError(f"{str(path)!r} is missing; put the file there or set FEDSPAN_DATA to the folder that has it")
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _mnist() -> tuple[Split, Split]:
+    found = _open("mnist_by_writer.npz")
+    parts = (Split(found[f"{p}_x"], found[f"{p}_y"].astype(np.int64), found[f"{p}_writer"]) for p in ("train", "test"))
+    train, test = parts
+    return train, test
+
+
+def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
+    if file == "cifar100.npz" and not (folder() / file).is_file():
+        official = _archives.read(folder(), "cifar-100")
+        if official is not None:
+            return Split(*official[0]), Split(*official[1])
+    found = _open(file)
+    train, test = (_strips(found, part) for part in ("train", "test"))
+    return train, test
+
+
+def _cifar10() -> tuple[Split, Split]:
+    official = _archives.read(folder(), "cifar-10")
+    if official is None:
+        raise DataError(
+            f"CIFAR-10 is not in {str(folder())!r}; put cifar-10-python.tar.gz or cifar-10-binary.tar.gz there "
+            "(www.cs.toronto.edu/~kriz/cifar.html)"
+        )
+    return Split(*official[0]), Split(*official[1])
+
+
+def _strips(found: dict[str, Array], part: str) -> Split:
+    """Lossless WebP strips of 100 images each, one below the other."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("Pillow is not installed; pip install 'fedspan[vision]' to read CIFAR") from None
+    import io
+
+    data, ends = found[f"{part}_webp"].tobytes(), found[f"{part}_offsets"].tolist()
+    images = []
+    for start, end in itertools.pairwise(ends):
+        strip = np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
+        images.append(strip.reshape(-1, 32, 32, 3))
+    return Split(np.concatenate(images), found[f"{part}_fine"].astype(np.int64))
+
+
+def _digits() -> tuple[Split, Split]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("scikit-learn is not installed; pip install 'fedspan[vision]' for digits") from None
+    found = load_digits()
+    x, y = np.rint(found.images * (255 / 16)).astype(np.uint8), found.target.astype(np.int64)
+    return Split(x[:1500], y[:1500]), Split(x[1500:], y[1500:])
+
+
+def _fashion() -> tuple[Split, Split]:
+    places = [FASHION]
+    if named := os.environ.get("FEDSPAN_DATA"):
+        places.insert(0, Path(named) / "fashion-mnist")
+    place = next((p for p in places if p.is_dir()), None)
+    if place is None:
+        raise DataError(
+            "Fashion-MNIST is not here; install Debian's dataset-fashion-mnist, or put its four .gz files in "
+            "FEDSPAN_DATA/fashion-mnist"
+        )
+    train, test = (
+        Split(
+            _idx(place / f"{part}-images-idx3-ubyte.gz"), _idx(place / f"{part}-labels-idx1-ubyte.gz").astype(np.int64)
+        )
+        for part in ("train", "t10k")
+    )
+    return train, test
+
+
+def _idx(path: Path) -> npt.NDArray[np.uint8]:
+    """An IDX file: two zero bytes, a type, the number of axes, their lengths, the bytes."""
+    raw = gzip.decompress(path.read_bytes())
+    axes = raw[3]
+    shape = np.frombuffer(raw, ">i4", axes, 4)
+    if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * axes + int(np.prod(shape)):
+        raise DataError(f"{str(path)!r} is not an IDX file of bytes")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+LOADERS = {
+    "mnist": _mnist,
+    "cifar10": _cifar10,
+    "cifar100": _cifar100,
+    "cifar100_mini": lambda: _cifar100("cifar100_mini.npz"),
+    "fashion_mnist": _fashion,
+    "digits": _digits,
+}

@@ -1,0 +1,1 @@
+"""The one loop, and all clients on one machine."""

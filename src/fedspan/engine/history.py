@@ -1,0 +1,105 @@
+"""Rows on disk: one JSON object a line. Line one is the resolved spec with versions; every other line is a row.
+
+A line is written whole and flushed. After a crash the last line may be cut short: it is dropped on reading.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedspan.core.checkpoint import write_atomic
+from fedspan.core.errors import CheckpointError
+from fedspan.engine.loop import Row
+
+NAME = "history.jsonl"
+PLAIN = ("round", "up_bytes", "down_bytes", "seconds", "diverged", "events")  # what every row has besides its metrics
+Line = dict[str, Any]
+
+
+def line_of(row: Row, run: int) -> Line:
+    """One run's part of a row; numbers that are not finite become null."""
+    line: Line = {
+        "round": row.round,
+        "up_bytes": int(row.up_bytes[run]),
+        "down_bytes": int(row.down_bytes[run]),
+        "seconds": round(row.seconds, 4),
+    }
+    for name, values in row.metrics.items():
+        value = float(values[run])
+        line[name] = value if math.isfinite(value) else None
+    if row.events:
+        line["events"] = list(row.events)
+    return line | {"diverged": True} if row.diverged[run] else line
+
+
+class History:
+    """A history file that is being written."""
+
+    def __init__(self, path: Path, header: Line) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, _text([header]))
+        self.ended = False
+
+    @classmethod
+    def continued(cls, path: Path, header: Line, until: int) -> History:
+        """The file with its rows up to a round, ready for the next."""
+        rows = read(path)[1] if until or path.exists() else []
+        kept = [row for row in rows if row["round"] <= until] if until else []  # the loop itself gives row 0
+        history = cls(path, header)
+        write_atomic(path, _text([header, *kept]))
+        history.ended = any(row.get("diverged") for row in kept)
+        return history
+
+    def append(self, line: Line) -> None:
+        """Add a row; a run that has diverged gets no more."""
+        if self.ended:
+            return
+        with self.path.open("ab") as file:
+            file.write(_text([line]))
+        self.ended = bool(line.get("diverged"))
+
+
+def read(path: Path) -> tuple[Line, list[Line]]:
+    """(line one, rows) of a history file."""
+    if not path.is_file():
+        raise CheckpointError(f"no history at {str(path)!r}")
+    lines: list[Line] = []
+    raw = path.read_text().split("\n")
+    for number, text in enumerate(raw):
+        try:
+            lines += [json.loads(text)] if text else []
+        except json.JSONDecodeError:
+            if number < len(raw) - 1:
+                raise CheckpointError(
+                    f"line {number + 1} of {str(path)!r} is not JSON; delete the folder and run again"
+                ) from None
+    if not lines or "spec" not in lines[0]:
+        raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
+    return lines[0], lines[1:]
+
+
+class Rounds:
+    """One JSON object a round, for whoever watches a run across machines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.begun = path, False
+
+    def append(self, line: Line) -> None:
+        """Add a round; the first one added drops what an earlier, interrupted run wrote of it and of later ones."""
+        if not self.begun and self.path.exists():
+            write_atomic(self.path, _text([one for one in self.read() if one["round"] < line["round"]]))
+        self.begun = True
+        with self.path.open("ab") as file:
+            file.write(_text([line]))
+
+    def read(self) -> list[Line]:
+        """All rounds there are; one that was cut short is left out."""
+        return [json.loads(text) for text in self.path.read_text().split("\n")[:-1]]
+
+
+def _text(lines: list[Line]) -> bytes:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()

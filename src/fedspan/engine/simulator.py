@@ -1,0 +1,234 @@
+"""All clients on one machine. A cohort moves client by client, as one batched computation, or on several processes.
+
+Which of these is fastest depends on the network and the machine: where a run is long enough to be worth it, the first
+round is timed in every way that is possible. Client by client and on processes the arithmetic is the same; batched
+products may differ in the last digits.
+
+Client states are rows, one table a field (`runtimes.states`). A round reads and writes the rows of its cohort only, so
+its cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from,
+and `down.sync` shows the server's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from fedspan.core import wire
+from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.layout import Vector
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Problem
+from fedspan.engine.compact_states import CompactStates
+from fedspan.engine.loop import Replies
+from fedspan.engine.pool import Pool
+from fedspan.engine.states import STORED, InMemory, OnDisk, States
+from fedspan.engine.worker import work
+
+Simulate = Literal["auto", "loop", "batched", "pool"]
+WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
+WORTH = 10.0  # seconds of a run client by client from which other ways are tried
+AHEAD = 0.87  # how much faster another way must be, as a share of the time client by client
+
+
+class Simulator:
+    """A Transport whose other end is this machine."""
+
+    def __init__(
+        self,
+        method: Method[Any, Any, Any, Any],
+        problem: Problem,
+        folder: Path | None = None,
+        stored: str = "float32",
+        resume: bool = False,
+        simulate: Simulate = "loop",
+        rounds: int | None = None,  # how long the run will be, where that is known
+        compact_states: bool = False,  # keep states as what the clients sent, where that is shorter
+    ) -> None:
+        one_of("simulate", simulate, WAYS)
+        if simulate == "batched" and problem.together is not None and not problem.can_batch():
+            raise SpecError(
+                "simulate 'batched' needs batches of equal size, tensors as data and a network without running "
+                "statistics; use 'auto', 'loop' or 'pool'"
+            )
+        self.method, self.problem, self.rounds = method, problem, rounds
+        self.way: Simulate = "batched" if problem.together is None else simulate
+        self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
+        self._pool: Pool | None = None
+        one = method.init_client(problem.x0[:1], problem.layout)
+        self._kind = type(one)
+        rows = problem.x0.shape[0] * problem.clients
+        self._population: dict[str, States | CompactStates] = {}
+        self._empty = {f.name for f in dataclasses.fields(one) if not getattr(one, f.name).numel()}
+        for field in dataclasses.fields(one):
+            first = getattr(one, field.name)[0]
+            if compact_states and field.name not in self._empty:
+                self._population[field.name] = self._trails(one, field.name, rows)
+            elif folder is None or field.name in self._empty:
+                self._population[field.name] = InMemory(first, rows)
+            else:
+                one_of("states_dtype", stored, STORED)
+                path, dtype = folder / f"{field.name}.states", STORED[stored]
+                self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
+
+    def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+        """Hand the download to the cohort, and all of it replies."""
+        cohort = rnd.ids.shape[1]
+        if self.way == "batched" or cohort == 1:
+            new, up, beside = work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            self._put(rnd, new, up)
+        elif self.way == "pool":
+            new, up, beside = self._by("pool", rnd, down, buffers)
+            self._put(rnd, new, up)
+        else:
+            began = time.perf_counter()
+            parts = []
+            for place in range(cohort):  # one at a time, so that one client's state is in memory
+                one = rnd.subset(np.array([place]))
+                new, *answer = work(self.method, self.problem, self._take(one), down, buffers, one)
+                self._put(one, new, answer[0])
+                parts.append((None, *answer))
+            _, up, beside = _joined(parts)
+            if self.way == "auto":
+                self._choose(rnd, down, buffers, time.perf_counter() - began)
+        return Replies(np.arange(cohort), up, beside)
+
+    def _by(self, way: str, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
+        """A cohort's work without any trace: (new states, replies, what is sent beside)."""
+        if way == "batched":
+            return work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+        one_by_one = functools.partial(_one_by_one, self.method, self.problem)
+        if way == "loop":
+            return one_by_one(self._take(rnd), down, buffers, rnd)
+        if self._pool is None:
+            self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
+        shares = [
+            rnd.subset(part) for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool)) if len(part)
+        ]
+        return _joined(self._pool.map([(self._take(share), down, buffers, share) for share in shares]))
+
+    def _choose(self, rnd: Round, down: Any, buffers: Vector | None, took: float) -> None:
+        """Settle on the fastest way, by timing a round that has been done already."""
+        self.way = "loop"
+        if self.rounds is None or took * self.rounds < WORTH:
+            return
+        ways = ["loop"]
+        if self.problem.can_batch():
+            ways.append("batched")
+        if self._processes(rnd) > 1:
+            ways.append("pool")
+        for way in ways if len(ways) > 1 else ():
+            run = functools.partial(self._by, way, rnd, down, buffers)
+            seconds = _timed(run)
+            if seconds is not None:
+                self.times[way] = seconds
+        best = min(self.times, key=lambda way: self.times[way], default="loop")
+        if best != "loop" and self.times[best] < AHEAD * self.times.get("loop", took):
+            self.way = "batched" if best == "batched" else "pool"
+        if self.way != "pool":
+            self.close()
+
+    def _processes(self, rnd: Round) -> int:
+        """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
+        here = getattr(self.problem, "device", torch.device("cpu")).type == "cpu"
+        return min(torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
+
+    def _take(self, rnd: Round) -> Any:
+        runs, cohort = rnd.ids.shape
+        rows = {name: states.take(rnd.rows) for name, states in self._population.items()}
+        return self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
+
+    def _put(self, rnd: Round, new: Any, up: Any) -> None:
+        for name, states in self._population.items():
+            if isinstance(states, CompactStates):
+                states.note(rnd.rows, rnd.t, self.method.trace(up, rnd).flatten(0, 1))  # type: ignore[union-attr]
+            else:
+                states.put(rnd.rows, getattr(new, name).flatten(0, 1))
+
+    def _trails(self, one: Any, field: str, rows: int) -> CompactStates:
+        name = type(self.method).__name__
+        if type(self.method).trace is Method.trace:
+            raise SpecError(f"{name} has no trace that its clients' states could be made of; leave `trail` out")
+        if self.method.private:
+            kept = ", ".join(self.method.private)
+            raise SpecError(f"{name} keeps {kept}, which no trace of its replies tells; leave `trail` out")
+        problem, clients = self.problem, self.problem.clients
+
+        def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
+            seed, client = problem.seeds[row // clients], np.array([[row % clients]])
+            rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
+            grown = self.method.grow(dataclasses.replace(one, **{field: state}), entry, rnd)
+            return cast(Vector, getattr(grown, field))
+
+        return CompactStates(getattr(one, field)[0], rows, grow)
+
+    def close(self) -> None:
+        """End the worker processes, where there are any."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def clients(self) -> Any:
+        """The states of all clients, (runs, N, size)."""
+        shape = (self.problem.x0.shape[0], self.problem.clients)
+        return self._kind(**{name: states.every().unflatten(0, shape) for name, states in self._population.items()})
+
+    def save(self) -> wire.Arrays:
+        """What a checkpoint must hold of the clients."""
+        way = {"simulate": torch.tensor([WAYS.index(self.way)])}
+        return way | {name: states.save() for name, states in self._population.items() if name not in self._empty}
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Go back to what `save` gave."""
+        self.way = WAYS[int(arrays["simulate"])]
+        for name, states in self._population.items():
+            if name not in self._empty:
+                states.load(arrays[name])
+
+
+Answer = tuple[Any, Any, Vector | None]
+
+
+def _one_by_one(
+    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+) -> Answer:
+    """Several clients in turn."""
+    parts = []
+    for place in range(rnd.ids.shape[1]):
+        own = type(state)(**{f.name: getattr(state, f.name)[:, place : place + 1] for f in dataclasses.fields(state)})
+        parts.append(work(method, problem, own, down, buffers, rnd.subset(np.array([place]))))
+    return _joined(parts)
+
+
+def _joined(parts: list[Answer]) -> Answer:
+    """Several answers as one."""
+    states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
+    beside = None if parts[0][2] is None else torch.cat([part[2] for part in parts if part[2] is not None], 1)
+    return states, wire.gather([part[1] for part in parts]), beside
+
+
+def _timed(run: Callable[[], Any]) -> float | None:
+    """Seconds of a second call; None where it cannot be done."""
+    try:
+        run()
+        began = time.perf_counter()
+        run()
+    except FedspanError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # what vmap raises for networks it cannot batch
+        return None
+    return time.perf_counter() - began

@@ -1,0 +1,54 @@
+"""The client end of every runtime: state and download in, new state and reply out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedspan.core import wire
+from fedspan.core.layout import Vector
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Problem
+from fedspan.core.sync import ModelSync
+
+
+def work(
+    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+) -> tuple[Any, Any, Vector | None]:
+    """The cohort's local work, whatever its size: (states, replies, what is sent beside them)."""
+    f = problem.cohort(rnd)
+    f.begin(buffers)
+    state, up = method.client_step(state, down, f, rnd)
+    return state, up, f.buffers()
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """All that one client keeps between rounds: the method's state and its dated copy of x."""
+
+    state: Any
+    x: Vector | None = None
+    last_round: int = -1
+
+
+BUFFERS = "aside"  # the name under which it is packed, next to a message's own arrays
+
+
+def answer(
+    method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
+) -> tuple[Replica, wire.Arrays]:
+    """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
+    message: Any = wire.unpack(method.types()[2], down)
+    x = getattr(message, "x", None)
+    sync = getattr(message, "sync", None)
+    if isinstance(sync, ModelSync):
+        sync = sync.open(replica.x, replica.last_round, lambda entry, t: method.expand(entry, replace(rnd, t=t)))
+        message, x = replace(message, sync=sync), sync.model
+    rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
+    with torch.inference_mode():
+        state, up, buffers = work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
+    beside = {} if buffers is None else {BUFFERS: buffers}
+    return Replica(state, x, rnd.t), wire.pack(up) | beside

@@ -1,1 +1,0 @@
-"""Hugging Face models and PEFT adapters: what training them costs, and ways to and from adapters."""

@@ -1,0 +1,1 @@
+"""Hugging Face models, tokenized text, metrics of language models, and PEFT adapters."""

@@ -1,0 +1,75 @@
+"""A Hugging Face model without its weights: its layers and shapes from a config.json alone, on torch's meta device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedspan.core.errors import DataError, SpecError, at_least
+from fedspan.core.extras import needs
+from fedspan.huggingface.models import about, ready
+
+Batch = dict[str, torch.Tensor]
+
+
+def outline(
+    path: Path, dtype: torch.dtype = torch.float32, labels: int | None = None, checkpointing: bool = False
+) -> nn.Module:
+    """The model that a folder or a config.json describes, ready for training; an encoder gets a head for classes."""
+    needs("nlp", "transformers")
+    import transformers
+
+    config = _config(path)
+    named = (getattr(config, "architectures", None) or [""])[0]
+    causal = named.endswith(("ForCausalLM", "LMHeadModel")) and labels is None
+    auto: Any = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
+    if labels is not None:
+        at_least("labels", labels, 1)
+        config.num_labels = labels
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
+    kind = "causal language model" if causal else "classifier"
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(config)
+    except (ValueError, KeyError, ImportError) as error:
+        raise SpecError(
+            f"{named or config.model_type} of {str(path)!r} cannot be made a {kind}: {_line(error)}"
+        ) from None
+    return ready(model.to(dtype).train(), checkpointing)
+
+
+def batch_of(model: nn.Module, batch: int, length: int) -> Batch:
+    """A batch of texts as the model takes them; what they say does not matter."""
+    known = about(model)
+    if known.positions is not None and length > known.positions:
+        raise SpecError(f"`length` {length} is more than the {known.positions} positions of the model")
+    ids, mask = (fill(batch, length, dtype=torch.int64) for fill in (torch.zeros, torch.ones))
+    labels = torch.zeros_like(ids if known.by_token else ids[:, 0])  # a column of its own, as in a real batch
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def _config(path: Path) -> Any:
+    from transformers import AutoConfig
+
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        what = "has no config.json" if path.is_dir() else "does not exist"
+        raise DataError(f"{str(path)!r} {what}; name a model's folder or its config.json")
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecError(f"{str(file)!r} is no config that transformers knows: {_line(error)}") from None
+    finally:
+        logger.setLevel(level)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().strip("'\"").split("\n")[0].split(". ")[0]

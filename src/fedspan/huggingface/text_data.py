@@ -1,0 +1,161 @@
+"""Tokenized text as a client's examples: columns of equal length, each batch cut to its longest sequence.
+
+Text comes as a mapping of columns, a `datasets.Dataset`, a list of rows of unequal length, or (inputs, targets). Short
+rows are filled up on the right: ids with the model's padding token, masks with 0, labels of tokens with −100, which no
+loss counts. Columns that the model does not take are left out, as are the last ones of a batch that are all padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from fedspan.core.errors import DataError
+from fedspan.huggingface.models import Pretrained
+from fedspan.nn.client_data import Batch, ClientData, Items
+
+NO_LABEL = -100  # torch's and transformers' mark of a token that is not to be predicted
+SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
+Columns = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Token columns (n, longest), one of them labels, and how long each text is."""
+
+    columns: Columns
+    lengths: torch.Tensor
+    about: Pretrained
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+    def take(self, index: torch.Tensor) -> Batch:
+        """Rows of each column, as long as the longest of them."""
+        longest = int(self.lengths[index].max())
+        return {
+            name: column[index, :longest] if self._by_token(name) else column[index]
+            for name, column in self.columns.items()
+        }
+
+    def _by_token(self, name: str) -> bool:
+        return self.columns[name].dim() > 1 and (name != "labels" or self.about.by_token)
+
+
+def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
+    """A Source for a Hugging Face model from what a user gives for one client."""
+    if isinstance(data, DataLoader):
+        return Items(data.dataset, data.collate_fn)  # the loader's own way to make batches of them
+    columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
+    for name in ("input_ids", "labels"):
+        if name not in columns:
+            hint = " (a copy of 'input_ids' for a causal language model)" if name == "labels" else ""
+            raise DataError(f"{who} has no column {name!r}{hint}; it has {', '.join(columns) or 'none'}")
+    if not len(columns["input_ids"]):
+        raise DataError(f"{who} has no examples; leave it out")
+    if "attention_mask" not in columns and _ragged(columns["input_ids"]):
+        columns["attention_mask"] = [[1] * len(row) for row in columns["input_ids"]]
+    filled = {name: _filled(column, _filler(name, about), f"{who}: {name!r}") for name, column in columns.items()}
+    _check(filled, about, who)
+    mask = filled.get("attention_mask", torch.ones_like(filled["input_ids"]))
+    lengths = mask.shape[1] - mask.ne(0).flip(1).int().argmax(1)  # up to the last token that is attended to
+    return Texts(filled, lengths, about)
+
+
+def _columns(data: Any, who: str) -> dict[str, Any]:
+    """Name → values, whatever the data came as."""
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):  # datasets.Dataset
+        data = data.with_format(None)[:]
+    elif isinstance(data, Dataset) and not isinstance(data, Mapping):
+        tensors = getattr(data, "tensors", None)
+        data = tuple(tensors) if tensors is not None else [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping):
+        data = {"input_ids": data[0], "labels": data[1]}
+    if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+        odd = next((number for number, row in enumerate(data) if row.keys() != data[0].keys()), None)
+        if odd is not None:
+            raise DataError(f"{who}: example {odd} has the keys {list(data[odd])}, the first has {list(data[0])}")
+        data = {name: [row[name] for row in data] for name in data[0]}
+    if not isinstance(data, Mapping):
+        raise DataError(
+            f"{who} must be a mapping of token columns, a tokenized Dataset, a list of rows or (inputs, targets), "
+            f"got {type(data).__name__}"
+        )
+    return {SPELLINGS.get(str(name), str(name)): column for name, column in data.items()}
+
+
+def _ragged(column: Any) -> bool:
+    return not isinstance(column, torch.Tensor | np.ndarray) and len({len(row) for row in column}) > 1
+
+
+def _filler(name: str, about: Pretrained) -> int:
+    return {"input_ids": about.pad, "labels": NO_LABEL}.get(name, 0)
+
+
+def _filled(column: Any, filler: int, what: str) -> torch.Tensor:
+    """The column as one tensor, rows of unequal length filled up on the right."""
+    try:
+        if isinstance(column, torch.Tensor | np.ndarray):
+            table = torch.as_tensor(column)
+        else:
+            rows = [torch.as_tensor(row) for row in column]
+            flat = rows[0].dim() == 0
+            table = torch.stack(rows) if flat else pad_sequence(rows, batch_first=True, padding_value=filler)
+        return table if table.is_floating_point() else table.long()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} is not numbers that go into one table: {str(error).splitlines()[0]}") from None
+
+
+def _check(columns: Columns, about: Pretrained, who: str) -> None:
+    """Refuse what the model would fail on in the middle of a round, or quietly learn nothing from."""
+    ids, labels, mask = columns["input_ids"], columns["labels"], columns.get("attention_mask")
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise DataError(f"{who}: 'input_ids' must be whole numbers (examples, tokens), got {_seen(ids)}")
+    for name, column in columns.items():
+        if len(column) != len(ids):
+            raise DataError(f"{who} has {len(ids)} examples, but {len(column)} in {name!r}")
+    if about.positions is not None and ids.shape[1] > about.positions:
+        raise DataError(f"{who} has texts of {ids.shape[1]} tokens; the model takes {about.positions}: truncate them")
+    _within(ids, 0, about.vocabulary, f"{who}: 'input_ids'", "the vocabulary; is it the model's own tokenizer?")
+    if mask is not None and mask.shape != ids.shape:
+        raise DataError(f"{who}: 'attention_mask' is {_size(mask)}, 'input_ids' {_size(ids)}; they must be alike")
+    if mask is not None and not mask.ne(0).any(1).all():
+        raise DataError(f"{who}: example {int(mask.eq(0).all(1).int().argmax())} has nothing but padding")
+    if about.by_token:
+        _check_tokens(ids, labels, about, who)
+    elif about.kind == "classes":
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise DataError(f"{who}: 'labels' must be one class number an example, got {_seen(labels)}")
+        _within(labels, 0, about.labels, f"{who}: 'labels'", "the classes; set num_labels when loading the model")
+
+
+def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, who: str) -> None:
+    if labels.shape != ids.shape:
+        raise DataError(f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike")
+    counted = labels != NO_LABEL
+    _within(labels[counted], 0, about.labels, f"{who}: 'labels'", f"what is predicted; {NO_LABEL} marks what is not")
+    predicted = counted[:, 1:] if about.kind == "causal" else counted
+    if not predicted.any(1).all():
+        raise DataError(
+            f"{who}: example {int((~predicted.any(1)).int().argmax())} has no token to predict; leave it out"
+        )
+
+
+def _within(values: torch.Tensor, low: int, high: int, what: str, of: str) -> None:
+    wrong = values[(values < low) | (values >= high)]
+    if len(wrong):
+        raise DataError(f"{what} has {int(wrong[0])}, outside the {high} numbers of {of}")
+
+
+def _size(tensor: torch.Tensor) -> str:
+    return " × ".join(map(str, tensor.shape))
+
+
+def _seen(tensor: torch.Tensor) -> str:
+    return f"{_size(tensor) or 'one'} of {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,1 @@
+"""Clients on their own machines: messages, the client and the server, over any transport."""

@@ -1,0 +1,126 @@
+"""What every method may spend before they are compared: bytes up, bytes both ways, or rounds.
+
+How many rounds that makes is known before a run: the first messages are packed and counted (`runtimes.plan`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedspan.api import spec as experiment
+from fedspan.api.spec import Spec
+from fedspan.core import registry
+from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.costs.traffic import Course
+from fedspan.study.curves import Axis, Curve
+
+UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}
+FAR = 10**7  # rounds that no run has
+
+
+def sized(value: float) -> str:
+    """Bytes with the unit that suits them: 12.5 MB."""
+    name, unit = next((u for u in reversed(UNITS.items()) if value >= u[1]), ("B", 1.0))
+    return f"{value / unit:.4g} {name}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent on each axis; a run ends where the first of them is used up."""
+
+    limits: dict[Axis, float]
+
+    @staticmethod
+    def parse(texts: Sequence[str]) -> Budget | None:
+        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None where there are none."""
+        limits: dict[Axis, float] = {}
+        for text in texts:
+            kind, sign, amount = (part.strip() for part in text.partition("="))
+            if not sign:
+                raise SpecError(f"a budget is written up=10MB, total=50MB or rounds=200, got {text!r}")
+            one_of("budget", kind, KINDS)
+            limits[KINDS[kind]] = _rounds(amount) if kind == "rounds" else _bytes(amount)
+        return Budget(limits) if limits else None
+
+    def texts(self) -> list[str]:
+        """What `parse` would read this budget from."""
+        names = {axis: kind for kind, axis in KINDS.items()}
+        return [f"{names[a]}={v:.0f}{'' if a == 'round' else 'B'}" for a, v in self.limits.items()]
+
+    def words(self) -> str:
+        """In words: at 10 MB up."""
+        ends = {"round": " rounds", "up": " up", "total": " both ways"}
+        return " and ".join(f"{v:g}{ends[a]}" if a == "round" else sized(v) + ends[a] for a, v in self.limits.items())
+
+    def within(self, curve: Curve) -> Curve:
+        """The rows of a curve that the budget allows; the first there is in any case."""
+        rows = min(int(np.searchsorted(curve.spent(axis), most, side="right")) for axis, most in self.limits.items())
+        return curve.until(int(curve.rounds[max(rows, 1) - 1]))
+
+    def rounds(self, spec: Spec) -> int:
+        """As many rounds of a spec as the budget allows; bytes are planned from packed messages."""
+        rounds = [int(most) if axis == "round" else _affordable(spec, axis, most) for axis, most in self.limits.items()]
+        if min(rounds) < 1:
+            first = experiment.price(dataclasses.replace(spec, rounds=1))
+            raise SpecError(
+                f"a budget of {self.words()} is less than one round of {registry.name_of(spec.method)!r}, "
+                f"which sends {sized(first.up)} up and {sized(first.down)} down"
+            )
+        return min(rounds)
+
+
+def _affordable(spec: Spec, axis: Axis, most: float) -> int:
+    """The last round at which a run has sent no more than `most` bytes."""
+    course = _course(spec)
+
+    def after(rounds: int) -> float:
+        up, down = course.after(rounds)
+        return up if axis == "up" else up + down
+
+    if after(FAR) <= most:
+        return spec.rounds
+    return bisect.bisect_right(range(1, FAR), most, key=after)
+
+
+_courses: dict[str, Course] = {}
+
+
+def _course(spec: Spec) -> Course:
+    """What a run sends. It depends on neither step nor steps, so that a grid of steps is planned once."""
+    method: Any = dataclasses.replace(spec.method, local_steps=1)  # type: ignore[type-var]
+    long = dataclasses.replace(spec, rounds=FAR, method=method)
+    table = long.table()
+    key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}}, sort_keys=True)
+    if key not in _courses:
+        _courses[key] = experiment.price(long).course
+    return _courses[key]
+
+
+def _bytes(text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]+)", text)
+    number, unit = found.groups() if found else (text, "")
+    if unit not in UNITS:
+        raise SpecError(f"bytes are written with one of the units {', '.join(UNITS)}, such as 10MB, got {text!r}")
+    try:
+        value = float(number) * UNITS[unit]
+    except ValueError:
+        raise SpecError(f"bytes are written as a number and a unit, such as 10MB, got {text!r}") from None
+    if not value >= 1:
+        raise SpecError(f"a budget must be at least 1 B, got {text!r}")
+    return value
+
+
+def _rounds(text: str) -> float:
+    if not text.isdigit():
+        raise SpecError(f"a budget of rounds is a whole number such as rounds=200, got {text!r}")
+    at_least("rounds", int(text), 1)
+    return float(text)

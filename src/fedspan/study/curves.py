@@ -1,0 +1,167 @@
+"""Histories as curves over seeds, what they cost, and the mean of their end."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import SpecError
+from fedspan.engine import history
+from fedspan.engine.history import Line
+
+Floats = npt.NDArray[np.float64]
+Axis = Literal["round", "up", "total", "seconds"]
+TITLES: dict[Axis, str] = {  # of axes; {} is the unit of bytes
+    "round": "round",
+    "up": "{} sent up, all clients",
+    "total": "{} sent, both directions, all clients",
+    "seconds": "seconds of training",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One spec over all seeds; what a seed does not have, or has after a divergence, is nan."""
+
+    rounds: Floats
+    values: Floats  # (seeds, rows)
+    up: Floats  # (rows,), mean over seeds
+    down: Floats
+    seconds: Floats
+    diverged: list[int | None]  # round, for each seed
+    failed: list[bool]  # for each seed: it came to nothing
+
+    @staticmethod
+    def read(files: Sequence[Path], metric: str) -> Curve:
+        """From one history a seed."""
+        return Curve.of([history.read(file)[1] for file in files], metric, [str(file) for file in files])
+
+    @staticmethod
+    def of(runs: Sequence[Sequence[Line]], metric: str, names: Sequence[str] = ()) -> Curve:
+        """From one list of rows a seed; a seed that failed has none.
+
+        A round counts that every seed has which came so far: runs that were made longer have a row at their old end.
+        """
+        for number, rows in enumerate(runs):
+            if rows and metric not in rows[0]:
+                known = ", ".join(metrics_of(rows))
+                raise SpecError(f"{names[number] if names else 'the run'!r} has no metric {metric!r}; it has {known}")
+        by_round = [{row["round"]: row for row in rows} for rows in runs]
+        ends = [max(rows, default=-1) for rows in by_round]
+        every: set[int] = set().union(*by_round)
+        rounds = sorted(t for t in every if all(t in rows or end < t for rows, end in zip(by_round, ends, strict=True)))
+        lasts = [rows[-1] if rows else {} for rows in runs]
+        up, down, seconds = (_mean(by_round, rounds, name) for name in ("up_bytes", "down_bytes", "seconds"))
+        return Curve(
+            rounds=np.array(rounds or [0], float),
+            values=np.array([[_value(rows.get(t), metric) for t in rounds or [0]] for rows in by_round]),
+            up=up,
+            down=down,
+            seconds=seconds,
+            diverged=[last["round"] if last.get("diverged") else None for last in lasts],
+            failed=[not rows for rows in runs],
+        )
+
+    def spent(self, axis: Axis) -> Floats:
+        """What each row has cost."""
+        return {"round": self.rounds, "up": self.up, "total": self.up + self.down, "seconds": self.seconds}[axis]
+
+    def until(self, rounds: int) -> Curve:
+        """The beginning of the run; a seed that diverged later had not done so yet."""
+        rows = int(np.searchsorted(self.rounds, rounds, side="right"))
+        return replace(
+            self.at_rows(np.arange(rows)),
+            diverged=[t if t is not None and t <= rounds else None for t in self.diverged],
+        )
+
+    def at_rows(self, rows: npt.NDArray[np.int64]) -> Curve:
+        """Some of the rows."""
+        cut = {name: getattr(self, name)[rows] for name in ("rounds", "up", "down", "seconds")}
+        return replace(self, values=self.values[:, rows], **cut)
+
+    def alive(self) -> list[int]:
+        """The seeds that neither diverged nor failed."""
+        return [n for n, (t, lost) in enumerate(zip(self.diverged, self.failed, strict=True)) if t is None and not lost]
+
+    def ends(self, last: int) -> Floats:
+        """Mean over the last evaluations, for each seed that came through; nan where none did."""
+        alive = self.alive()
+        return self.values[alive, -last:].mean(1) if alive else np.array([np.nan])
+
+    def tail(self, last: int) -> Tail:
+        """The same over seeds."""
+        return self._over_seeds(self.ends(last))
+
+    def best(self, goal: Literal["max", "min"]) -> Tail:
+        """The best evaluation of each seed, those included that diverged later."""
+        pick = np.nanmax if goal == "max" else np.nanmin
+        tops = [pick(row) for row in self.values if np.isfinite(row).any()]
+        found = self._over_seeds(np.array(tops or [np.nan]))
+        return replace(found, diverged=0) if tops else found
+
+    def _over_seeds(self, values: Floats) -> Tail:
+        spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+        gone = sum(t is not None for t in self.diverged)
+        return Tail(float(values.mean()), spread, gone, len(self.diverged), sum(self.failed))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A result over seeds: mean, standard deviation, and how many seeds diverged or failed."""
+
+    mean: float
+    spread: float
+    diverged: int
+    seeds: int
+    failed: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every seed came through with a number."""
+        return not self.diverged and not self.failed and math.isfinite(self.mean)
+
+    def text(self, value: str, spread: str) -> str:
+        """In words, with the mean and the spread written by the caller."""
+        if self.diverged + self.failed == self.seeds:
+            return "failed" if self.failed == self.seeds else "diverged"
+        text = value if math.isnan(self.spread) else f"{value} ± {spread}"
+        counts = ((self.diverged, "diverged"), (self.failed, "failed"))
+        gone = ", ".join(f"{n} of {self.seeds} {word}" for n, word in counts if n)
+        return f"{text} ({gone})" if gone else text
+
+
+def metrics_of(rows: Sequence[Line]) -> list[str]:
+    """The metrics a history has."""
+    return [name for name in rows[0] if name not in history.PLAIN] if rows else []
+
+
+def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Mean, lowest and highest over the seeds that have a row; nan where none has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
+        return np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
+
+
+def thinned(rows: int, logarithmic: bool, points: int = 120) -> npt.NDArray[np.int64]:
+    """At most `points` row numbers, evenly spread on the axis they will be drawn on; a logarithmic one has no zero."""
+    if not logarithmic:
+        return np.unique(np.linspace(0, rows - 1, min(rows, points)).astype(np.int64))
+    return np.unique(np.geomspace(1, max(rows - 1, 1), min(rows, points)).astype(np.int64).clip(0, rows - 1))
+
+
+def _value(row: Line | None, metric: str) -> float:
+    value = None if row is None or row.get("diverged") else row[metric]
+    return math.nan if value is None else float(value)
+
+
+def _mean(by_round: list[dict[int, Line]], rounds: list[int], name: str) -> Floats:
+    """Mean over the seeds that have a round; what was spent never falls, though a seed drops out."""
+    means = [np.mean([rows[t][name] for rows in by_round if t in rows]) for t in rounds]
+    return np.maximum.accumulate(np.array(means or [0.0], float))

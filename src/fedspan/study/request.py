@@ -1,0 +1,205 @@
+"""A comparison as it is asked for on the command line: spec files, or one spec and the names of methods, with grids.
+
+--methods fedavg,scaffold                               with the steps and the subspace of the base spec
+--methods 'ssf:rank=0.05,control=paper as SSF small'    with settings of its own, and a label
+--grid lr=0.01,0.03,0.1                                 every method is tuned over these
+--grid ssf:lr=0.1,0.3 --grid ssf:refresh=1,5            SSF over these instead, and over these as well
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedspan.api import spec as experiment
+from fedspan.api.spec import Spec, plain_value, read_toml, sibling, with_changes, with_values
+from fedspan.core.errors import SpecError, one_of
+from fedspan.study.budget import Budget
+from fedspan.study.plan import COLORS, Comparison, Goal, Variant, goal_of, main_metric
+from fedspan.study.series import flat, labels, setting
+
+OWN = ("method", "epochs")  # what each spec file has for itself
+EQUAL = ("task", "participation", "seed", "dtype", "rounds", "eval_every")  # what spec files must agree in
+
+
+def requested(
+    specs: Sequence[Path],
+    *,
+    methods: Sequence[str] = (),
+    grids: Sequence[str] = (),
+    budget: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    seeds: int | None = None,
+    tune_seeds: int | None = None,
+    tune_rounds: int | None = None,
+    metric: str | None = None,
+    goal: Goal | None = None,
+    tail: int | None = None,
+) -> Comparison:
+    """The comparison that a command line asks for, every spec of it checked."""
+    plan = _plan(specs, methods, budget, changes)
+    plain = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
+    given: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
+    if budget:
+        given["budget"] = Budget.parse(budget)
+    plan = dataclasses.replace(plan, variants=with_grids(plan.variants, grids), **given)
+    first = plan.variants[0]
+    known = experiment.metrics(plan.spec(first, first.points()[0], rounds=1))
+    metric = metric or plan.metric or main_metric(known)
+    one_of("metric", metric, known)
+    goal = goal or (plan.goal if metric == plan.metric else goal_of(metric))
+    plan = dataclasses.replace(plan, metric=metric, goal=goal)
+    for variant in plan.variants:
+        for point in variant.points():
+            experiment.check(plan.spec(variant, point))
+    return plan
+
+
+def _plan(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]) -> Comparison:
+    """Base and variants; the metric is empty where it is not said."""
+    tables = [(path, read_toml(path)) for path in specs]
+    for path, table in tables:
+        if "variants" in table:
+            if len(specs) > 1 or methods:
+                raise SpecError(f"{str(path)!r} is a whole comparison; it goes without other specs and --methods")
+            base = with_changes(table.get("base", {}), tuple(changes))
+            return Comparison.from_table({"name": path.stem, "metric": ""} | table | {"base": base})
+    found = [(str(path), Spec.from_table(with_changes(table, tuple(changes)))) for path, table in tables]
+    if methods:
+        if len(found) > 1:
+            raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
+        base, variants = found[0][1].table(), _of_methods(found[0][1], methods)
+    else:
+        _agree(found, [key for key in EQUAL if not (key == "rounds" and budget)])
+        base = {key: value for key, value in found[0][1].table().items() if key not in OWN}
+        variants = _of_specs([spec for _, spec in found])
+    return Comparison("comparison", base, variants, seeds=3, metric="", tail=1)
+
+
+def _agree(found: Sequence[tuple[str, Spec]], keys: Sequence[str]) -> None:
+    (first, one), *others = found
+    for name, other in others:
+        a, b = (flat({k: v for k, v in spec.table().items() if k in keys}) for spec in (one, other))
+        for key in dict.fromkeys([*a, *b]):
+            if a.get(key) != b.get(key):
+                raise SpecError(
+                    f"specs differ in more than the method: {key} is {a.get(key)!r} in {first!r} "
+                    f"and {b.get(key)!r} in {name!r}; make them equal or give --set {key}=…"
+                )
+
+
+def _of_specs(specs: Sequence[Spec]) -> list[Variant]:
+    tables = [{k: v for k, v in spec.table().items() if k in OWN} for spec in specs]
+    named = zip(labels(tables), tables, strict=True)
+    return _variants([(table["method"]["name"], label, table) for label, table in named])
+
+
+def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
+    found = []
+    for text in (entry for one in texts for entry in entries(one)):
+        rest, _, label = (part.strip() for part in text.partition(" as "))
+        name, _, settings = (part.strip() for part in rest.partition(":"))
+        values = dict(_setting(part, text) for part in split(settings)) if settings else {}
+        table = sibling(base, name)
+        table = without_projector(table) if "rank" in values else table
+        label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
+        found.append((name, label, {"method": with_values(table, values)}))
+    return _variants(found)
+
+
+def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]:
+    """Variants from (method, label, table), named by their methods and numbered where one comes twice."""
+    names: list[str] = []
+    for method, _, _ in found:
+        count = sum(re.sub(r"-\d+$", "", name) == method for name in names)
+        names.append(f"{method}-{count + 1}" if count else method)
+    same = [label for n, (_, label, _) in enumerate(found) if label in [other for _, other, _ in found[:n]]]
+    if same:
+        raise SpecError(f"two methods are both called {same[0]!r}; tell them apart with `… as LABEL`")
+    return [
+        Variant(name, label, COLORS[n % len(COLORS)], table, {})
+        for n, (name, (_, label, table)) in enumerate(zip(names, found, strict=True))
+    ]
+
+
+def with_grids(variants: Sequence[Variant], texts: Sequence[str]) -> list[Variant]:
+    """The variants with grids such as `lr=0.1,0.3`, for all, or `ssf:lr=0.1,0.3`, for those of one method or label."""
+    grids = {variant.name: dict(variant.grid) for variant in variants}
+    own: set[tuple[str, str]] = set()  # grids of a single method go before those for all, in whatever order they come
+    for text in texts:
+        left, sign, values = text.partition("=")
+        whose, colon, key = left.rpartition(":")
+        if not sign or not key.strip() or not values.strip():
+            raise SpecError(f"--grid needs key=value,value,… or method:key=value,value,…, got {text!r}")
+        key = _grid_key(key.strip())
+        meant = [v for v in variants if not colon or whose.strip() in (v.name, v.label, _method(v))]
+        if not meant:
+            raise SpecError(f"--grid {text!r} is for {whose!r}, which is not compared; one of {_names(variants)}")
+        for variant in meant:
+            if colon or (variant.name, key) not in own:
+                grids[variant.name][key] = [plain_value(value) for value in split(values)]
+            if colon:
+                own.add((variant.name, key))
+    return [dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name])) for v in variants]
+
+
+def _for_grid(table: dict[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, Any]:
+    ranked = "method.rank" in grid and "method" in table
+    return table | {"method": without_projector(table["method"])} if ranked else table
+
+
+def without_projector(method: dict[str, Any]) -> dict[str, Any]:
+    """A method's table in which a `rank`, short for a projector, may stand in the place of the projector."""
+    return {key: value for key, value in method.items() if key != "projector"}
+
+
+def _grid_key(key: str) -> str:
+    """`lr` is short for method.lr; what decides the task is not tuned."""
+    top = key.partition(".")[0]
+    fields = {field.name for field in dataclasses.fields(Spec)} - {"method", "epochs"}
+    if top in fields:
+        raise SpecError(f"--grid tunes the method, and {key!r} is not part of it; change it for all with --set")
+    return key if top in ("method", "epochs") else f"method.{key}"
+
+
+def _method(variant: Variant) -> str | None:
+    name: str | None = variant.table.get("method", {}).get("name")
+    return name
+
+
+def _names(variants: Sequence[Variant]) -> str:
+    return ", ".join(variant.name for variant in variants)
+
+
+def entries(text: str) -> list[str]:
+    """`a,b:k=1,l=2,c` → a | b:k=1,l=2 | c: a part that is `key=value` belongs to the method before it."""
+    out: list[str] = []
+    for part in split(text):
+        if out and re.match(r"[\w.]+\s*=", part):
+            out[-1] += f",{part}"
+        else:
+            out.append(part)
+    return out
+
+
+def split(text: str) -> list[str]:
+    """At commas that stand in no bracket and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for message in text:
+        quote = "" if message == quote else message if message in "\"'" and not quote else quote
+        depth += 0 if quote else (message in "[{") - (message in "]}")
+        if message == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += message
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _setting(part: str, text: str) -> tuple[str, Any]:
+    key, sign, value = (piece.strip() for piece in part.partition("="))
+    if not sign or not key or not value:
+        raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
+    return key, plain_value(value)

@@ -1,0 +1,159 @@
+"""Runs that stop and go on, and checkpoints that are whole or refused."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_run import fedspan, rows, spec_file
+
+from fedspan.api import spec as experiment
+from fedspan.core import checkpoint
+from fedspan.core.errors import CheckpointError, FedspanError
+from fedspan.engine import run_dir as folder
+
+# A run whose checkpoints come often enough to be caught between two of them.
+SLOW = "import fedspan.engine.run_dir as f, fedspan.cli.app as c; f.CHECKPOINT_SECONDS = 0.3; c.main()"
+ROUNDS = 2000
+
+
+def reached(saved: Path) -> int:
+    """The round of a checkpoint that another process may just be putting in place of the last."""
+    try:
+        return int(checkpoint.load(saved)[1]["round"])
+    except CheckpointError:
+        return 0
+
+
+def arguments(place: Path, seeds: int, out: str) -> list[str]:
+    return ["run", str(spec_file(place)), "--set", f"rounds={ROUNDS}", "--seeds", str(seeds), "--out", str(place / out)]
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Seeds → a run of so many that nobody stops, made once."""
+
+    @functools.cache
+    def made(seeds: int) -> Path:
+        place = tmp_path_factory.mktemp("whole")
+        assert fedspan(*arguments(place, seeds, "whole")).returncode == 0
+        return place / "whole"
+
+    return made
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_stopped_run_resumes_to_the_same_bits(
+    sign: int, seeds: int, unstopped: Callable[[int], Path], tmp_path: Path
+) -> None:
+    command, whole = arguments(tmp_path, seeds, "cut"), unstopped(seeds)
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.DEVNULL)
+    first = tmp_path / "cut" / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
+    deadline = time.monotonic() + 60
+    saved = tmp_path / "cut" / folder.CHECKPOINT
+    while time.monotonic() < deadline and not (first.exists() and reached(saved) > 0):
+        time.sleep(0.02)
+    process.send_signal(sign)
+    code = process.wait(60)
+    assert code == (130 if sign != signal.SIGKILL else -signal.SIGKILL)
+    stopped_at = checkpoint.load(tmp_path / "cut" / folder.CHECKPOINT)[1]["round"]
+    assert 0 < stopped_at < ROUNDS
+    again = fedspan(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    for part in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
+        assert rows(tmp_path / "cut" / part) == rows(whole / part)
+        ends = [(run / part / "model.safetensors").read_bytes() for run in (tmp_path / "cut", whole)]
+        assert ends[0] == ends[1]
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    path = spec_file(tmp_path)
+    short, long = (experiment.Spec.load(path, (f"rounds={n}",)) for n in (25, 60))
+    experiment.run(long, tmp_path / "long")
+    experiment.run(short, tmp_path / "grown")
+    experiment.run(long, tmp_path / "grown", resume=True)
+    grown, whole = rows(tmp_path / "grown"), rows(tmp_path / "long")
+    assert [row for row in grown if row["round"] != 25] == whole
+    assert experiment.run(long, tmp_path / "grown", resume=True).finished  # nothing left to do
+
+
+def test_a_cut_last_line_is_dropped(tmp_path: Path) -> None:
+    spec = experiment.Spec.load(spec_file(tmp_path))
+    experiment.run(spec, tmp_path / "o")
+    path = tmp_path / "o" / "history.jsonl"
+    before = rows(tmp_path / "o")
+    path.write_text(path.read_text()[:-25])
+    assert rows(tmp_path / "o") == before[:-1]
+    path.write_text(path.read_text().replace('"round": 20', '"round": '))
+    with pytest.raises(CheckpointError, match="line 4"):
+        rows(tmp_path / "o")
+
+
+@settings(max_examples=25, deadline=None)
+@given(place=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
+def test_a_damaged_checkpoint_is_refused(
+    place: float, value: int, cut: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("c") / "c.safetensors"
+    arrays = {"a": torch.arange(50.0), "b": torch.arange(4), "none": torch.zeros(0, 3)}
+    checkpoint.save(path, arrays, {"round": 7})
+    data = bytearray(path.read_bytes())
+    where = int(place * (len(data) - 1))
+    if cut:
+        damaged = bytes(data[:where])
+    else:
+        if data[where] == value:
+            return
+        data[where] = value
+        damaged = bytes(data)
+    path.write_bytes(damaged)
+    try:
+        found, meta = checkpoint.load(path)
+    except CheckpointError:
+        return
+    # The byte carried nothing, such as a space of the header: then nothing may be lost.
+    assert meta == {"round": 7}
+    assert all(torch.equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.safetensors"
+    checkpoint.save(path, {"a": torch.ones(3)}, {"round": 1})
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(path, {"a": torch.zeros(3)}, {"round": 2})
+    monkeypatch.undo()
+    assert checkpoint.load(path)[1] == {"round": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> None:
+    spec = experiment.Spec.load(spec_file(tmp_path))
+    experiment.run(spec, tmp_path / "whole")
+
+    def die(*_: Any) -> None:
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "History", die)
+        with pytest.raises(FedspanError, match="cannot write"):
+            experiment.run(spec, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "history.jsonl").exists()
+    experiment.run(spec, tmp_path / "cut", resume=True)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")

@@ -1,0 +1,110 @@
+"""Data sets by name and ways of cutting them into clients."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedspan.core.errors import DataError, SpecError
+from fedspan.data import _partitions
+from fedspan.data import datasets as _datasets
+
+
+def have(name: str) -> Any:
+    try:
+        _datasets.folder()
+    except DataError as error:
+        pytest.skip(f"{name}: {error}")
+    return _datasets.load(name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(clients=st.integers(1, 12), seed=st.integers(0, 10**6), alpha=st.floats(0.05, 10), size=st.integers(60, 300))
+def test_every_example_goes_to_exactly_one_client(clients: int, seed: int, alpha: float, size: int) -> None:
+    labels = np.random.default_rng(seed).integers(0, 7, size)
+    cuts = [
+        _partitions.iid(labels, clients, seed),
+        _partitions.dirichlet(labels, clients, seed, alpha),
+        _partitions.quantity(labels, clients, seed, alpha),
+        _partitions.natural(labels % clients, None) if len(set(labels % clients)) == clients else None,
+    ]
+    for parts in cuts:
+        if parts is not None:
+            assert len(parts) == clients
+            assert min(len(part) for part in parts) >= 1
+            assert sorted(np.concatenate(parts).tolist()) == list(range(size))
+
+
+@settings(max_examples=40, deadline=None)
+@given(clients=st.integers(1, 12), seed=st.integers(0, 10**6), per_client=st.integers(1, 7))
+def test_a_client_holds_as_many_classes_as_asked(clients: int, seed: int, per_client: int) -> None:
+    labels = np.repeat(np.arange(7), 40)
+    parts = _partitions.classes(labels, clients, seed, per_client)
+    assert all(len(set(labels[part])) == per_client for part in parts)
+    together = np.concatenate(parts)
+    assert len(set(together.tolist())) == len(together)
+
+
+def test_four_clients_of_25_classes_share_nothing() -> None:
+    """The split of the CIFAR-100 benchmark."""
+    labels = np.repeat(np.arange(100), 5)
+    parts = _partitions.classes(labels, 4, 0, 25)
+    assert [len(part) for part in parts] == [125] * 4
+    assert len(set(np.concatenate(parts).tolist())) == 500
+
+
+def test_small_alpha_means_few_classes() -> None:
+    labels = np.repeat(np.arange(10), 200)
+
+    def spread(alpha: float) -> float:
+        parts = _partitions.dirichlet(labels, 10, 1, alpha)
+        return float(np.mean([(np.bincount(labels[p], minlength=10) / len(p)).max() for p in parts]))
+
+    assert spread(0.1) > 0.5 > spread(10)
+
+
+def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="from 1 to the 3 classes"):
+        _partitions.classes(np.arange(3), 2, 0, 4)
+    with pytest.raises(SpecError, match="does not say who"):
+        _partitions.natural(None, None)
+    with pytest.raises(SpecError, match="has 2 natural clients"):
+        _partitions.natural(np.array([0, 1, 1]), 3)
+    with pytest.raises(DataError, match="unknown data set 'cifar'"):
+        _datasets.load("cifar")
+    monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
+    _datasets.load.cache_clear()  # another test may have loaded it
+    with pytest.raises(DataError, match="set FEDSPAN_DATA"):
+        _datasets.load("mnist")
+
+
+def test_mnist_with_its_writers() -> None:
+    train, test = have("mnist")
+    assert (train.x.shape, test.x.shape) == ((60000, 28, 28), (10000, 28, 28))
+    parts = _partitions.natural(train.owner, None)
+    assert len(parts) == 539
+    assert sum(map(len, parts)) == 60000
+
+
+def test_cifar_comes_out_bit_for_bit() -> None:
+    train, test = have("cifar100")
+    known = (
+        "4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430",
+        "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
+    )
+    assert tuple(hashlib.sha256(part.x.tobytes()).hexdigest() for part in (train, test)) == known
+    few, _ = have("cifar100_mini")
+    first = np.sort(np.concatenate([np.flatnonzero(train.y == c)[:50] for c in range(100)]))
+    assert np.array_equal(few.y, train.y[first])
+    assert np.array_equal(few.x, train.x[first])
+
+
+def test_digits() -> None:
+    train, test = _datasets.load("digits")
+    assert (len(train.x), len(test.x)) == (1500, 297)
+    assert train.x.max() == 255

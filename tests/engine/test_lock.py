@@ -1,0 +1,98 @@
+"""One process at a time in a folder: the second is told so and changes nothing, and one that died has let go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+from rich.console import Console
+
+from conftest import SMALL
+from fedspan.api import spec as experiment
+from fedspan.core.errors import SpecError
+from fedspan.engine.lock import held
+from fedspan.study import command
+from fedspan.study.plan import Comparison
+
+TABLE = {"rounds": 4, "eval_every": 2, "task": SMALL, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 2}}
+HOLD = """
+import sys, time, pathlib
+from fedspan.engine.lock import held
+with held(pathlib.Path(sys.argv[1])):
+    print(1, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
+    spec, out = experiment.Spec.from_table(TABLE), tmp_path / "o"
+    experiment.run(spec, out)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with held(out), pytest.raises(SpecError, match="is being written by another process; wait for it"):
+        experiment.run(spec, out, resume=True)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    experiment.run(spec, out, resume=True)
+
+
+def test_a_comparison_in_a_folder_that_is_held_runs_nothing(tmp_path: Path) -> None:
+    plan = Comparison.from_table({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
+    with held(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
+        command.run([plan], tmp_path / "runs", jobs=1, console=Console(quiet=True))
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_who_dies_lets_go_and_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "new"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with pytest.raises(SpecError, match="another process"), held(place):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    time.sleep(0.05)
+    with pytest.raises(ZeroDivisionError), held(place):
+        raise ZeroDivisionError
+    assert not place.exists()
+
+
+def free(folders: list[Path]) -> bool:
+    """Whether nobody writes there any more."""
+    try:
+        for folder in folders:
+            with held(folder):
+                pass
+    except SpecError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_runs_in_processes_of_their_own_end_with_the_one_that_asked(sign: int, tmp_path: Path) -> None:
+    spec, out = tmp_path / "spec.toml", tmp_path / "o"
+    spec.write_text(tomli_w.dumps(TABLE | {"rounds": 10**7, "eval_every": 50}))
+    asked = ["compare", spec, "--methods", "fedavg,scaffold", "--seeds", "1", "--jobs", "2", "--format", "csv"]
+    line = [sys.executable, "-m", "fedspan", *map(str, asked), "--out", str(out)]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(begun := [path.parent for path in out.glob("runs/**/history.jsonl")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not free(begun)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    ids = workers.read_text().split() if workers.exists() else []
+    process.send_signal(sign)
+    assert process.wait(60) == (130 if sign == signal.SIGTERM else -sign)
+    while not free(begun):
+        assert time.monotonic() < deadline
+        assert sign == signal.SIGKILL  # else all have ended before the one that asked
+        time.sleep(0.1)
+    while any(Path(f"/proc/{number}").exists() for number in ids):  # nobody waits for more work
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

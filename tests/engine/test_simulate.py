@@ -1,0 +1,190 @@
+"""Ways of working through a cohort: in place, one by one, batched, on processes. They agree, and one is chosen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import fedspan
+from conftest import METHODS, build, takes
+from fedspan.engine import simulator
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulate, Simulator
+from fedspan.nn.client_data import as_client_data
+from fedspan.nn.models import build as network
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.projection_rules import choose
+
+NAMES = list(METHODS)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 4))
+
+
+def problem_of(model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings: Any) -> TorchProblem:
+    torch.manual_seed(1)
+    clients = [(torch.randn(30, *shape), torch.randint(0, 4, (30,))) for _ in range(6)]
+    sources = [as_client_data(data, f"client {i}") for i, data in enumerate(clients)]
+    loss = settings.pop("loss", lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    return TorchProblem(model, sources, loss, choose(model, least=64), seed=0, batch=8, **settings)
+
+
+def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
+    extra = {"projector": {"name": projector, "rank": 0.25}} if takes(name, "projector") else {}
+    return build(name, lr=0.1, local_steps=3, **extra, **settings)
+
+
+def model_after(problem: TorchProblem, method: Any, way: Simulate = "loop", rounds: int = 4) -> torch.Tensor:
+    with Simulator(method, problem, simulate=way) as clients:
+        loop = Loop(method, problem, clients, (0,), 4)
+        with torch.inference_mode():
+            for _ in range(rounds):
+                loop.step()
+    return loop.method.model(loop.server).clone()
+
+
+@pytest.mark.parametrize("make", [mlp, lambda: network("resnet8", (1, 8, 8), 4)], ids=["mlp", "resnet"])
+@pytest.mark.parametrize("projector", ["coordinate", "gaussian", "hadamard"])
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_in_place_are_the_steps_one_by_one(name: str, projector: str, make: Callable[[], nn.Module]) -> None:
+    """A weight decay that is too small to matter leads through the slow steps; not a bit differs."""
+    if projector != "coordinate" and not takes(name, "projector"):
+        pytest.skip("no projector")
+    method, found = method_of(name, projector), [problem_of(make()).x0]
+    for clip in (None, 0.05) if make is mlp else (None,):
+        fast = model_after(problem_of(make(), clip=clip), method)
+        slow = model_after(problem_of(make(), clip=clip, weight_decay=1e-300), method)
+        assert torch.equal(fast, slow)
+        assert not any(torch.equal(fast, other) for other in found)
+        found.append(fast)
+
+
+def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
+    problem = problem_of(mlp())
+    loop = Loop(method_of("fedprox"), problem, Simulator(method_of("fedprox"), problem), (0,), 1)
+    direction = problem.cohort(loop._round()).direction(plus=lambda y: y - problem.x0)
+    assert hasattr(direction, "walk")
+    far, near = (model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0 for mu in (0.0, 8.0))
+    assert near.norm() < 0.7 * far.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_all_ways_agree(name: str, momentum: float) -> None:
+    if momentum and name in ("scallion", "scafcom"):
+        pytest.skip("no momentum")
+    method = method_of(name, momentum=momentum)
+    loop, batched, pool = (model_after(problem_of(mlp()), method, way) for way in ("loop", "batched", "pool"))
+    assert torch.equal(loop, pool)
+    assert torch.allclose(loop, batched, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(loop, problem_of(mlp()).x0)
+
+
+def test_running_statistics_come_back_from_processes() -> None:
+    method = method_of("ssf")
+    found = []
+    for way in ("loop", "pool"):
+        problem = problem_of(network("resnet8", (1, 8, 8), 4, "batch"))
+        with Simulator(method, problem, simulate=way) as clients:  # type: ignore[arg-type]
+            loop = Loop(method, problem, clients, (0,), 4)
+            with torch.inference_mode():
+                loop.step()
+        assert loop.buffers is not None
+        found.append(loop.buffers)
+    assert torch.equal(*found)
+    assert problem.buffers0 is not None
+    assert not torch.equal(found[0], problem.buffers0)
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({"loop": 1.0, "batched": 0.5, "pool": 0.6}, "batched"),
+        ({"loop": 1.0, "batched": 0.9, "pool": 0.6}, "pool"),
+        ({"loop": 1.0, "batched": 0.95, "pool": 2.0}, "loop"),  # not worth other digits
+        ({"loop": 1.0, "batched": None, "pool": None}, "loop"),
+    ],
+)
+def test_the_fastest_way_is_taken(times: dict[str, float | None], chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator, "_timed", lambda run: times[run.args[0]])
+    monkeypatch.setattr(simulator, "WORTH", 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    method, problem = method_of("scaffold"), problem_of(mlp())
+    with Simulator(method, problem, simulate="auto", rounds=100) as clients:
+        loop = Loop(method, problem, clients, (0,), 4)
+        with torch.inference_mode():
+            loop.step()
+        assert clients.way == chosen
+        again = Simulator(method, problem, simulate="auto")
+        again.load(clients.save())
+        assert again.way == chosen  # a resumed run goes on in the same way
+
+
+def test_a_short_run_is_not_spent_on_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator, "_timed", lambda run: pytest.fail("timed"))
+    assert model_after(problem_of(mlp()), method_of("fedavg"), "auto").isfinite().all()
+
+
+def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator, "WORTH", 0.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
+    method, problem = method_of("fedavg"), problem_of(model)
+    with Simulator(method, problem, simulate="auto", rounds=10) as clients:
+        with torch.inference_mode():
+            Loop(method, problem, clients, (0,), 4).step()
+        assert "batched" not in clients.times
+        assert clients.way in ("loop", "pool")
+    assert not problem_of(network("resnet8", (1, 8, 8), 4, "batch")).can_batch()
+
+
+def test_batched_is_refused_where_it_would_be_wrong() -> None:
+    """Running statistics would be lost without a word."""
+    problem = problem_of(network("resnet8", (1, 8, 8), 4, "batch"))
+    with pytest.raises(fedspan.FedspanError, match="running statistics"):
+        Simulator(method_of("fedavg"), problem, simulate="batched")
+
+
+def test_an_error_on_a_process_reaches_the_caller() -> None:
+    parent = os.getpid()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if os.getpid() != parent:
+            raise ArithmeticError("bad client")
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    method, problem = method_of("fedavg"), problem_of(mlp(), loss=loss)
+    with Simulator(method, problem, simulate="pool") as clients:
+        loop = Loop(method, problem, clients, (0,), 4)
+        with pytest.raises(ArithmeticError, match="bad client"), torch.inference_mode():
+            loop.step()
+
+
+def test_a_process_that_is_killed_is_named() -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        os._exit(9)
+
+    method, problem = method_of("fedavg"), problem_of(mlp(), loss=loss)
+    with Simulator(method, problem, simulate="pool") as clients:
+        loop = Loop(method, problem, clients, (0,), 4)
+        with pytest.raises(fedspan.FedspanError, match="worker process"), torch.inference_mode():
+            loop.step()
+
+
+def test_fit_takes_a_way_and_ends_its_processes() -> None:
+    torch.manual_seed(1)
+    clients = [(torch.randn(20, 64), torch.randint(0, 4, (20,))) for _ in range(3)]
+    for way in ("loop", "pool"):
+        fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, simulate=way)  # type: ignore[arg-type]
+    assert not multiprocessing.active_children()
+    with pytest.raises(fedspan.FedspanError, match="simulate"):
+        fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, simulate="fast")  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""Client states on disk: the same run as in memory, little memory, and a crash at any moment loses nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import GAUSSIAN, advance, build, model, small
+from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.engine.compact_states import CompactStates
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
+from fedspan.engine.states import OnDisk
+
+
+def loop_on(folder: Path | None, stored: str = "float32", resume: bool = False, name: str = "ssf") -> Loop:
+    problem = small(torch.float32)
+    method = build(name, **({} if name == "scaffold" else {"projector": GAUSSIAN}))
+    return Loop(method, problem, Simulator(method, problem, folder, stored, resume), (5,), 3)
+
+
+@pytest.mark.parametrize("name", ["ssf", "scaffold", "fedsub"])
+def test_on_disk_is_in_memory_to_the_bit(name: str, tmp_path: Path) -> None:
+    disk, memory = advance(loop_on(tmp_path, name=name), 20), advance(loop_on(None, name=name), 20)
+    assert torch.equal(model(disk), model(memory))
+    for field, value in vars(memory.transport.clients()).items():
+        assert torch.equal(getattr(disk.transport.clients(), field), value)
+
+
+def test_in_bfloat16_it_is_close_and_half_the_size(tmp_path: Path) -> None:
+    half, memory = advance(loop_on(tmp_path / "h", "bfloat16"), 20), advance(loop_on(None), 20)
+    assert float((model(half) - model(memory)).norm() / model(memory).norm()) < 2e-2
+    assert (tmp_path / "h" / "c.states").stat().st_size == 7 * 24 * 2
+
+
+def test_a_checkpoint_leads_back_whatever_came_after(tmp_path: Path) -> None:
+    """Crash after a later save whose checkpoint was never written: the older checkpoint still leads back."""
+    whole = advance(loop_on(None), 30)
+    first = advance(loop_on(tmp_path / "s"), 10)
+    kept = {name: array.clone() for name, array in first.save().items()}
+    advance(first, 7)
+    first.save()  # the crash comes before this one is on disk
+    advance(first, 3)
+    second = loop_on(tmp_path / "s", resume=True)
+    second.load(kept)
+    assert second.t == 10
+    assert torch.equal(model(advance(second, 20)), model(whole))
+    assert torch.equal(second.transport.clients().c, whole.transport.clients().c)
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps=st.lists(st.sampled_from(["put", "save", "crash"]), min_size=1, max_size=25), seed=st.integers(0, 999))
+def test_any_order_of_writes_saves_and_crashes(
+    steps: list[str], seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A model of it: after a crash the rows are those of the last save whose checkpoint was written."""
+    folder, rng = tmp_path_factory.mktemp("s"), np.random.default_rng(seed)
+    first = torch.zeros(3)
+    states = OnDisk(folder / "c.states", first, 5, torch.float32, resume=False)
+    now, kept = torch.zeros(5, 3), (states.save().clone(), torch.zeros(5, 3))
+    for step in steps:
+        if step == "put":
+            rows = np.sort(rng.choice(5, 2, replace=False))
+            values = torch.from_numpy(rng.normal(size=(2, 3)).astype(np.float32))
+            states.put(rows, values)
+            now[torch.from_numpy(rows)] = values
+        elif step == "save":
+            kept = (states.save().clone(), now.clone())
+        else:
+            if rng.random() < 0.4:  # the crash came after a save, before its checkpoint was on disk
+                states.save()
+            states = OnDisk(folder / "c.states", first, 5, torch.float32, resume=True)
+            states.load(kept[0])
+            now = kept[1].clone()
+        assert torch.equal(states.every(), now)
+    shutil.rmtree(folder)
+
+
+def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
+    advance(loop_on(tmp_path), 3)
+    with pytest.raises(SpecError, match="earlier run"):
+        loop_on(tmp_path)
+    with pytest.raises(CheckpointError, match="another run"):
+        loop_on(tmp_path, "bfloat16", resume=True)
+
+
+BIG = """
+import resource, sys, torch
+from pathlib import Path
+import fedspan
+from fedspan.methods.ssf import SSF
+from fedspan.projectors.coordinate import Coordinate
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(1280, 1280), nn.ReLU(), nn.Linear(1280, 10))
+x, y = torch.randn(4, 1280), torch.tensor([0, 1, 2, 3])
+method = SSF(lr=0.1, local_steps=1, projector=Coordinate(rank=0.1))
+states = Path(sys.argv[1])
+fedspan.fit(model, [(x, y)] * 2000, method=method, rounds=int(sys.argv[2]), clients_per_round=20, states=states)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak(folder: Path, rounds: int) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", BIG, str(folder), str(rounds)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout) * 1024
+
+
+def test_two_thousand_clients_of_a_large_model_need_little_memory(tmp_path: Path) -> None:
+    """1.65 million numbers, 13 GB of controls, 100 of the clients seen; peak resident memory of the whole process."""
+    assert peak(tmp_path / "s", 5) < 2e9
+    seen = sum(file.stat().st_blocks * 512 for file in (tmp_path / "s").iterdir())
+    assert seen < 3e9
+
+
+@pytest.mark.slow
+def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
+    assert peak(tmp_path / "s", 300) < 4e9
+
+
+@pytest.mark.parametrize("seeds", [(5,), (5, 6)])
+@pytest.mark.parametrize("kind", ["coordinate", "gaussian"])
+def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -> None:
+    """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
+    problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
+    compact_states = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
+    whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
+    compact_states = compact_states.transport._population["c"]
+    assert isinstance(compact_states, CompactStates)
+    tolerance = 0 if kind == "coordinate" else 1e-14
+    for _ in range(14):
+        advance(compact_states, 1)
+        advance(whole, 1)
+        torch.testing.assert_close(model(compact_states), model(whole), rtol=tolerance, atol=tolerance)
+        mine, its = compact_states.transport.clients().c, whole.transport.clients().c
+        torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
+        if compact_states.t == 2:
+            assert compact_states.numbers() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
+    held = [one.numbers() for one in compact_states.compact_states.values()]
+    assert max(held) == 24
+    assert all(one.first is not None or one.numbers() < 24 for one in compact_states.compact_states.values())
+    saved = {name: array.clone() for name, array in compact_states.save().items()}
+    again = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
+    again.load(saved)
+    torch.testing.assert_close(model(advance(again, 5)), model(advance(compact_states, 5)), rtol=0, atol=0)
+
+
+def test_only_methods_with_a_trace_have_trails() -> None:
+    problem = small()
+    with pytest.raises(SpecError, match="Scaffold has no trace"):
+        Simulator(build("scaffold"), problem, compact_states=True)

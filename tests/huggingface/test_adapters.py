@@ -1,0 +1,160 @@
+"""Changes of SSF as PEFT adapters: PEFT itself loads them and computes the same outputs."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+from fedspan.core.errors import DataError, SpecError  # noqa: E402
+from fedspan.core.projector import draw  # noqa: E402
+from fedspan.engine.loop import Loop  # noqa: E402
+from fedspan.engine.simulator import Simulator  # noqa: E402
+from fedspan.huggingface.adapters import export_change, export_round, merge_adapter  # noqa: E402
+from fedspan.huggingface.models import own_loss  # noqa: E402
+from fedspan.methods.ssf import SSF  # noqa: E402
+from fedspan.nn.client_data import Items  # noqa: E402
+from fedspan.nn.module import FlatModule  # noqa: E402
+from fedspan.nn.problem import TorchProblem  # noqa: E402
+from fedspan.nn.projection_rules import choose, freeze, layout_of  # noqa: E402
+from fedspan.projectors.coordinate import Coordinate  # noqa: E402
+from fedspan.projectors.gaussian import Gaussian  # noqa: E402
+
+IDS = torch.arange(24).view(3, 8)
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=16, num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).eval()
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=16, tie_word_embeddings=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    freeze(model, ["transformer.wte*", "transformer.wpe*"])
+    return model
+
+
+MODELS = {"bert": bert, "llama": llama, "gpt2": gpt2}
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def moved(model: nn.Module, x: torch.Tensor, layout: Any) -> torch.Tensor:
+    """The outputs at another x."""
+    other = copy.deepcopy(model)
+    FlatModule(other, layout).load(x)
+    return logits(other)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("projector", [Coordinate(rank=0.2), Gaussian(rank=5)], ids=["coordinate", "gaussian"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    if name == "bert":  # PEFT has no adapters for embeddings beside biases
+        freeze(model, ["*embeddings*"])
+    choices = choose(model)
+    layout = layout_of(choices)
+    P = draw(projector, layout, (3,), 2)
+    x = torch.cat([dict(model.named_parameters())[c.name].detach().reshape(-1) for c in choices]).view(1, 1, -1)
+    z = 0.1 * torch.randn(1, 1, P.rank, generator=torch.Generator().manual_seed(1))
+    export_round(model, choices, P, z, tmp_path)
+    assert peft.LoraConfig.from_pretrained(str(tmp_path)).fan_in_fan_out == (name == "gpt2")  # said, not guessed
+    wanted = moved(model, x + P.T @ z, layout)
+    assert (wanted - logits(model)).abs().max() > 1e-2
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path)).eval()
+    assert torch.allclose(logits(loaded), wanted, atol=1e-5)
+    trained = {n: p.requires_grad for n, p in model.named_parameters()}
+    merged = merge_adapter(model, tmp_path)
+    assert torch.allclose(logits(merged), wanted, atol=1e-5)
+    assert {n: p.requires_grad for n, p in merged.named_parameters()} == trained
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".md"}
+
+
+def test_a_round_of_a_run_is_an_adapter_of_the_model_before_it(tmp_path: Path) -> None:
+    """What the server logs of a round is the z of the adapter."""
+    model = bert()
+    freeze(model, ["*embeddings*"])
+    choices = choose(model)
+    rows = [{"input_ids": IDS[i], "labels": torch.tensor(i)} for i in range(3)]
+    problem = TorchProblem(copy.deepcopy(model), [Items(rows)] * 2, own_loss, choices, seed=4, batch=3)  # type: ignore[arg-type]
+    method = SSF(rank=0.25, lr=0.1, local_steps=2)
+    loop = Loop(method, problem, Simulator(method, problem), (4,), 2)
+    loop.step()
+    P = draw(method.projector, problem.layout, (4,), 0)
+    export_round(model, choices, P, loop.server.log.at(0), tmp_path)
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path)).eval()
+    assert torch.allclose(logits(loaded), moved(model, loop.server.x, problem.layout), atol=1e-5)
+
+
+def test_an_accumulated_change_of_low_rank_is_exact_and_else_the_nearest(tmp_path: Path) -> None:
+    before = llama()
+    after = copy.deepcopy(before)
+    weight = after.get_parameter("model.layers.0.self_attn.q_proj.weight")
+    other = after.get_parameter("model.layers.1.mlp.down_proj.weight")
+    with torch.no_grad():
+        weight += torch.randn(32, 3) @ torch.randn(3, 32) / 10
+        other += torch.randn(32, 48) / 10
+        after.get_parameter("model.norm.weight").mul_(1.1)
+    exact = export_change(before, after, tmp_path / "exact")
+    assert exact.error < 1e-6
+    assert exact.ranks == {"model.layers.0.self_attn.q_proj": 3, "model.layers.1.mlp.down_proj": 32}
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(before), str(tmp_path / "exact")).eval()
+    assert torch.allclose(logits(loaded), logits(after), atol=1e-5)
+    near = export_change(before, after, tmp_path / "near", rank=8)
+    merged = merge_adapter(copy.deepcopy(before), tmp_path / "near")
+    name = "model.layers.1.mlp.down_proj"
+    was = before.get_submodule(name).weight.detach()
+    got, wanted = merged.get_submodule(name).weight.detach() - was, other.detach() - was
+    assert near.layers[name] == pytest.approx(float((got - wanted).norm() / wanted.norm()), rel=1e-4)
+    assert near.layers["model.layers.0.self_attn.q_proj"] < 1e-6
+    assert 0.1 < near.error < near.layers[name]
+
+
+def test_training_goes_on_from_an_adapter_of_peft(tmp_path: Path) -> None:
+    model = bert()
+    config = peft.LoraConfig(r=4, target_modules=["query", "value"], init_lora_weights=False)
+    theirs = peft.get_peft_model(copy.deepcopy(model), config).eval()
+    theirs.save_pretrained(str(tmp_path))
+    merged = merge_adapter(model, tmp_path)
+    assert torch.allclose(logits(merged), logits(theirs), atol=1e-5)
+    assert len(choose(merged)) == len(choose(bert()))
+
+
+def test_what_peft_cannot_hold_is_refused(tmp_path: Path) -> None:
+    model = bert()
+    choices = choose(model)
+    P = draw(Coordinate(rank=0.2), layout_of(choices), (0,), 0)
+    with pytest.raises(SpecError, match=r"no adapter for 'bert.embeddings.word_embeddings' together with biases"):
+        export_round(model, choices, P, torch.zeros(1, 1, P.rank), tmp_path)
+    with pytest.raises(SpecError, match="nothing to make an adapter of"):
+        export_change(model, copy.deepcopy(model), tmp_path)
+    with pytest.raises(SpecError, match="the two models differ"):
+        export_change(model, llama(), tmp_path)
+    with pytest.raises(DataError, match="holds no adapter"):
+        merge_adapter(model, tmp_path / "none")

@@ -1,0 +1,131 @@
+"""What holds after every round: sums of controls and duals, what lies outside the subspace; and what settings mean."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from test_equivalences import ROUNDS, relative, unequal
+
+from conftest import GAUSSIAN, advance, build, model, small, start
+from fedspan.core.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("ef", {"compressor": {"name": "randk", "k": 0.3}}, "ef needs a contractive compressor, and randk"),
+        ("ef21", {"compressor": {"name": "qsgd", "levels": 1}}, "qsgd is not on 24 numbers as it stands"),
+        ("doublesqueeze", {"compressor": {"name": "randk", "k": 0.3}}, "unbiased = false"),
+        ("scafcom", {"compressor": {"name": "randk", "k": 0.3}}, "contractive"),
+        ("scallion", {"compressor": {"name": "topk", "k": 0.3}}, "scallion needs an unbiased compressor, and topk"),
+        ("scallion", {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}}, "unbiased = true"),
+        ("compressed", {"compressor": {"name": "topk", "k": 25}}, "`k` 25 is larger than the 24 numbers"),
+    ],
+)
+def test_a_compressor_that_the_method_cannot_use_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        start(build(name, **settings), small())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("scallion", {"momentum": 0.5}, "scallion takes no local `momentum`, got 0.5"),
+        ("scafcom", {"momentum": 0.5}, "scafcom takes no local `momentum`, got 0.5"),
+        ("scallion", {"alpha": 0.0}, "`alpha` must be above 0"),
+        ("scallion", {"alpha": 1.5}, "`alpha` must be above 0"),
+        ("scafcom", {"beta": 0.0}, "`beta` must be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        build(name, **settings)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@pytest.mark.parametrize(
+    ("name", "letter"), [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")]
+)
+def test_the_server_control_is_the_mean_of_all_client_controls(
+    name: str, message: str, weights: str, tmp_path: Any
+) -> None:
+    """c = Σ w_i c_i over ALL clients, in every round, under sampling; h of EF21 likewise."""
+    problem = small(weights=weights, **unequal(tmp_path))
+    extra = {"projector": GAUSSIAN} if name == "ssf" else {}
+    loop = start(build(name, **extra), problem)
+    w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
+    for _ in range(ROUNDS):
+        advance(loop, 1)
+        mean = (getattr(loop.transport.clients(), message) * w[None, :, None]).sum(1, keepdim=True)
+        assert relative(mean, getattr(loop.server, message)) < 1e-12
+
+
+def test_the_papers_control_rule_breaks_the_mean() -> None:
+    loop = advance(start(build("ssf", projector=GAUSSIAN, control="paper"), small()), ROUNDS)
+    assert relative(loop.transport.clients().c.mean(1, keepdim=True), loop.server.c) > 1e-2
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_the_duals_of_fedsub_sum_to_zero(weights: str, tmp_path: Any) -> None:
+    """With everybody in every round, each dual is one round behind; after line 5 they sum to zero."""
+    problem = small(weights=weights, **unequal(tmp_path))
+    loop = advance(start(build("fedsub", projector=GAUSSIAN, refresh=100), problem, 7), ROUNDS)
+    state, last = loop.transport.clients(), loop.server.log.entries[-1]
+    w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
+    duals = state.dual - last
+    assert (duals * w[None, :, None]).sum(1).norm() < 1e-12 * duals.norm()
+
+
+def test_a_round_leaves_what_is_outside_its_subspace_alone() -> None:
+    problem = small()
+    method = build("ssf", projector=GAUSSIAN)
+    loop = advance(start(method, problem), 10)
+    rnd = loop._round()
+    P = method.subspace(rnd)
+    before, x, c = loop.transport.clients().c.clone(), model(loop), loop.server.c
+    advance(loop, 1)
+    for old, new in [(before, loop.transport.clients().c), (x, model(loop)), (c, loop.server.c)]:
+        change = new - old
+        assert (change - P.T @ (P @ change)).norm() < 1e-12 * old.norm()
+        assert change.norm() > 0
+
+
+def test_weights_by_examples_reach_the_optimum_of_the_weighted_loss(tmp_path: Any) -> None:
+    """Σ w_i f_i and mean f_i have different optima; each setting goes to its own."""
+    data = unequal(tmp_path)
+    for weights in ("uniform", "examples"):
+        problem = small(weights=weights, batch="full", **data)
+        loop = advance(start(build("ssf", projector=GAUSSIAN, lr=0.05), problem), 3000)
+        assert float(problem.evaluate(model(loop))["rel_err"][0]) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["ssf", "subavg", "fedsub"])
+def test_a_rank_aware_step_is_that_step(name: str) -> None:
+    """d/r = 4 here, so a boost of 10 is a step four times as large, and one of 2 twice as large."""
+    problem = small()
+    for boost, factor in ((10.0, 4.0), (2.0, 2.0)):
+        boosted = advance(start(build(name, projector=GAUSSIAN, lr=0.01, rank_boost=boost), problem), ROUNDS)
+        larger = advance(start(build(name, projector=GAUSSIAN, lr=0.01 * factor), problem), ROUNDS)
+        assert relative(model(boosted), model(larger)) < 1e-12
+
+
+def test_rank_is_short_for_a_coordinate_projector() -> None:
+    assert build("ssf", rank=0.2) == build("ssf", projector={"name": "coordinate", "rank": 0.2})
+    for wrong in ({}, {"rank": 0.2, "projector": GAUSSIAN}):
+        with pytest.raises(SpecError, match="give either `projector`"):
+            build("ssf", **wrong)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_lowers_the_step_over_rounds(schedule: str) -> None:
+    method = build("fedavg", lr=0.4, schedule=schedule, schedule_rounds=10)
+    rates = [method.rate(t) for t in range(12)]
+    assert rates[0] == 0.4
+    assert rates[5] == pytest.approx(0.2)
+    assert all(a >= b for a, b in itertools.pairwise(rates))
+    assert rates[11] == pytest.approx(0.4e-3)
+    with pytest.raises(SpecError, match="needs `schedule_rounds`"):
+        build("fedavg", schedule=schedule)

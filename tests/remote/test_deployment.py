@@ -1,0 +1,219 @@
+"""Real SuperLinks and SuperNodes on 127.0.0.1: the simulator's result, TLS with known nodes, and kill -9."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
+
+from cluster import Cluster, kill, quietly
+
+from conftest import METHODS, SMALL, Scripted, close
+from fedspan.api import spec as experiment
+from fedspan.api.spec import Spec
+from fedspan.core import checkpoint, wire
+from fedspan.core.layout import DTYPES
+from fedspan.engine.history import Rounds
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
+from fedspan.remote.client import Store
+from fedspan.remote.messages import fingerprint
+
+SSF = {"projector": {"name": "coordinate", "rank": 4}}
+
+
+def spec_of(rounds: int, clients: int, clients_per_round: int, name: str = "ssf", settings: Any = SSF) -> Spec:
+    table = {
+        "rounds": rounds, "eval_every": 2, "participation": {"clients_per_round": clients_per_round},
+        "method": {"name": name, "lr": 0.02, "local_steps": 3} | settings, "task": SMALL | {"clients": clients},
+    }  # fmt: skip
+    return Spec.from_table(table)
+
+
+def changes(spec: Spec) -> str:
+    """The spec as changes of the app's own: one line of TOML for each key."""
+    return "; ".join(f"{key}={inline(value)}" for key, value in spec.table().items())
+
+
+def inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
+
+
+def same_as_simulated(spec: Spec, out: Path, folder: Path) -> None:
+    """Final x within 1e-6, and the same bytes in both directions."""
+    here = experiment.run(spec, folder).rows[0][-1]
+    rounds = Rounds(out / "rounds.jsonl").read()
+    assert [len(one["counted"]) for one in rounds] == [spec.participation.clients_per_round] * spec.rounds
+    assert sum(one["payload_up"] for one in rounds) == here["up_bytes"]
+    assert sum(one["payload_down"] for one in rounds) == here["down_bytes"]
+    x, y = (safetensors.torch.load_file(place / "model.safetensors") for place in (folder, out))
+    for name in x:
+        assert torch.linalg.norm(x[name] - y[name]) <= 1e-6 * torch.linalg.norm(x[name])
+
+
+def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_path: Path) -> None:
+    spec = spec_of(3, 3, 2)
+    with Cluster(tmp_path, nodes=3, tls=True) as cluster:
+        stranger = tmp_path / "stranger"
+        quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(stranger))
+        cluster.start_node(7, key=stranger)
+        run = cluster.run(out=str(tmp_path / "out"), set=changes(spec))
+        status = cluster.wait(run, 300)
+        assert status["status"] == "finished:completed", status
+        assert cluster.processes["node7"].wait(60) != 0  # nobody has registered its key
+    assert cluster.living() == []
+    same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
+
+
+def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Flower's simulation engine is not installed; pip install 'flwr[simulation]'")
+    spec = spec_of(5, 7, 3)
+    with Cluster(tmp_path, nodes=7, simulation=True) as cluster:
+        status = cluster.wait(cluster.run(out=str(tmp_path / "out"), set=changes(spec)), 300)
+    assert status["status"] == "finished:completed", status
+    same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("simulation", [False, True], ids=["deployment", "simulation"])
+def test_every_method_on_both_engines(simulation: bool, tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=3, simulation=simulation) as cluster:
+        for name, settings in METHODS.items():
+            spec = spec_of(3, 3, 2, name, settings[0])
+            out = tmp_path / name
+            status = cluster.wait(cluster.run(out=str(out), set=changes(spec), run=name), 300)
+            assert status["status"] == "finished:completed", (name, status)
+            same_as_simulated(spec, out, tmp_path / f"{name}-here")
+
+
+class Harm:
+    """Kills parts of a running deployment, and starts again what a supervisor would."""
+
+    def __init__(self, cluster: Cluster, config: dict[str, Any]) -> None:
+        self.cluster, self.config = cluster, config
+        self.run, self.done = cluster.run(**config), dict.fromkeys(("node", "client", "server"), 0)
+
+    def node(self, rng: random.Random) -> bool:
+        number = rng.randrange(3)
+        self.cluster.crash(f"node{number}")
+        self.cluster.start_node(number)
+        return True
+
+    def client(self, rng: random.Random) -> bool:
+        return self._one("flwr-clientapp", rng)
+
+    def server(self, rng: random.Random) -> bool:
+        if not self._one("flwr-serverapp", rng):
+            return False
+        self.run = self.cluster.run(**self.config | {"resume": True})
+        return True
+
+    def _one(self, command: str, rng: random.Random) -> bool:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            found = self.cluster.living(command)
+            if found:
+                kill(rng.choice(found))
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def rounds_done(out: Path) -> int:
+    try:
+        return max((one["round"] + 1 for one in Rounds(out / "rounds.jsonl").read()), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    """SuperNodes, client processes and the server app die at random; what was counted is all that happened."""
+    rng, out, faults = random.Random(1), tmp_path / "out", 21
+    spec = spec_of(34, 3, 2)
+    with Cluster(tmp_path, nodes=3) as cluster:
+        harm = Harm(cluster, {"out": str(out), "set": changes(spec), "timeout": 15.0})
+        while rounds_done(out) < spec.rounds:
+            kind = min(harm.done, key=lambda name: (harm.done[name], rng.random()))
+            before = rounds_done(out)
+            if before and sum(harm.done.values()) < faults:
+                time.sleep(rng.uniform(0, 5))
+                harm.done[kind] += getattr(harm, kind)(rng)
+            until = time.monotonic() + 240
+            while rounds_done(out) in (before, 0) and time.monotonic() < until:
+                time.sleep(0.2)
+            assert time.monotonic() < until, f"no round in 240 s after killing a {kind}"
+        assert cluster.wait(harm.run, 120)["status"] == "finished:completed"
+    assert sum(harm.done.values()) >= 20, harm.done
+    rounds = Rounds(out / "rounds.jsonl").read()
+    assert [one["round"] for one in rounds] == list(range(spec.rounds))
+    uncounted = {(one["round"], c) for one in rounds for c in one["asked"] if c not in one["counted"]}
+    assert len(uncounted) > 5
+    server, acked = left_behind(out)
+    close(server["c"].flatten(), mean_control(spec, tmp_path / "states", acked), 1e-6)
+    loop = replayed(spec, uncounted)
+    close(server["x"], loop.server.x, 1e-6)
+    close(server["c"], loop.server.c, 1e-6)
+
+
+def left_behind(out: Path) -> tuple[wire.Arrays, list[int]]:
+    """The server's state at the end, and how many updates of each client it has counted."""
+    arrays, _ = checkpoint.load(out / "checkpoint.safetensors")
+    return {k.removeprefix("server."): v for k, v in arrays.items()}, arrays["clients.acked"].tolist()
+
+
+def mean_control(spec: Spec, states: Path, acked: Iterable[int]) -> torch.Tensor:
+    """mean c_i, each from the client's own file."""
+    problem = spec.task.build((spec.seed,), DTYPES[spec.dtype])
+    mark, kind = fingerprint(spec.method, problem.layout, spec.seed), spec.method.types()[1]
+    found = [Store.of(states, "run", f"site-{i}").load(seq, kind, mark).state.c for i, seq in enumerate(acked)]
+    return torch.stack(found).mean(0).flatten()
+
+
+def replayed(spec: Spec, uncounted: set[tuple[int, int]]) -> Loop:
+    """The simulator with the same replies missing."""
+    problem = spec.task.build((spec.seed,), DTYPES[spec.dtype])
+    inner = Scripted(Simulator(spec.method, problem), uncounted)
+    loop = Loop(spec.method, problem, inner, (spec.seed,), spec.participation.clients_per_round or problem.clients)
+    with torch.inference_mode():
+        for _ in range(spec.rounds):
+            loop.step()
+    return loop
+
+
+@pytest.mark.slow
+def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """Its server app ends with it, its SuperNodes do not; the run is resumed on the same database."""
+    spec, out = spec_of(8, 3, 2), tmp_path / "out"
+    config = {"out": str(out), "set": changes(spec), "timeout": 60.0}
+    with Cluster(tmp_path, nodes=3, database=True) as cluster:
+        cluster.run(**config)
+        while rounds_done(out) < 3:
+            time.sleep(0.2)
+        cluster.crash("link")
+        until = time.monotonic() + 60
+        while cluster.living("flwr-serverapp"):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        cluster.start_link()
+        status = cluster.wait(cluster.run(**config, resume=True), 400)
+    assert status["status"] == "finished:completed", status
+    rounds = Rounds(out / "rounds.jsonl").read()
+    assert [one["round"] for one in rounds] == list(range(spec.rounds))
+    uncounted = {(one["round"], c) for one in rounds for c in one["asked"] if c not in one["counted"]}
+    server, acked = left_behind(out)
+    close(server["x"], replayed(spec, uncounted).server.x, 1e-6)
+    close(server["c"].flatten(), mean_control(spec, tmp_path / "states", acked), 1e-6)

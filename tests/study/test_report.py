@@ -1,0 +1,209 @@
+"""`fedspan report`: runs found anywhere, named and compared, and what its tables say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import fedspan
+from conftest import SMALL
+from fedspan.api.spec import Spec, run
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.engine.run_dir import toml
+from fedspan.nn.models import mlp
+from fedspan.study import command, report, tables
+from fedspan.study.chart import SHOWN, chart
+from fedspan.study.curves import Curve, Tail
+from fedspan.study.pareto import front, reach
+from fedspan.study.plan import Comparison
+from fedspan.study.request import requested
+from fedspan.study.series import Series, find, labels
+
+TABLE: dict[str, Any] = {
+    "rounds": 12,
+    "eval_every": 2,
+    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "projector": {"name": "gaussian", "rank": 3}},
+    "task": SMALL,
+    "participation": {"clients_per_round": 3},
+}
+
+
+def line(label: str, values: list[float | None], up: int = 10, seed: int = 0, every: int = 1, **more: Any) -> Series:
+    """A series of one seed with given values of `loss`, `up` bytes a round."""
+    rows = [
+        {"round": t * every, "up_bytes": up * t, "down_bytes": up * t, "seconds": 0.5 * t, "loss": v}
+        for t, v in enumerate(values)
+    ]
+    if values[-1] is None:
+        rows[-1]["diverged"] = True
+    table = {"rounds": len(values) - 1, "method": {"name": label}} | more
+    return Series(label, "#0072B2", table, (seed,), (tuple(rows),))
+
+
+def test_a_row_counts_that_all_seeds_have_which_came_so_far() -> None:
+    """One seed was made longer at round 5 and one diverged at 6."""
+    rows = [{"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 1.0 * t, "loss": float(t)} for t in range(0, 9, 2)]
+    odd = sorted([*rows, rows[2] | {"round": 5}], key=lambda row: row["round"])
+    gone = [*rows[:3], rows[3] | {"diverged": True, "seconds": 30.0}]
+    curve = Curve.of([odd, rows, gone], "loss")
+    assert curve.rounds.tolist() == [0, 2, 4, 6, 8]
+    assert curve.diverged == [None, None, 6]
+    assert np.isnan(curve.values[2]).tolist() == [False, False, False, True, True]
+    assert curve.seconds.tolist() == [0, 2, 4, 14, 14]  # what was spent does not fall when a seed drops out
+    assert curve.tail(2) == Tail(7.0, 0.0, 1, 3)
+    assert curve.tail(1).text("8", "0") == "8 ± 0 (1 of 3 diverged)"
+
+
+def test_a_seed_that_failed_is_counted() -> None:
+    rows = [{"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 0.0, "loss": 1.0} for t in range(3)]
+    curve = Curve.of([rows, []], "loss")
+    assert curve.tail(1).text("1", "") == "1 (1 of 2 failed)"
+    nothing = Curve.of([[], []], "loss")
+    assert nothing.tail(1).text("", "") == nothing.best("min").text("", "") == "failed"
+    assert nothing.up.tolist() == [0]
+
+
+def test_the_front_is_what_nobody_beats_for_less() -> None:
+    """The dear one is below the cheap one's line from 40 bytes on, though the cheap one has rows between its own."""
+    cheap = line("cheap", [1.0, 0.9, 0.8, 0.7, 0.6, 0.55, 0.5, 0.45], up=10)
+    dear = line("dear", [1.0, 0.4, 0.2], up=40)
+    found = front([cheap, dear], "loss", "min", "up")
+    assert [(stop.series, stop.cost) for stop in found] == [(1, 40.0), (1, 80.0)]  # 0.85 at 10 bytes, on the way to 0.4
+    slow = line("slow", [1.0, 0.99, 0.4, 0.2], up=20)
+    found = front([cheap, slow], "loss", "min", "up")
+    assert [(stop.series, stop.cost) for stop in found] == [(0, 10), (0, 20), (1, 40), (1, 60)]
+    assert reach([cheap, slow], "loss", "min", "total") == {0: (20, 40), 1: (80, 120)}
+    assert front([cheap, slow], "loss", "max", "up") == []  # they only get worse
+    still = line("still", [1.0, 0.5, 0.5, 0.4, 0.4])
+    assert [stop.cost for stop in front([still], "loss", "min", "up")] == [10, 30]  # the same for more is no gain
+
+
+def test_what_diverged_is_not_on_the_front() -> None:
+    both = Series("x", "", {}, (0, 1), (*line("a", [1.0, 0.1, 0.01]).runs, *line("b", [1.0, 0.1, None]).runs))
+    assert [stop.cost for stop in front([both], "loss", "min", "up")] == [10]
+
+
+def test_runs_are_named_by_what_sets_them_apart() -> None:
+    one, two = (TABLE | {"method": TABLE["method"] | {"lr": lr}} for lr in (0.1, 0.2))
+    fedavg = TABLE | {"method": {"name": "fedavg", "lr": 0.3}}
+    assert labels([one, two, fedavg]) == ["ssf, lr 0.1", "ssf, lr 0.2", "fedavg"]
+    hadamard = TABLE | {"method": TABLE["method"] | {"projector": {"name": "hadamard", "rank": 3}}}
+    assert labels([TABLE, hadamard]) == ["ssf, gaussian", "ssf, hadamard"]
+    assert labels([TABLE, TABLE | {"rounds": 99, "seed": 5}]) == ["ssf", "ssf"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods under two seeds, the same one on another task, and one that was stopped."""
+    place = tmp_path_factory.mktemp("runs")
+    run(Spec.from_table(TABLE), place / "ssf", seeds=2)
+    run(Spec.from_table(TABLE), place / "again")
+    run(Spec.from_table(TABLE | {"method": {"name": "fedavg", "lr": 0.02}}), place / "fedavg", seeds=2)
+    run(Spec.from_table(TABLE | {"task": SMALL | {"het": 0.0}}), place / "even")
+    history = (place / "even" / "history.jsonl").read_text().splitlines()
+    (place / "even" / "history.jsonl").write_text("\n".join(history[:4]) + "\n")
+    return place
+
+
+def test_seeds_are_one_series_and_tasks_are_apart(runs: Path) -> None:
+    (het, shifted), (even, flat) = sorted(find([runs]), key=lambda part: -len(part[1]))
+    assert (het, even) == ("het 1", "het 0")
+    assert [(one.label, one.seeds) for one in shifted] == [("ssf", (0, 1)), ("fedavg", (0, 1))]
+    assert flat[0].unfinished() == {0: 4}
+    assert shifted[0].curve("rel_err").values.shape == (2, 7)
+
+
+def test_a_report_of_runs(runs: Path, tmp_path: Path) -> None:
+    files = report.report([runs], tmp_path, ["html", "md", "csv"], None, "fedspan report x")
+    assert [path.name for path in files] == ["index.html", "results.md", "results.csv", "curves.csv"]
+    text = (tmp_path / "results.md").read_text()
+    assert "## het 1" in text
+    assert "- ssf: seed 0 is at round 4 of 12" in text
+    lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    found = [(one["part"], one["run"], one["seeds"], one["client_state_bytes"]) for one in lines]
+    assert found == [("het 1", "ssf", "2", "96"), ("het 1", "fedavg", "2", "0"), ("het 0", "ssf", "1", "96")]
+    curves = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert len(curves) == 3 + 2 * 2 * 7
+    page = (tmp_path / "index.html").read_text()
+    assert "fedspan report x" in page
+    assert "[method.projector]" in page  # the spec
+    for outside in ("http://", "https://", "src=", "<link", "@import", "url("):
+        assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace("url(#inside", ""), outside
+
+
+def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
+    """`fit` knows no task; what cannot be said of its clients is left out."""
+    x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
+    clients = [(x[part], y[part]) for part in torch.arange(30).split(10)]
+    method = fedspan.FedAvg(lr=0.1, local_steps=2)
+    fedspan.fit(mlp((1, 8, 8), 3), clients, method=method, rounds=3, test=(x, y), out=tmp_path / "fit")
+    report.report([tmp_path / "fit"], tmp_path / "out", ["md"], None, "")
+    text = (tmp_path / "out" / "results.md").read_text()
+    assert "final accuracy, %" in text
+    assert "client state" not in text
+    report.report([tmp_path / "fit" / "history.jsonl"], tmp_path / "out", ["md"], "loss", "")
+    assert "final loss" in (tmp_path / "out" / "results.md").read_text()
+
+
+def test_mistakes_are_named(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="does not exist"):
+        report.report([tmp_path / "none"], tmp_path, ["md"], None, "")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"holds no history.jsonl with rows"):
+        report.report([tmp_path / "empty"], tmp_path, ["md"], None, "")
+    with pytest.raises(SpecError, match="`format` must be one of csv, html, md, got 'pdf'"):
+        report.report([runs], tmp_path, ["pdf"], None, "")
+    with pytest.raises(FedspanError, match="`metric` must be one of loss, rel_err, got 'accuracy'"):
+        report.report([runs], tmp_path, ["md"], "accuracy", "")
+
+
+def test_a_comparison_is_shown_again(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(toml(TABLE))
+    plan = requested([tmp_path / "base.toml"], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=1)
+    out = tmp_path / "out"
+    command.compare(plan, out, jobs=1, resume=False, formats=["md"], line="", console=Console(quiet=True))
+    report.report([out], tmp_path / "again", ["md"], None, "")
+    first, again = ((place / "results.md").read_text() for place in (out, tmp_path / "again"))
+    assert first.partition("\n| ")[2] == again.partition("\n| ")[2]
+    assert "| A \\| B | lr 0.05* |" in first
+
+
+def test_many_lines_are_thinned_and_few_are_shown() -> None:
+    long = [line(f"m{n}", [1.0 + n / (t + 1) for t in range(3000)]) for n in range(12)]
+    long.append(line("gone", [1.0, 1e9, None]))
+    data = chart(long, "loss", "min")
+    assert max(len(one["x"]["up"]) for one in data["series"]) <= 240
+    assert [one["on"] for one in data["series"]] == [True] * SHOWN + [False] * 5
+    assert data["series"][-1]["gone"] == ["seed 0 diverged at round 2"]
+    assert data["series"][-1]["y"]["loss"]["whole"] == 2
+    assert data["axes"]["up"]["label"] == "kB sent up, all clients"
+    assert data["series"][0]["x"]["up"][-1] == 29.99
+    assert [one["dash"] for one in data["series"][:3]] == [0, 1, 2]  # all of one color
+    json.dumps(data, allow_nan=False)
+
+
+def test_numbers_in_tables() -> None:
+    series = [line("a", [1.0, 0.5]), line("gone", [1.0, None])]
+    header, rows = tables.summary(tables.records(series, "loss", "min"), "loss")
+    assert "client state, kB" not in header
+    assert rows[0][header.index("final loss")] == "5.00e-1"
+    assert rows[1][header.index("final loss")] == "diverged"
+    assert rows[1][header.index("best loss")] == "1.00e0"
+    assert tables.shown("perplexity", line("a", [20.0, 17.44]).curve("loss").tail(1)) == "17.4"
+
+
+def test_many_methods_are_counted_in_the_title() -> None:
+    task = {"name": "regression", "het": 2.0}
+    table: dict[str, Any] = {"base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}}
+    few, many = (
+        Comparison.from_table(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}) for n in (2, 9)
+    )
+    assert report.titled(few) == "M0 and M1 on regression"
+    assert report.titled(many) == "9 methods on regression, het = 2.0"

@@ -1,0 +1,234 @@
+"""The page of a report in a browser: what a link, the pointer and the keys show, and what is drawn where."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_report import TABLE
+
+from fedspan.api.spec import read_toml
+from fedspan.engine.run_dir import toml
+from fedspan.study import command, report
+from fedspan.study.curves import Axis
+from fedspan.study.outcome import Outcome
+from fedspan.study.pareto import front
+from fedspan.study.plan import Comparison
+from fedspan.study.request import requested
+from fedspan.study.series import Series
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+drawn = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here to draw the page")
+
+
+def browse(page: Path, code: str, *views: tuple[str, int]) -> list[Any]:
+    """What a piece of JavaScript returns on the page some moments after it was loaded, for each (state, width)."""
+    frames = []
+    for number, (state, width) in enumerate(views):
+        before = f"location.hash = {json.dumps(state)}; faults = []; onerror = (m) => faults.push(m)"
+        say = f"parent.postMessage(JSON.stringify([{number}, value, faults]), '*')"
+        after = f"setTimeout(() => {{ const value = (() => {{ {code} }})(); {say} }}, 300)"
+        text = page.read_text().replace("<head>", f"<head><script>{before}</script>", 1)
+        text = html.escape(text.replace("</body>", f"<script>{after}</script></body>", 1), quote=True)
+        frames.append(f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{text}"></iframe>')
+    told = "const p = document.createElement('pre'); p.textContent = e.data; document.body.append(p)"
+    wrapper = page.with_name("browsed.html")
+    listen = f"<script>onmessage = (e) => {{ {told} }}</script>"
+    wrapper.write_text(f"<!doctype html><meta charset=utf-8><body>{listen}{''.join(frames)}")
+    said = re.findall(r"<pre>(.*?)</pre>", dump(wrapper.as_uri()), re.S)
+    answers = sorted(json.loads(html.unescape(one)) for one in said)
+    assert [(number, faults) for number, _, faults in answers] == [(number, []) for number in range(len(views))]
+    return [value for _, value, _ in answers]
+
+
+def dump(address: str) -> str:
+    """The document that a browser makes of a page."""
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--virtual-time-budget=4000"]
+    command = [CHROMIUM, *flags, "--dump-dom", address]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+WIDE = ("", 1100)
+SHORT = """
+    const all = (what) => [...document.querySelectorAll(what)];
+    const one = (what) => document.querySelector(what);
+    const texts = (what) => all(what).map((node) => node.textContent);
+    const settled = () => dispatchEvent(new Event('hashchange'));
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of four methods, one of which diverges, with a label that would like to be a script."""
+    place = tmp_path_factory.mktemp("page")
+    (place / "base.toml").write_text(toml(TABLE | {"rounds": 30}))
+    plan = requested(
+        [place / "base.toml"],
+        methods=["ssf,scaffold as </script><b>,fedavg:lr=50.0 as Too far", "fedavg"],
+        grids=["ssf:lr=0.01,0.05"],
+        seeds=2,
+    )
+    command.compare(
+        plan, place / "out", jobs=1, resume=False, formats=["html"], line="fedspan …", console=Console(quiet=True)
+    )
+    return place / "out" / "index.html"
+
+
+@drawn
+def test_a_link_decides_the_axes(page: Path) -> None:
+    """Loaded as a file with the state behind #."""
+    for state, titles in (("", ["kB sent up, all clients", "rel_err"]), ("#x=round&y=loss&band=0", ["round", "loss"])):
+        text = dump(f"{page.as_uri()}{state}")
+        assert re.findall(r'<text class="label [xy]"[^>]*>([^<]*)<', text) == titles
+        assert text.count('<path class="band"') == (0 if "band=0" in state else 3)
+
+
+@drawn
+def test_the_state_decides_the_drawing(page: Path) -> None:
+    code = """
+        const on = all('.controls input').filter((i) => i.checked).map((i) => i.dataset.key ?? i.value);
+        return { on, titles: texts('.label'), lines: all('path.mean').length, front: all('path.front').length };
+    """
+    usual, plain, logged, wrong, none = browse(
+        page,
+        SHORT + code,
+        WIDE,
+        ("x=total&y=loss&logx=0&logy=0&band=0&front=0", 1100),
+        ("x=seconds&logx=1", 1100),
+        ("x=nonsense&y=%3Cb%3E&off=99&at=none", 1100),
+        ("off=0.1.2.3", 1100),
+    )
+    # The run that went too far has one row, at no cost, which a logarithmic axis has no place for.
+    assert usual == {"on": ["up", "rel_err", "logx", "logy", "band", "front"], "lines": 3, "front": 1} | {
+        "titles": ["kB sent up, all clients", "rel_err"]
+    }
+    assert plain == {"on": ["total", "loss"], "lines": 4, "front": 0} | {
+        "titles": ["kB sent, both directions, all clients", "loss"]
+    }
+    assert logged["on"] == ["seconds", "rel_err", "logx", "logy", "band"]
+    assert wrong == usual
+    assert (none["lines"], none["titles"]) == (0, [])
+
+
+@drawn
+def test_controls_and_legend_change_the_state(page: Path) -> None:
+    code = """
+        const key = all('.key').find((k) => k.textContent === 'ssf');
+        const seen = { keys: texts('.key'), bold: all('main b').length };
+        key.click(); settled();
+        seen.fewer = [all('path.mean').length, key.getAttribute('aria-pressed'), location.hash];
+        one('input[value=round]').click(); settled();
+        seen.round = [texts('.label')[0], location.hash];
+        one('input[data-key=logy]').click(); settled();
+        key.click(); settled();
+        return { ...seen, end: location.hash };
+    """
+    (seen,) = browse(page, SHORT + code, WIDE)
+    assert seen["keys"] == ["ssf", "</script><b>", "Too far ✕", "fedavg"]
+    assert seen["bold"] == 0
+    assert seen["fewer"] == [2, "false", "#off=0"]
+    assert seen["round"] == ["round", "#off=0&x=round"]
+    assert seen["end"] == "#off=&x=round&logy=0"
+
+
+@drawn
+def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> None:
+    code = """
+        const read = () => one('.reading').hidden ? null : one('.reading').innerText.replaceAll('\\n', ' ');
+        const point = (type, x) => one('.plot svg').dispatchEvent(new PointerEvent(type, { clientX: x, clientY: 60 }));
+        const press = (key) => { one('.plot svg').dispatchEvent(new KeyboardEvent('keydown', { key })); settled(); };
+        const seen = { linked: read() };
+        point('pointermove', one('.plot svg').getBoundingClientRect().right - 14);
+        seen.pointed = read();
+        point('pointerleave', 0);
+        seen.left = read();
+        const hash = (key) => { press(key); return location.hash; };
+        one('.plot svg').focus();
+        seen.keys = ['End', 'ArrowLeft', 'Home', 'ArrowRight', 'Escape'].map(hash);
+        return { ...seen, after: read(), focus: document.activeElement === one('.plot svg') };
+    """
+    (seen,) = browse(page, SHORT + code, ("x=round&at=11", 1100))
+    curve = next(s for s in of_page(page) if s.table["method"]["name"] == "scaffold").curve("rel_err")
+    for words, t in (
+        (seen["linked"], 10),
+        (seen["pointed"], 30),
+    ):  # of each line the last evaluation that costs no more
+        values = curve.values[:, list(curve.rounds).index(t)]
+        found = re.search(r"</script><b> (\S+) \((\S+) to (\S+)\)", words)
+        assert found, words
+        assert [float(n) for n in found.groups()] == pytest.approx(
+            [values.mean(), values.min(), values.max()], rel=5e-3
+        )
+        assert "Too far" not in words  # it has diverged by then
+    assert seen["linked"].startswith("round: 11")
+    assert seen["pointed"].startswith("round: 30")
+    assert seen["left"] == seen["linked"]
+    assert seen["keys"] == ["#x=round&at=30", "#x=round&at=28", "#x=round&at=0", "#x=round&at=2", "#x=round"]
+    assert seen["after"] is None
+    assert seen["focus"]  # though the chart was drawn anew
+
+
+def of_page(page: Path) -> list[Series]:
+    """The series that the page shows, in its order."""
+    plan = Comparison.from_table(read_toml(page.parent / report.PLAN))
+    outcome = Outcome(plan, page.parent / report.RUNS)
+    return [outcome.series(variant) for variant in plan.variants]
+
+
+@drawn
+def test_the_drawn_front_is_that_of_the_tables(page: Path) -> None:
+    axes: tuple[tuple[Axis, float], ...] = (("up", 1e3), ("total", 1e3), ("round", 1.0))
+    code = SHORT + "return JSON.parse(one('path.front').dataset.stops)"
+    seen = browse(page, code, *((f"x={axis}&front=1", 1100) for axis, _ in axes))
+    for (axis, unit), stops in zip(axes, seen, strict=True):
+        wanted = front(of_page(page), "rel_err", "min", axis)
+        assert len(wanted) > 3
+        assert [stop.series for stop in wanted] == [number for number, _, _ in stops]
+        np.testing.assert_allclose([[s.cost / unit, s.value] for s in wanted], [s[1:] for s in stops], rtol=1e-4)
+
+
+@drawn
+def test_nothing_runs_out_of_the_page_and_no_text_into_another(page: Path) -> None:
+    code = """
+        all('details').forEach((d) => { d.open = true; });
+        const boxes = all('.plot svg text').map((t) => t.getBoundingClientRect());
+        const across = (a, b) => a.left < b.right && b.left < a.right;
+        const along = (a, b) => a.top + 2 < b.bottom && b.top + 2 < a.bottom;
+        const overlaps = boxes.filter((a, n) => boxes.some((b, m) => m > n && across(a, b) && along(a, b))).length;
+        const out = boxes.filter((t) => t.left < 0 || t.right > innerWidth).length;
+        const { scrollWidth, clientWidth } = document.documentElement;
+        return { overlaps, out, many: boxes.length > 5, over: scrollWidth - clientWidth, inner: innerWidth };
+    """
+    states = ("", "x=round&logy=0&at=20", "x=seconds&y=loss&logy=1", "x=total&logx=0")
+    views = [(state, width) for state in states for width in (360, 1100)]
+    for (state, width), seen in zip(views, browse(page, SHORT + code, *views), strict=True):
+        assert seen == {"overlaps": 0, "out": 0, "many": True, "over": 0, "inner": width}, state
+
+
+@drawn
+def test_tables_are_sorted_by_their_numbers(page: Path) -> None:
+    code = """
+        const head = one('table').tHead.rows[0].cells[2];
+        const column = () => [...one('table').tBodies[0].rows].map((r) => r.cells[2].textContent);
+        const press = () => head.querySelector('button').click();
+        const sorted = () => { press(); return [column(), head.getAttribute('aria-sort')]; };
+        return [sorted(), sorted()];
+    """
+    ((up, down),) = browse(page, SHORT + code, WIDE)
+    numbers = [float(text.split()[0]) for text in up[0][:-1]]
+    assert len(numbers) == 3
+    assert numbers == sorted(numbers)
+    assert [float(text.split()[0]) for text in down[0][:-1]] == numbers[::-1]
+    assert up[0][-1] == down[0][-1] == "diverged"
+    assert (up[1], down[1]) == ("ascending", "descending")

@@ -1,0 +1,245 @@
+"""The classification task from a spec: data, partition, network, seeds, epochs, ranks by layer; official archives."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from test_run import fedspan as command
+
+import fedspan
+from fedspan.api import spec as experiment
+from fedspan.api.spec import Spec
+from fedspan.core.errors import DataError, SpecError
+from fedspan.core.layout import Block
+from fedspan.core.projector import draw
+from fedspan.data import datasets as _datasets
+from fedspan.projectors.coordinate import Coordinate
+from fedspan.tasks.classification import AUGMENT, Classification
+
+TABLE: dict[str, Any] = {
+    "rounds": 6,
+    "eval_every": 3,
+    "method": {"name": "ssf", "rank": 0.25, "lr": 0.3, "local_steps": 4},
+    "task": {"name": "classification", "data": "digits", "clients": 5, "partition": "classes", "least": 64},
+}
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    return experiment.with_values(TABLE, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def test_several_seeds_are_the_seeds_one_by_one(tmp_path: Path) -> None:
+    both = experiment.run(Spec.from_table(table()), tmp_path / "both", seeds=2)
+    alone = experiment.run(Spec.from_table(table(seed=1)), tmp_path / "alone")
+    clean = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows] for rows in (both.rows[1], alone.rows[0])
+    ]
+    assert clean[0] == clean[1]
+    assert both.rows[0][-1]["accuracy"] != both.rows[1][-1]["accuracy"]
+    assert both.rows[0][-1]["accuracy"] > 0.3
+    assert (tmp_path / "both" / "seed-0" / "model.safetensors").exists()
+
+
+def test_a_run_is_resumed_and_made_longer(tmp_path: Path) -> None:
+    straight = experiment.run(Spec.from_table(table()), tmp_path / "straight", seeds=2)
+    experiment.run(Spec.from_table(table(rounds=3)), tmp_path / "parts", seeds=2)
+    parts = experiment.run(Spec.from_table(table()), tmp_path / "parts", seeds=2, resume=True)
+    for a, b in zip(straight.rows, parts.rows, strict=True):
+        assert a[-1]["accuracy"] == b[-1]["accuracy"]
+        assert a[-1]["loss"] == b[-1]["loss"]
+
+
+def test_a_spec_survives_toml_with_lists_and_ranks_by_layer(tmp_path: Path) -> None:
+    ranks = {"1.weight": 0.5, "*": 8}
+    spec = Spec.from_table(table(task__whole=["3.*"], method__rank=ranks, epochs=1.5))
+    (tmp_path / "spec.toml").write_text(spec.toml())
+    again = Spec.load(tmp_path / "spec.toml")
+    assert again == spec
+    assert again.table()["method"]["projector"]["rank"] == ranks
+
+
+def test_ranks_by_layer() -> None:
+    projector = Coordinate(rank={"a*": 0.5, "b": 3})
+    blocks = [Block("a.weight", (4, 10), 1), Block("b", (4, 10), 1)]
+    assert [projector.rank_of(block) for block in blocks] == [5, 3]
+    with pytest.raises(SpecError, match="no pattern for block 'c'"):
+        projector.rank_of(Block("c", (4, 10), 1))
+    with pytest.raises(SpecError, match="got -1"):
+        Coordinate(rank={"a": -1})
+    with pytest.raises(SpecError, match=r"larger than the 10 inputs"):
+        Coordinate(rank={"*": 11}).rank_of(blocks[0])
+    problem = Classification(data="digits", clients=2, least=64).build((0,), torch.float32)
+    P = draw(Coordinate(rank={"1.*": 0.25}), problem.layout, (0,), 0)
+    assert P.rank == 128 * 16 + 128 + 10 * 128 + 10
+
+
+def test_epochs_are_steps_over_the_mean_client(tmp_path: Path) -> None:
+    """1,500 examples over 5 clients in batches of 32: 9.4 a pass."""
+    by_epoch = experiment.run(Spec.from_table(table(epochs=2.0)), tmp_path / "a")
+    by_steps = experiment.run(Spec.from_table(table(method__local_steps=18)), tmp_path / "b")
+    assert by_epoch.rows[0][-1]["loss"] == by_steps.rows[0][-1]["loss"]
+    with pytest.raises(SpecError, match="epochs"):
+        Spec.from_table(table(epochs=-1.0))
+    clients = [(torch.randn(10, 6), torch.randint(0, 2, (10,))) for _ in range(2)]
+    torch.manual_seed(0)
+    one, two = (torch.nn.Linear(6, 2) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    fedspan.fit(one, clients, method=fedspan.FedAvg(lr=0.1), rounds=2, batch=5, epochs=3)
+    fedspan.fit(two, clients, method=fedspan.FedAvg(lr=0.1, local_steps=6), rounds=2, batch=5)
+    assert torch.equal(one.weight, two.weight)
+
+
+def test_double_precision_goes_all_the_way() -> None:
+    problem = Classification(data="digits", clients=2).build((0,), torch.float64)
+    assert {problem.x0.dtype, problem.layout.dtype, problem.sources[0].take(torch.tensor([0]))[0].dtype} == {
+        torch.float64
+    }
+
+
+def test_partition_draws_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(Spec.from_table(table()).toml())
+    done = command("partition", path, "--out", tmp_path / "map.png")
+    assert "classes a client: 2 to 2" in done.stdout
+    assert "5 clients, 10 classes, 1,500 examples" in done.stdout
+    assert (tmp_path / "map.png").stat().st_size > 2_000
+    bad = command("partition", "examples/ssf.toml", "--out", tmp_path / "no.png")
+    assert bad.returncode == 2
+    assert bad.stderr.strip() == "error: Regression has no classes to count"
+
+
+def test_counts_are_of_the_partition_that_is_trained_on() -> None:
+    task = Classification(data="digits", clients=4, partition="dirichlet", alpha=0.3)
+    counts, problem = task.counts(3), task.build((3,), torch.float32)
+    assert [len(source) for source in problem.sources] == counts.sum(1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["flip", "crop"])
+def test_augmented_images_are_the_same_images_moved(kind: str) -> None:
+    x, y = torch.arange(2 * 3 * 32 * 32.0).view(2, 3, 32, 32) + 1, torch.tensor([0, 1])
+    seen = {AUGMENT[kind]((x, y), torch.Generator().manual_seed(seed))[0].sum().item() for seed in range(20)}
+    moved, labels = AUGMENT[kind]((x, y), torch.Generator().manual_seed(0))
+    again, _ = AUGMENT[kind]((x, y), torch.Generator().manual_seed(0))
+    assert torch.equal(moved, again)
+    assert torch.equal(labels, y)
+    assert moved.shape == x.shape
+    assert set(moved.flatten().tolist()) <= {0.0, *x.flatten().tolist()}
+    assert (len(seen) == 1) == (kind == "flip")  # a flip loses no pixel, a crop does
+
+
+MISTAKES = {
+    "data": ({"task__data": "mnits"}, "did you mean 'mnist'"),
+    "clients": ({"task__clients": 1501}, "only 1500 examples"),
+    "natural": ({"task__partition": "natural"}, "does not say who made"),
+    "classes": ({"task__classes": 11}, "the data set has 10"),
+    "shrink": ({"task__shrink": 9}, "larger than the images"),
+    "model": ({"task__model": "resnet9"}, "6n \\+ 2"),
+    "whole": ({"task__whole": ["nope"]}, "matches no trained tensor"),
+    "list": ({"task__whole": "3.weight"}, "must be a list of texts"),
+    "rank": ({"method__rank": {"*": "half"}}, "table of numbers by name pattern"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name: str, tmp_path: Path) -> None:
+    changes, words = MISTAKES[name]
+    with pytest.raises((SpecError, DataError), match=words):
+        experiment.run(Spec.from_table(table(**changes)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_clients_are_needed_where_nobody_knows_them() -> None:
+    with pytest.raises(SpecError, match=r"task\.clients` is missing"):
+        Classification(data="digits")
+
+
+# ---- the official archives, written here in small as they are: a pickle of protocol 2 by Python 2, and plain records
+
+
+def old_pickle(images: npt.NDArray[np.uint8], labels: dict[str, list[int]], first: list[str]) -> bytes:
+    """{'filenames': …, 'labels': [...], 'data': array}, with the opcodes that Python 2 wrote."""
+
+    def text(value: bytes) -> bytes:
+        short = len(value) < 256
+        return (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value + b"q\x01"
+
+    out = b"\x80\x02}q\x00("
+    out += text(b"filenames") + b"]q\x02(" + b"".join(text(name.encode()) for name in first) + b"e"
+    for name, values in labels.items():
+        out += text(name.encode()) + b"]q\x03("
+        for number, value in enumerate(values):  # in groups, as pickle writes long lists
+            out += b"K" + bytes([value]) + (b"e(" if number % 3 == 2 else b"")
+        out += b"e"
+    rows, columns = images.shape
+    shape = b"J" + struct.pack("<i", rows) + b"M" + struct.pack("<H", columns) + b"\x86"
+    out += text(b"data") + b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+    out += shape + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    return out + text(images.tobytes()) + b"tbu."
+
+
+def archive(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as out:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"folder/{name}")
+            info.size = len(data)
+            out.addfile(info, io.BytesIO(data))
+
+
+def images_of(n: int, seed: int) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, 3072), dtype=np.uint8), rng.integers(0, 10, n).tolist()
+
+
+@pytest.mark.parametrize("form", ["python", "binary"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_official_archives(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if name == "cifar10" else ["train", "test"]
+    made = {part: images_of(7, seed) for seed, part in enumerate(parts)}
+    files = {}
+    for part, (pixels, labels) in made.items():
+        coarse = [label // 2 for label in labels]
+        if form == "binary":
+            heads = [labels] if name == "cifar10" else [coarse, labels]
+            files[f"{part}.bin"] = np.column_stack([*np.array(heads, np.uint8), pixels]).tobytes()
+        else:
+            named = {"labels": labels} if name == "cifar10" else {"coarse_labels": coarse, "fine_labels": labels}
+            files[part] = old_pickle(pixels, named, ["a.png", "b.png"])
+    official = "cifar-10" if name == "cifar10" else "cifar-100"
+    archive(tmp_path / f"{official}-{form}.tar.gz", files)
+    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
+    train, test = _datasets.load.__wrapped__(name)
+    pixels = np.concatenate([made[part][0] for part in parts[:-1]])
+    assert train.y.tolist() == [label for part in parts[:-1] for label in made[part][1]]
+    assert test.y.tolist() == made[parts[-1]][1]
+    assert np.array_equal(train.x.transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
+
+
+def test_a_broken_archive_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
+    load = _datasets.load.__wrapped__
+    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz"):
+        load("cifar10")
+    place = tmp_path / "cifar-10-python.tar.gz"
+    place.write_bytes(b"not an archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        load("cifar10")
+    archive(place, {"data_batch_1": b""})
+    with pytest.raises(DataError, match="no file 'data_batch_2'"):
+        load("cifar10")
+    pixels, labels = images_of(3, 0)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    archive(place, dict.fromkeys(names, old_pickle(pixels, {"labels": labels[:2]}, [])))
+    with pytest.raises(DataError, match="2 labels for 9216 bytes"):
+        load("cifar10")
+    archive(place, dict.fromkeys(names, json.dumps(labels).encode()))
+    with pytest.raises(DataError, match="not a pickle"):
+        load("cifar10")

