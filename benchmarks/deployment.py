@@ -45,7 +45,7 @@ def _peak(pid: int) -> int:
 
 def spec(rounds: int, rank: float) -> str:
     """Changes of the app's spec."""
-    task = '{name = "own", module = "fedspan_flower.wide", clients = 2, batch = 32}'
+    task = '{name = "custom", module = "fedspan_flower.wide", clients = 2, batch = 32}'
     method = f'{{name = "ssf", projector = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
     return f"rounds = {rounds}; eval_every = 1; task = {task}; method = {method}"
 

@@ -227,7 +227,7 @@ def test_mistakes_are_named(name: str) -> None:
 
 
 def test_the_quickstart_runs() -> None:
-    path = Path(__file__).parents[1] / "examples/quickstart.py"
+    path = Path(__file__).parents[2] / "examples/quickstart.py"
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     fedavg, own = (float(line.split()[2]) for line in done.stdout.splitlines())

@@ -12,9 +12,9 @@ import torch
 
 import fedspan
 from conftest import SMALL
-from fedspan.api import loggers
 from fedspan.api import spec as experiment
 from fedspan.api.spec import Spec
+from fedspan.callbacks import loggers
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine import history
 from fedspan.nn.models import mlp

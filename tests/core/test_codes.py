@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_compressors import DTYPES, EVERY, fits, keys, make, there_and_back
 
-from fedspan.core import code as codes
+from fedspan.core import encoded as codes
 from fedspan.core import registry, wire
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import ProtocolError

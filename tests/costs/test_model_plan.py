@@ -40,7 +40,7 @@ from fedspan.nn.projection_rules import choose
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks._text import place_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BERT = {
     "model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "intermediate_size": 256, "max_position_embeddings": 64,

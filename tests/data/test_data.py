@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspan.core.errors import DataError, SpecError
-from fedspan.data import _partitions
 from fedspan.data import datasets as _datasets
+from fedspan.data import partitions as _partitions
 
 
 def have(name: str) -> Any:

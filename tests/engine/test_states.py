@@ -133,22 +133,22 @@ def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
 def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -> None:
     """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
     problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
-    compact_states = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
+    compact = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
     whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
-    compact_states = compact_states.transport._population["c"]
-    assert isinstance(compact_states, CompactStates)
+    states = compact.transport._population["c"]
+    assert isinstance(states, CompactStates)
     tolerance = 0 if kind == "coordinate" else 1e-14
     for _ in range(14):
-        advance(compact_states, 1)
+        advance(compact, 1)
         advance(whole, 1)
-        torch.testing.assert_close(model(compact_states), model(whole), rtol=tolerance, atol=tolerance)
-        mine, its = compact_states.transport.clients().c, whole.transport.clients().c
+        torch.testing.assert_close(model(compact), model(whole), rtol=tolerance, atol=tolerance)
+        mine, its = compact.transport.clients().c, whole.transport.clients().c
         torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
-        if compact_states.t == 2:
-            assert compact_states.numbers() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
-    held = [one.numbers() for one in compact_states.compact_states.values()]
+        if compact.t == 2:
+            assert states.numbers() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
+    held = [one.numbers() for one in states.compact_states.values()]
     assert max(held) == 24
-    assert all(one.first is not None or one.numbers() < 24 for one in compact_states.compact_states.values())
+    assert all(one.first is not None or one.numbers() < 24 for one in states.compact_states.values())
     saved = {name: array.clone() for name, array in compact_states.save().items()}
     again = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
     again.load(saved)

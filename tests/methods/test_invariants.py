@@ -47,7 +47,7 @@ def test_settings_that_make_no_sense_are_named(name: str, settings: dict[str, An
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 @pytest.mark.parametrize(
-    ("name", "letter"), [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")]
+    ("name", "message"), [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")]
 )
 def test_the_server_control_is_the_mean_of_all_client_controls(
     name: str, message: str, weights: str, tmp_path: Any

@@ -152,13 +152,13 @@ def test_dropout_is_not_drawn_again() -> None:
 def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from fedspan.costs.model_plan import Asked, plan_model
+    from fedspan.costs.model_plan import ModelRequest, plan_model
     from fedspan.huggingface.outline import batch_of, outline
 
     config = {"model_type": "bert", "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_labels": 3}
     config |= {"num_attention_heads": 2, "intermediate_size": 128, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    plan = plan_model(Asked(model=tmp_path, length=32, recompute=True))
+    plan = plan_model(ModelRequest(model=tmp_path, length=32, recompute=True))
 
     def kept(model: nn.Module) -> Client:
         batch = batch_of(model, 16, 32)

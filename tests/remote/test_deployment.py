@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 
 from cluster import Cluster, kill, quietly
 

@@ -19,12 +19,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from conftest import METHODS, SMALL
-from fedspan.api import flower
 from fedspan.api import spec as experiment
 from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.engine.history import Rounds
+from fedspan.remote import flower
 from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import WHO, introduce, reply_to
 from fedspan.remote.messages import RoundMessage
@@ -308,7 +308,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         "    return torch.randn(20, 6, generator=g), torch.randint(0, 2, (20,), generator=g)\n"
         "def test(): return data(99)\n"
     )
-    task = registry.build("task", {"name": "own", "module": str(path), "clients": 4, "batch": 5})
+    task = registry.build("task", {"name": "custom", "module": str(path), "clients": 4, "batch": 5})
     whole, client_problem, server_problem = (
         task.build((0,), torch.float32),
         task.client_problem(2, (0,), torch.float32),
@@ -327,8 +327,8 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     there = serve(spec, grid, tmp_path / "there").rows[0][-1]
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     (tmp_path / "bad.py").write_text("x = 1\n")
-    bad = registry.build("task", {"name": "own", "module": str(tmp_path / "bad.py"), "clients": 1})
+    bad = registry.build("task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1})
     with pytest.raises(SpecError, match="no function model"):
         bad.server_problem((0,), torch.float32)
     with pytest.raises(SpecError, match="does not exist"):
-        registry.build("task", {"name": "own", "module": "no.py", "clients": 1}).build((0,), torch.float32)
+        registry.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build((0,), torch.float32)

@@ -28,7 +28,7 @@ from fedspan.core.errors import DataError
 from fedspan.engine.history import Line
 from fedspan.tasks import _text
 
-PAGE = Path(__file__).parents[1] / "docs/language-models.md"
+PAGE = Path(__file__).parents[2] / "docs/language-models.md"
 ADAMW = {"optimizer": {"name": "adamw"}, "lr": 0.003}
 METHODS: dict[str, dict[str, Any]] = {
     "ssf": {"name": "ssf", "rank": 0.25},

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedspan.core.errors import CheckpointError
 from fedspan.study import paper_reproduction as reproduction
-from fedspan.study import tables
+from fedspan.study import paper_tables as tables
 from fedspan.study.curves import Curve, Tail
 from fedspan.study.paper_results import Results, judge, shown
 from fedspan.study.paper_study import Case, Study, names

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedspan.api.spec import Spec
 from fedspan.core.errors import SpecError
 from fedspan.study import paper_claims as claims
-from fedspan.study import trial
+from fedspan.study import paper_trial as trial
 from fedspan.study.paper_trial import Run, Trial
 
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import fedspan
 from conftest import advance, build, every_method, model, small, start
+from fedspan.api import spec as experiment
 from fedspan.api.spec import Spec
 from fedspan.cli import app as cli
-from fedspan.cli import experiment
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
 from fedspan.nn.models import mlp
@@ -33,7 +33,7 @@ from fedspan.theory.diagnostics import observe
 from fedspan.theory.gradient_probe import everyone
 from fedspan.theory.lr_search import Search, _Runner, search
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = {
     "rounds": 400,
     "eval_every": 50,

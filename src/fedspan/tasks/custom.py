@@ -26,7 +26,7 @@ from fedspan.tasks._module import Material, ModuleTask
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Own(ModuleTask):
+class Custom(ModuleTask):
     """Whatever a module of the user's offers."""
 
     module: str  # its import name, or the path of its file
