@@ -149,10 +149,10 @@ def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -
     held = [one.numbers() for one in states.compact_states.values()]
     assert max(held) == 24
     assert all(one.first is not None or one.numbers() < 24 for one in states.compact_states.values())
-    saved = {name: array.clone() for name, array in compact_states.save().items()}
+    saved = {name: array.clone() for name, array in compact.save().items()}
     again = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
     again.load(saved)
-    torch.testing.assert_close(model(advance(again, 5)), model(advance(compact_states, 5)), rtol=0, atol=0)
+    torch.testing.assert_close(model(advance(again, 5)), model(advance(compact, 5)), rtol=0, atol=0)
 
 
 def test_only_methods_with_a_trace_have_trails() -> None:
