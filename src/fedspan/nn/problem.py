@@ -13,9 +13,9 @@ from torch import nn
 from fedspan.core import seeds
 from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, Problem, term
+from fedspan.core.projector import LinearMap
 from fedspan.nn.batched import Cohort
 from fedspan.nn.client_data import Batch, ClientData, Loss, Tensors, placed
 from fedspan.nn.module import FlatModule, Restricted, shrink
@@ -28,7 +28,7 @@ Augment = Callable[[Batch, torch.Generator], Batch]
 class TorchProblem(Problem):
     """A module, its clients' examples, and how to score it."""
 
-    together = 1
+    cohort_mode = "per_client"
 
     def __init__(
         self,

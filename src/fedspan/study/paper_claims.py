@@ -94,7 +94,7 @@ def drift_ratio(run: Run) -> Floats:
     """Measured drift over Lemma 2's bound, in every row."""
     s = setting(run)
     gap = lemmas.correction_gap(1, 0) * run.mean("control_error") + 2 * run.mean("grad_sq")
-    bounds = np.array([lemmas.drift(s, run.spec.method.lr, float(g)) for g in gap])
+    bounds = np.array([lemmas.drift(s, float(run.spec.method.lr), float(g)) for g in gap])
     found: Floats = run.mean("drift") / bounds
     return found
 
@@ -104,7 +104,7 @@ def drift(runs: list[Run]) -> list[Claim]:
     out = []
     for run in runs:
         s, ratio = setting(run), drift_ratio(run)
-        assert run.spec.method.lr <= 1 / (2 * s.local_steps * s.L)
+        assert float(run.spec.method.lr) <= 1 / (2 * s.local_steps * s.L)
         out.append(
             Claim(
                 f"Lemma 2, ρ = {s.rho:g}: drift within its bound", "ratio ≤ 1", f"{ratio.max():.2g}", ratio.max() <= 1
@@ -241,7 +241,7 @@ def predicted_error(run: Run, model: transient.Model) -> Floats:
     start = problem.optimum().numpy().reshape(problem.layout.blocks[0].shape).T
     share = rank(run) / problem.layout.blocks[0].inputs
     return transient.relative_error(
-        hessian, start, run.rounds, lr=method.lr, local_steps=method.local_steps, rho=share, model=model
+        hessian, start, run.rounds, lr=float(method.lr), local_steps=method.local_steps, rho=share, model=model
     )
 
 

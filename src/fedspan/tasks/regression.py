@@ -25,9 +25,9 @@ from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least, positive
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round, Schedule
 from fedspan.core.objective import Objective, Problem
+from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 from fedspan.core.task import Task
 

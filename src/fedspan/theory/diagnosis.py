@@ -93,7 +93,7 @@ def auto(
     if method.server_lr != 1.0:
         raise SpecError(f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}")
     steps = corollary.steps(setting_of(estimate(problem, effort), method, problem, clients_per_round, rounds))
-    boost = _steps(method, problem.layout).local / method.lr
+    boost = _steps(method, problem.layout).local / method.rate(0)
     return steps.local / boost, steps.server(method.local_steps)
 
 
@@ -141,7 +141,7 @@ def doubts(method: AnyMethod, problem: Problem, clients_per_round: int) -> list[
         found.append("control = 'paper' under sampling breaks c = mean c_i, which every lemma uses")
     if problem.weights is not None:
         found.append("clients have weights; the theorem is for a plain mean")
-    if problem.together is not None:
+    if problem.cohort_mode == "per_client":
         found.append("mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)")
     return found
 
@@ -154,7 +154,7 @@ def _beyond_plain(method: AnyMethod) -> str:
 
 
 def _steps(method: AnyMethod, layout: Layout) -> Steps:
-    lr = method.lr
+    lr = float(method.lr)
     if isinstance(method, InSubspace):
         lr = method.step(draw(method.projector, layout, (0,), 0), 0)
     return Steps.of(lr, getattr(method, "server_lr", 1.0), method.local_steps)

@@ -21,9 +21,9 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.engine.loop import Loop
 from fedspan.theory.gradient_probe import everyone, weights
 
@@ -67,7 +67,7 @@ def drift(loop: Loop, states: Any) -> torch.Tensor:
         return recorder.mean()
 
     with torch.random.fork_rng(devices=[]):
-        if problem.together is None:
+        if problem.cohort_mode == "batched":
             return one(states, rnd).mean(1)
         places = range(problem.clients)
         return torch.cat([one(_cut(states, i), rnd.subset(np.array([i]))) for i in places], 1).mean(1)

@@ -66,7 +66,7 @@ class Estimates:
 def estimate(problem: Problem, effort: Effort | None = None) -> Estimates:
     """All constants of a problem; of several runs the worst."""
     effort = effort or Effort()
-    whole = problem.together is None
+    whole = problem.cohort_mode == "batched"
     asked = everyone(problem) if whole else _sample(problem, effort.clients)
     who = (
         "all clients" if len(asked.clients) == problem.clients else f"{len(asked.clients)} of {problem.clients} clients"

@@ -37,7 +37,7 @@ class GradientProbe:
         rnd = self.round(t)
         wide = x.expand(-1, len(self.clients), -1)
         with torch.random.fork_rng(devices=[]):  # layers such as dropout draw from the run's own generator
-            if self.problem.together is None:
+            if self.problem.cohort_mode == "batched":
                 return find(self._objective(rnd), wide)
             ones = range(len(self.clients))
             parts = [find(self._objective(rnd.subset(np.array([i]))), wide[:, i : i + 1]) for i in ones]
