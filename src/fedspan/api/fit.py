@@ -28,7 +28,7 @@ from fedspan.nn.problem import Augment, TorchProblem
 from fedspan.nn.projection_rules import LEAST, ProjectionRule, choose, summary
 from fedspan.nn.projection_rules import freeze as leave
 from fedspan.tasks._model_adapter import OutputLoss, model_adapter
-from fedspan.theory.diagnostics import observe
+from fedspan.theory.diagnostics import measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ def fit(
     if compact_states and folder is not None:
         raise SpecError("`trail` keeps states in memory and `states` on disk; give one of them")
     clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds, compact_states)
-    watched = observe if diagnostics else None
+    watched = measure if diagnostics else None
     loop = Loop(method, problem, clients_end, (seed,), clients_per_round or problem.clients, observe=watched)
     watch = _Watch(loop, patience)
     table = {

@@ -33,8 +33,8 @@ from fedspan.engine.loop import Loop, Row, over_epochs
 from fedspan.engine.run_dir import CHECKPOINT, Result, execute, toml, vacant
 from fedspan.engine.simulator import Simulate, Simulator
 from fedspan.nn.problem import TorchProblem
-from fedspan.theory.diagnosis import Diagnosis, auto, diagnose
-from fedspan.theory.diagnostics import observe
+from fedspan.theory.diagnosis import Diagnosis, corollary_lr, diagnose
+from fedspan.theory.diagnostics import measure
 from fedspan.theory.lr_search import Search, search
 
 FOUND = "lr.json"  # how the local step was found, in a run's folder
@@ -213,7 +213,7 @@ def _run(
     clients_per_round = spec.participation.clients_per_round or problem.clients
     method = over_epochs(spec.method, problem, spec.epochs)
     with Simulator(method, problem, simulate=simulate, rounds=spec.rounds, compact_states=compact_states) as clients:
-        loop = Loop(method, problem, clients, of_runs, clients_per_round, observe=observe if spec.diagnostics else None)
+        loop = Loop(method, problem, clients, of_runs, clients_per_round, observe=measure if spec.diagnostics else None)
         with loggers.every(log, out, spec.table(), of_runs, on_row) as seen:
             return execute(loop, spec.table(), out, resume=resume, on_row=seen)
 
@@ -259,7 +259,7 @@ def _find(spec: Spec) -> dict[str, Any]:
     """The local step by the spec's rule, on its first seed."""
     method, problem, clients_per_round = _parts(spec)
     if spec.lr_from == "auto":
-        lr, server_lr = auto(method, problem, clients_per_round, spec.rounds)
+        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     found = search(method, problem, clients_per_round, spec.rounds, spec.search)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
@@ -270,7 +270,7 @@ def examine(spec: Spec, target: float | None = None) -> Diagnosis:
     """What the theory says about a spec before it runs; one without a local step is shown the corollary's."""
     method, problem, clients_per_round = _parts(spec)
     if spec.lr_from is not None:
-        lr, server_lr = auto(method, problem, clients_per_round, spec.rounds)
+        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         method = dataclasses.replace(method, lr=lr, server_lr=server_lr)  # type: ignore[type-var]
     return diagnose(method, problem, clients_per_round, spec.rounds, target)
 

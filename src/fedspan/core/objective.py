@@ -106,6 +106,10 @@ class Problem(ABC):
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
         """Metrics of a server model: name → one number a run."""
 
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64] | None:
+        """Mean loss on a fixed sample of the clients' own data, one number per run; None where it is not available."""
+        return None
+
     @abstractmethod
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
         """Which runs are past hope."""

@@ -17,7 +17,7 @@ from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, lemmas, theorem, transient
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance
-from fedspan.theory.gradient_probe import everyone
+from fedspan.theory.gradient_probe import all_clients
 from fedspan.theory.setting import Setting, Steps
 
 Floats = npt.NDArray[np.float64]
@@ -58,7 +58,7 @@ def setting(run: Run) -> Setting:
 def noise(run: Run) -> float:
     """mean_i σ_i² at x⁰."""
     problem = problem_of(run.spec)
-    return float(variance(everyone(problem).draws(problem.x0, 400))[0].mean())
+    return float(variance(all_clients(problem).batch_grads(problem.x0, 400))[0].mean())
 
 
 def factor(run: Run) -> float:
