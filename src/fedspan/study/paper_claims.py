@@ -10,11 +10,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+import lemmas
+import transient
 from fedspan.api.spec import Spec
 from fedspan.core.layout import DTYPES
 from fedspan.study.paper_trial import Run
 from fedspan.tasks.regression import RegressionProblem
-from fedspan.theory import corollary, lemmas, theorem, transient
+from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance
 from fedspan.theory.gradient_probe import all_clients
