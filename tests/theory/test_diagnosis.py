@@ -102,9 +102,9 @@ def test_diagnose_on_the_command_line(tmp_path: Path) -> None:
     for extra in ([], ["--set", "method.lr=auto", "--target", "0.5"]):
         done = CliRunner().invoke(cli.app, ["diagnose", str(path), *extra])
         assert done.exit_code == 0, done.output
-        for word in ("L = max L_i", "(4) 4L²η̃²/ρ² ≤ 1", "safe: the corollary's", "promise"):
+        for word in ("L = max L_i", "(4) 4L²η̃²/ρ² ≤ 1", "safe: the corollary's", "guaranteed"):
             assert word in done.output
-        assert ("times over" in done.output) == (not extra)
+        assert ("times the limit" in done.output) == (not extra)
 
 
 def test_auto_is_the_corollary_and_the_run_holds_the_number(tmp_path: Path) -> None:
