@@ -13,7 +13,7 @@ from test_estimates import network
 from conftest import advance, build, model, small, start
 from fedspan.core.errors import SpecError
 from fedspan.nn.models import mlp
-from fedspan.theory.lr_search import Search, search
+from fedspan.theory.lr_search import Search, budget_of, search
 
 
 def learnable(**settings: Any) -> Any:
@@ -26,11 +26,11 @@ def learnable(**settings: Any) -> Any:
     ("rounds", "share", "budget"), [(1000, 0.15, 150), (270, 0.15, 40), (100, 0.15, 40), (20, 0.15, 40), (20, 1.0, 40)]
 )
 def test_a_search_may_always_use_forty_rounds(rounds: int, share: float, budget: int) -> None:
-    assert Search(share=share).budget(rounds) == budget
+    assert budget_of(Search(share=share), rounds) == budget
 
 
 def test_a_search_of_very_few_rounds_is_eight_times_as_long() -> None:
-    assert [Search().budget(rounds) for rounds in (1, 2, 5, 6)] == [8, 16, 40, 40]
+    assert [budget_of(Search(), rounds) for rounds in (1, 2, 5, 6)] == [8, 16, 40, 40]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 20, 50])
@@ -41,7 +41,7 @@ def test_short_runs_of_a_network_without_a_test_set(name: str, rounds: int) -> N
     before = float(problem.training_loss(problem.x0)[0])
     found = search(method, problem, 4, rounds)
     assert found.metric == "training loss"
-    assert found.rounds <= Search().budget(rounds)
+    assert found.rounds <= budget_of(Search(), rounds)
     assert max(trial.rounds for trial in found.trials) <= rounds
     assert f"{found.rounds} rounds, {found.rounds / rounds:.0%} of the run's {rounds})" in found.summary()
     loop = advance(start(dataclasses.replace(method, lr=found.lr), problem, 4), rounds)

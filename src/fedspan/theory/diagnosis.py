@@ -70,6 +70,7 @@ def diagnose(
         rounds: T.
         target: ‖∇F‖ that the forecasts are for; a tenth of ‖∇F(x⁰)‖ by default.
         effort: how much data the estimates use.
+
     """
     found = estimate(problem, effort)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
@@ -100,6 +101,7 @@ def corollary_lr(
 
     Raises:
         SpecError: the corollary does not cover the method.
+
     """
     if not isinstance(method, SSF | Scaffold) or not method.solver.plain:
         name = registry.name_of(method) + _local_optimizer(method)

@@ -48,7 +48,7 @@ DEEP = 8.0  # a decrease of an error's logarithm that ends in noise
 class Search:
     """How much a learning-rate search may cost, and where it starts."""
 
-    share: float = 0.15  # share of the run's rounds for all trials together; at least 40 rounds (`budget`)
+    share: float = 0.15  # share of the run's rounds for all trials together; at least 40 rounds
     start: float = 1.0  # the first rate tried
 
     def __post_init__(self) -> None:
@@ -56,10 +56,6 @@ class Search:
             raise SpecError(f"`search.share` must be in (0, 1], got {self.share!r}")
         if not 0 < self.start < math.inf:
             raise SpecError(f"`search.start` must be a positive number, got {self.start!r}")
-
-    def budget(self, rounds: int) -> int:
-        """Rounds for all trials: `share` of the run, but at least 40, or 8 times a run of fewer than 5 rounds."""
-        return max(int(self.share * rounds), min(MIN_BUDGET, TRIALS * rounds))
 
 
 @dataclass(frozen=True)
@@ -82,6 +78,11 @@ class SearchResult:
         return f"lr = {self.lr:.3g} by a search of {len(self.trials)} trials ({cost}) on the {self.metric}"
 
 
+def budget_of(how: Search, rounds: int) -> int:
+    """Rounds for all trials: `share` of the run, but at least 40, or 8 times a run of fewer than 5 rounds."""
+    return max(int(how.share * rounds), min(MIN_BUDGET, TRIALS * rounds))
+
+
 def search(
     method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int, how: Search | None = None
 ) -> SearchResult:
@@ -89,9 +90,10 @@ def search(
 
     Raises:
         SpecError: no rate that was tried lowers the measure, or the problem has nothing to measure by.
+
     """
     how = how or Search()
-    left = budget = how.budget(rounds)
+    left = budget = budget_of(how, rounds)
     run = _TrialRunner(method, problem, clients_per_round)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
     left -= _spent(probes)
