@@ -1,8 +1,8 @@
 """Data sets by name, and how they are divided among clients: usable without a spec.
 
-    train, test = fedspan.data.load("mnist")
-    parts = fedspan.data.Dirichlet(clients=20, alpha=0.1).split(train.y, seed=0)
-    clients = [(train.x[part], train.y[part]) for part in parts]
+train, test = fedspan.data.load("mnist")
+parts = fedspan.data.Dirichlet(clients=20, alpha=0.1).split(train.y, seed=0)
+clients = [(train.x[part], train.y[part]) for part in parts]
 """
 
 from typing import TYPE_CHECKING
