@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedspan
-from fedspan import Layout, LocalSteps, Objective, Round, Vector
+from fedspan import Layout, Objective, Round, Vector
+from fedspan.methods.base import LocalSteps
 
 
 @dataclass(frozen=True, eq=False)

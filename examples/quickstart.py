@@ -5,6 +5,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedspan
+from fedspan.methods import SSF, FedAvg
 from fedspan.nn.models import mlp
 
 digits = load_digits()
@@ -13,7 +14,7 @@ order = np.argsort(y[:1500].numpy(), kind="stable").reshape(10, -1)  # sorted by
 clients = [(x[rows], y[rows]) for rows in order]
 test = (x[1500:], y[1500:])
 
-for method in (fedspan.FedAvg(lr=0.1, local_steps=10), fedspan.SSF(rank=0.2, lr=0.5, local_steps=10)):
+for method in (FedAvg(lr=0.1, local_steps=10), SSF(rank=0.2, lr=0.5, local_steps=10)):
     torch.manual_seed(0)
     result = fedspan.fit(mlp((1, 8, 8), 10), clients, method=method, rounds=60, test=test, eval_every=10)
     last = result.rows[-1]

@@ -86,7 +86,7 @@ class Spec:
         method = table.get("method")
         if isinstance(method, dict) and method.get("lr") in ("auto", "search"):
             table = table | {"method": method | {"lr": UNSETTLED}, "lr_from": method["lr"]}
-        spec = registry.make(Spec, table, "spec")
+        spec = registry.make(Spec, table)
         assert isinstance(spec, Spec)
         return spec
 

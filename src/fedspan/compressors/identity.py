@@ -1,4 +1,4 @@
-"""No compression: all n numbers as they are. Turns every compressed method into its plain form."""
+"""No compression: all n numbers as they are. Makes every compressed method its uncompressed form."""
 
 from __future__ import annotations
 

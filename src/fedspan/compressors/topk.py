@@ -1,4 +1,4 @@
-"""Top-k: the k numbers of largest size, and where they stand. Contractive with δ = k/n."""
+"""Top-k: the k numbers of largest absolute value, and their places. Contractive with δ = k/n."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TopK(Sparse):
     def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values, packed = code.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
-        return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: no stranger's index can raise
+        return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: a malformed index must not raise
 
     def delta(self, n: int) -> float | None:
         return self.kept(n) / n

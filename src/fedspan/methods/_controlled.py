@@ -34,7 +34,7 @@ class Controlled(Coded[Controls, ClientState, Controls], Restorable[ClientState,
         return server
 
     def control_change(self, c_i: Vector, down: Controls, f: Objective, rnd: Round) -> Vector:
-        """(x − y)/(η_l K) − c after K steps along g_i − c_i + c: what SCAFFOLD would add to c_i."""
+        """(x − y)/(η_l K) − c after K steps along g_i − c_i + c: what SCAFFOLD adds to c_i."""
         total = self.moved(down.x, f, rnd, plus=down.c - c_i)
         return total / (self.rate(rnd.t) * self.local_steps) - down.c
 

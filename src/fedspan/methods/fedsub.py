@@ -1,6 +1,6 @@
 """FedSub: local steps and dual variables that both live in the subspace (arXiv:2509.05213).
 
-     1  P ← projector(seed, t), drawn anew every `refresh` rounds      both ends
+     1  P ← projector(seed, t), drawn every `refresh` rounds      server and clients
      2  send what i lacks of x: the b̄ of the rounds it missed
      3  b ← b − η_l (P g_i(x + Pᵀb) + Λ_i/(η_l K))                      K times, from b = 0;  send b_i
      4  x ← x + η_g Pᵀ b̄,   b̄ = mean_S b_i

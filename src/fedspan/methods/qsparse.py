@@ -1,7 +1,9 @@
 """Qsparse-local-SGD: error feedback with quantized top-k (Basu et al. 2019, arXiv:1906.02367).
 
-The box is that of `ef`, with C = quantize ∘ top-k: the k largest numbers of e_i + D_i, each rounded at random to s
-levels of the norm of its bucket. Other compressors of the kind `compose` may be given; k is the one to choose.
+The box is that of `ef` with C = quantize ∘ top-k: the k largest numbers of e_i + D_i, each randomly rounded to s levels
+of the norm of its bucket. Any `compose` compressor can be given; its k matters most.
+
+Differences from the paper: those of `ef`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,6 @@ FIVE_BITS = Compose(outer=QSGD(levels=15, bucket=64), inner=TENTH)  # ω = 64/15
 @register
 @dataclass(frozen=True, kw_only=True)
 class Qsparse(ErrorFeedback):
-    """Few numbers, and few bits of each."""
+    """Few numbers, with few bits each."""
 
-    compressor: Compressor = FIVE_BITS
+    compressor: Compressor = FIVE_BITS  # C: how uploads are compressed

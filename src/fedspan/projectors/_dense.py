@@ -1,4 +1,4 @@
-"""A projector held as a small r × d matrix for one block."""
+"""P of one block as an r × d array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedspan.core import seeds
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """P as an array (runs, r, d), in the layout's type and in the float64 it was drawn in."""
+    """P as an array (runs, r, d), in the type of the layout and in the float64 in which it was drawn."""
 
     p: torch.Tensor
     drawn: torch.Tensor
@@ -41,11 +41,11 @@ class Dense:
         return (self.drawn.flatten(1) @ h).view(-1, 1, 1)
 
     def cut(self, runs: slice) -> Dense:
-        """Some of the runs."""
+        """The same for some of the runs."""
         return Dense(self.p[runs], self.drawn[runs])
 
     def to(self, device: torch.device) -> Dense:
-        """On another device; the drawn numbers stay, for the probe."""
+        """The same on another device; the drawn numbers stay, for the probe."""
         return Dense(self.p.to(device), self.drawn)
 
 

@@ -1,4 +1,4 @@
-"""Random coordinates: r of the d inputs, drawn without replacement. No product at all, and exact on any machine."""
+"""Random coordinates: r of the d inputs, drawn without replacement. Needs no products, and is exact on any machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedspan.projectors._dense import fixed_numbers
 
 @dataclass(frozen=True, eq=False)
 class Picked:
-    """P as the list of the inputs it keeps, (runs, 1, r)."""
+    """P as the inputs that it keeps, (runs, 1, r)."""
 
     index: torch.Tensor
     inputs: int
@@ -27,7 +27,7 @@ class Picked:
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
         """v Pᵀ."""
-        if self.index.shape[0] == 1:  # one run: whole columns, much faster than number by number
+        if self.index.shape[0] == 1:  # one run: whole columns, which is much faster
             return v.index_select(2, self.index[0, 0])
         return v.gather(2, self.index.expand(-1, v.shape[1], -1))
 
@@ -48,11 +48,11 @@ class Picked:
         return (self.index.flatten(1).double() @ fixed_numbers(self.rank)).view(-1, 1, 1) / self.inputs
 
     def cut(self, runs: slice) -> Picked:
-        """Some of the runs."""
+        """The same for some of the runs."""
         return Picked(self.index[runs], self.inputs, self.dtype)
 
     def to(self, device: torch.device) -> Picked:
-        """On another device."""
+        """The same on another device."""
         return Picked(self.index.to(device), self.inputs, self.dtype)
 
 
