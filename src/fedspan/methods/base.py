@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -104,7 +105,7 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
                 raise SpecError(f"`schedule` {self.schedule!r} needs `schedule_rounds`, the round at which it ends")
             at_least("schedule_rounds", self.schedule_rounds, 1)
 
-    @property
+    @functools.cached_property
     def solver(self) -> Optimizer:
         """The optimizer of the local steps."""
         return SGD(momentum=self.momentum) if self.optimizer is None else self.optimizer
