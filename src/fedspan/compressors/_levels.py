@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fedspan import Vector
 from fedspan.core import seeds
-from fedspan.core.layout import Vector
 
 PIECE = 1 << 16  # random numbers drawn at once, so that they stay in the processor's cache
 

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError, count_or_ratio
-from fedspan.core.layout import Vector
+from fedspan import Compressor, SpecError, Vector
+from fedspan.core.errors import count_or_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Compressor):
-    """Keeps k of the n numbers.
-
-    Args:
-        k: How many numbers are kept: a number (20) or a share (0.1).
-
-    """
+    """Keeps k of the n numbers."""
 
     k: int | float = 0.1  # how many numbers are kept: a number (20) or a share (0.1)
 

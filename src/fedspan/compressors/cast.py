@@ -10,13 +10,10 @@ from typing import Literal
 
 import torch
 
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.compressors._levels import divisor, unit
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
 from fedspan.core.errors import one_of
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -11,14 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedspan import Compressor, Encoded, SpecError, Vector, register
 from fedspan.compressors._sparse import Sparse
 from fedspan.compressors.randk import RandK
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.errors import SpecError
-from fedspan.core.layout import Vector
-from fedspan.core.registry import accept_choices, name_of, register
+from fedspan.core.registry import accept_choices, name_of
 
 
 @register

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 
 @register

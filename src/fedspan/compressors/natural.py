@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Encoded, SpecError, Vector, register
 from fedspan.compressors._levels import chance, divisor, unit
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
-from fedspan.core.encoded import Encoded, pack, unpack
-from fedspan.core.errors import SpecError, at_least
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
+from fedspan.core.encoded import pack, unpack
+from fedspan.core.errors import at_least
 
 
 @register

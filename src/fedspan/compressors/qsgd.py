@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Encoded, Vector, register
 from fedspan.compressors._levels import buckets, chance, divisor, norm
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
-from fedspan.core.encoded import Encoded, pack, unpack, width_of
+from fedspan.core.encoded import pack, unpack, width_of
 from fedspan.core.errors import at_least
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 
 @register

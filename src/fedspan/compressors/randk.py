@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedspan import Encoded, Round, Vector, register
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
-from fedspan.core.encoded import Encoded
-from fedspan.core.layout import Vector
-from fedspan.core.method import Round
-from fedspan.core.registry import register
 
 
 @register

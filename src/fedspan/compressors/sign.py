@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.compressors._levels import buckets
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded, pack, unpack
+from fedspan.core.encoded import pack, unpack
 from fedspan.core.errors import at_least
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 
 @register

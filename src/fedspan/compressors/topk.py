@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Encoded, Vector, register
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
-from fedspan.core.encoded import Encoded, pack, unpack, width_of
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
+from fedspan.core.encoded import pack, unpack, width_of
 
 
 @register

@@ -38,7 +38,6 @@ class Compressor(ABC):
         Args:
             v: (runs, clients, n) numbers.
             keys: One key per vector, (runs, clients); the only source of randomness.
-
         """
 
     @abstractmethod
@@ -61,12 +60,7 @@ class Compressor(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Unbiased(Compressor):
-    """A compressor that is unbiased, or divided by 1 + ω, which makes it contractive with δ = 1/(1 + ω).
-
-    Args:
-        unbiased: Whether to leave out the division.
-
-    """
+    """A compressor that is unbiased, or divided by 1 + ω, which makes it contractive with δ = 1/(1 + ω)."""
 
     unbiased: bool = True  # false divides by 1 + ω, which makes it contractive
 

@@ -55,7 +55,6 @@ def register(cls: C) -> C:
 
     Returns:
         The class itself, so that this serves as a decorator.
-
     """
     kind = kind_of(cls)
     if kind is None:
@@ -121,7 +120,6 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
 
     Raises:
         SpecError: The value is none of these, or a name whose class has settings without a default.
-
     """
     where = where or kind
     if isinstance(value, KINDS[kind].base):

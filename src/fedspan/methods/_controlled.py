@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import ClientState, Restorable, Round
-from fedspan.core.objective import Objective
+from fedspan import Layout, Objective, Restorable, Round, Vector
+from fedspan.core.method import ClientState
 from fedspan.methods._coded import Coded, Up
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
+from fedspan import Vector, register
 from fedspan.methods._averaging import Adaptive
 
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Adaptive
 
 

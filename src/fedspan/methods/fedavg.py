@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan.core.method import Round
-from fedspan.core.registry import register
+from fedspan import Round, register
 from fedspan.methods._averaging import Averaging, ServerState, Up
 
 

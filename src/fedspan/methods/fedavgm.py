@@ -19,10 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Layout, Round, Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Averaging, ServerState, Up
 
 

@@ -22,11 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.layout import Block, Vector
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
+from fedspan import Block, Objective, Round, Vector, register
 from fedspan.core.projector import Factor
-from fedspan.core.registry import register
 from fedspan.methods._lora import Adapted, Down, Up, of_cohort
 from fedspan.methods.base import NoState
 

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Objective, Round, register
 from fedspan.core.errors import not_negative
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Averaging, Down, ServerState, Up
 from fedspan.methods.base import NoState
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Adaptive
 
 

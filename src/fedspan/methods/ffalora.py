@@ -20,10 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.method import Round
-from fedspan.core.objective import Direction, Objective
-from fedspan.core.registry import register
+from fedspan import Block, Layout, Objective, Round, Vector, register
+from fedspan.core.objective import Direction
 from fedspan.methods._lora import Adapted, Down, Up, of_cohort
 from fedspan.methods.base import NoState
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Compressor, register
 from fedspan.compressors.compose import Compose
 from fedspan.compressors.qsgd import QSGD
-from fedspan.core.compressor import Compressor
-from fedspan.core.registry import register
 from fedspan.methods._coded import TENTH
 from fedspan.methods._feedback import ErrorFeedback
 

@@ -15,26 +15,17 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Optimizer, Vector, register
 from fedspan.core.errors import below_one, not_negative, positive
-from fedspan.core.layout import Vector
 from fedspan.core.objective import Direction
-from fedspan.core.optimizer import Optimizer, turned, turned_squares
+from fedspan.core.optimizer import turned, turned_squares
 from fedspan.core.projector import LinearMap
-from fedspan.core.registry import register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
-    """AdamW; its memory is m, v and t: 2n + 1 numbers.
-
-    Args:
-        beta1: Decay β_1 of the mean of gradients.
-        beta2: Decay β_2 of the mean of squared gradients.
-        eps: ε, which keeps coordinates with much smaller gradients from being enlarged.
-        decay: Weight decay λ, apart from the gradient.
-
-    """
+    """AdamW; its memory is m, v and t: 2n + 1 numbers."""
 
     beta1: float = 0.9  # β_1: decay of the mean of gradients
     beta2: float = 0.999  # β_2: decay of the mean of squared gradients

@@ -20,19 +20,15 @@ class Dense:
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.p.shape[1]
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
-        """v Pᵀ."""
         return torch.bmm(v, self.p.mT)
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
-        """z P."""
         return torch.bmm(z, self.p)
 
     def columns(self) -> torch.Tensor:
-        """Pᵀ."""
         return self.p.mT
 
     def probe(self) -> torch.Tensor:
@@ -41,7 +37,6 @@ class Dense:
         return (self.drawn.flatten(1) @ h).view(-1, 1, 1)
 
     def cut(self, runs: slice) -> Dense:
-        """The same for some of the runs."""
         return Dense(self.p[runs], self.drawn[runs])
 
     def to(self, device: torch.device) -> Dense:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector
-from fedspan.core.registry import register
 from fedspan.projectors._dense import Dense
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector
-from fedspan.core.registry import register
 from fedspan.projectors._dense import Dense, fixed_numbers
 
 SMALL = 512  # up to this many inputs a stored matrix is faster than the transform
@@ -33,22 +32,18 @@ class Walsh:
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.rows.shape[2]
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
-        """v Pᵀ."""
         mixed = transform(v.gather(2, self.shuffle.expand(v.shape)) * self.signs)
         return mixed.gather(2, self.rows.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
-        """z P."""
         full = z.new_zeros(*z.shape[:2], self.shuffle.shape[2])
         mixed = transform(full.scatter_(2, self.rows.expand(z.shape), z)) * self.signs
         return torch.empty_like(mixed).scatter_(2, self.shuffle.expand(mixed.shape), mixed)
 
     def columns(self) -> torch.Tensor:
-        """Pᵀ."""
         eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device).expand(self.rows.shape[0], -1, -1)
         return self.up(eye).mT
 
@@ -60,11 +55,9 @@ class Walsh:
         return ((self.rows.flatten(1).double() @ h[: self.rank] + order) / d).view(-1, 1, 1)
 
     def cut(self, runs: slice) -> Walsh:
-        """The same for some of the runs."""
         return Walsh(self.shuffle[runs], self.signs[runs], self.rows[runs])
 
     def to(self, device: torch.device) -> Walsh:
-        """The same on another device."""
         return Walsh(self.shuffle.to(device), self.signs.to(device), self.rows.to(device))
 
 

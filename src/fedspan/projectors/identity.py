@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector, Rank
-from fedspan.core.registry import register
+from fedspan.core.projector import Rank
 
 
 @register
