@@ -17,6 +17,7 @@ from conftest import METHODS, build, takes
 from fedspan.engine import simulator
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
+from fedspan.methods import SSF
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build as network
 from fedspan.nn.problem import TorchProblem
@@ -184,7 +185,7 @@ def test_fit_takes_a_way_and_ends_its_processes() -> None:
     torch.manual_seed(1)
     clients = [(torch.randn(20, 64), torch.randint(0, 4, (20,))) for _ in range(3)]
     for way in ("loop", "pool"):
-        fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, simulate=way)  # type: ignore[arg-type]
+        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, simulate=way)  # type: ignore[arg-type]
     assert not multiprocessing.active_children()
     with pytest.raises(fedspan.FedspanError, match="simulate"):
-        fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, simulate="fast")  # type: ignore[arg-type]
+        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, simulate="fast")  # type: ignore[arg-type]
