@@ -141,12 +141,19 @@ def test_a_searched_run_resumes_with_the_rate_it_began_with(tmp_path: Path, monk
     lr = Spec.load(tmp_path / "o" / "spec.toml").method.lr
     assert json.loads((tmp_path / "o" / experiment.LR).read_text())["values"] == {"lr": lr}
     monkeypatch.setattr(experiment, "search", lambda *_: pytest.fail("searched again"))
-    longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True)
+    longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True, keep_checkpoint=True)
     assert longer.history[-1]["round"] == 500
     with pytest.raises(SpecError, match="already holds a run"):
         experiment.run(short, tmp_path / "o")
     with pytest.raises(CheckpointError, match=r"method.lr"):
-        experiment.run(Spec.from_table(table(rounds=500)), tmp_path / "o", resume=True)
+        experiment.run(Spec.from_table(table(rounds=600)), tmp_path / "o", resume=True)
+
+
+@pytest.mark.xfail(strict=True, reason="a finished run is returned without a comparison of the two specs")
+def test_a_finished_run_does_not_stand_in_for_one_with_another_rate(tmp_path: Path) -> None:
+    experiment.run(Spec.from_table(table()), tmp_path / "o")
+    with pytest.raises(CheckpointError, match=r"method.lr"):
+        experiment.run(Spec.from_table(table(method__lr=0.02)), tmp_path / "o", resume=True)
 
 
 def test_a_step_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
