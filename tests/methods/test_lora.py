@@ -141,4 +141,10 @@ def test_mistakes_are_named(name: str) -> None:
         with pytest.raises(SpecError, match=words):
             fit(build(name, rank=rank))
     with pytest.raises(SpecError, match="nothing to train"):
-        fedspan.fit(network(), clients(), method=build(name, rank=2, others="frozen"), rounds=1, least=10**6)
+        fedspan.fit(
+            network(),
+            clients(),
+            method=build(name, rank=2, others="frozen"),
+            rounds=1,
+            projection=Projection(min_numel=10**6),
+        )
