@@ -18,6 +18,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
 from fedspan.core.optimizer import SGD, Optimizer
+from fedspan.core.spec import Spec
 from fedspan.optimizers.adamw import AdamW
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
@@ -207,7 +208,8 @@ def test_a_spec_names_it(tmp_path: Path) -> None:
             "moments": "keep",
             "optimizer": {"name": "adamw"},
         },
-        "task": {"name": "regression", "clients": 4, "dim": 6, "outputs": 2, "samples": 9, "batch": 4},
+        "task": {"name": "regression", "clients": 4, "dim": 6, "outputs": 2, "samples": 9},
+        "batch_size": 4,
     }
     spec = Spec.from_table(table)
     path = tmp_path / "spec.toml"
