@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Objective
 
@@ -99,6 +100,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the method cannot work on this model; called before anything is written."""
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """What a local step trains on a client's device; the default is a plain step on the full model."""
+        return Footprint(layout.size)
 
     @abstractmethod
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:

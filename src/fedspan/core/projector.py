@@ -52,6 +52,10 @@ class Projector(ABC):
             )
         return rank
 
+    def size(self, layout: Layout) -> int:
+        """r of a whole layout: numbers inside the subspace."""
+        return sum(b.size if b.axis is None else b.size // b.inputs * self.rank_of(b) for b in layout.blocks)
+
     def asked(self, block: Block) -> int | float:
         """What `rank` says of one block: a number of directions or a share of them."""
         if not isinstance(self.rank, Mapping):

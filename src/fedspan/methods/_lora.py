@@ -15,11 +15,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedspan.core.errors import SpecError, one_of, positive
+from fedspan.core.footprint import Adapters, Footprint
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
@@ -66,6 +67,7 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
     rank: int | float | Mapping[str, int | float] = 0.1  # r: a number, a share of a block's inputs, or one by layer
     alpha: float | None = None  # α; None: that of each block is its r, so that the scale α/r is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without adapters
+    trains_a: ClassVar[bool] = True  # whether A is trained as well as B
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +80,13 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
         """The rank must fit every adapted block, and something must be trained."""
         if not sum(self.sizes(layout)):
             raise SpecError("`others` 'frozen' leaves nothing to train: no block of this model is adapted")
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step on adapters. The simulator forms the full gradient; a device that is short of memory runs PEFT."""
+        ranks = {block.name: self.rank_of(block) for block in layout.blocks if block.axis is not None}
+        trained = sum(self.sizes(layout))
+        adapters = Adapters(ranks, self.trains_a, self.others == "trained")
+        return Footprint(trained, self.solver.size(trained), adapters)
 
     def start(self, rnd: Round) -> LinearMap:
         """A as it starts, the same at both ends and in every round."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedspan.core.errors import SpecError, at_least, below_one, one_of, positive
+from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
@@ -75,6 +76,9 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         """The optimizer of the local steps."""
         return SGD(momentum=self.momentum) if self.optimizer is None else self.optimizer
 
+    def footprint(self, layout: Layout) -> Footprint:
+        return Footprint(layout.size, self.solver.size(layout.size))
+
     def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
         """Where K local steps along a direction lead; the optimizer starts at rest."""
         return self.solver.descend(start, direction, lr, self.local_steps, origin)[0]
@@ -135,6 +139,11 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
         for block in layout.blocks:
             if block.axis is not None:
                 self.projector.rank_of(block)
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step inside the subspace."""
+        r = self.projector.size(layout)
+        return Footprint(r, self.solver.size(r))
 
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""

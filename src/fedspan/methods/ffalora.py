@@ -32,6 +32,8 @@ from fedspan.methods._lora import Adapted, ClientState, Down, Up, of_cohort
 class FFALoRA(Adapted):
     """r out numbers a block on the wire."""
 
+    trains_a = False
+
     def adapter(self, block: Block) -> int:
         return self.rank_of(block) * (block.size // block.inputs)
 
