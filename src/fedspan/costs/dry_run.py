@@ -27,6 +27,15 @@ def empty(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, device=NOWHERE)
 
 
+def _flat(args: Iterable[Any]) -> Iterator[Any]:
+    """Operands, also those in lists; much faster than torch's own, and called for every operation."""
+    for arg in args:
+        if isinstance(arg, list | tuple):
+            yield from arg
+        else:
+            yield arg
+
+
 class WithoutNumbers(TorchDispatchMode):
     """An operation on a tensor without numbers takes all its tensors as such, wherever they are."""
 
@@ -37,7 +46,7 @@ class WithoutNumbers(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return args[0].dtype != torch.bool and 1  # as a number one, as a condition false
-        given = {t.is_meta for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        given = {t.is_meta for t in _flat(args) if isinstance(t, torch.Tensor)}
         if len(given) == 2:
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else empty(t), (args, kwargs))
         return func(*args, **kwargs)

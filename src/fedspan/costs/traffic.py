@@ -11,20 +11,24 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core import wire
+from fedspan.core import seeds, wire
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Direction, Objective, Problem
+from fedspan.core.projector import Projector
 from fedspan.costs.dry_run import NOWHERE, WithoutNumbers
 from fedspan.engine.loop import Loop, Replies
+from fedspan.projectors._dense import Dense
 
 WALKED = 40  # rounds that are walked through, at least
+STEADY = 8  # rounds after which a run with all clients in every round is taken to repeat its last two
 
 AnyMethod = Method[Any, Any, Any, Any]
 
@@ -85,6 +89,14 @@ class _Forgetful:
         pass
 
 
+def _undrawn(projector: Projector, layout: Layout, keys: seeds.Keys) -> LinearMap:
+    """P of the right shape: to draw one for a large model takes longer than all the rest."""
+    shapes = ((projector.rank_of(b), b.inputs) if b.axis is not None else None for b in layout.blocks)
+    factors = (shape and torch.empty(len(keys), *shape, dtype=layout.dtype, device=NOWHERE) for shape in shapes)
+    probe = torch.empty(len(keys), 1, 1, dtype=torch.float64, device=NOWHERE)
+    return LinearMap(layout, tuple(None if p is None else Dense(p, p) for p in factors), probe)
+
+
 @dataclass(frozen=True)
 class Course:
     """What has been sent after any number of rounds."""
@@ -119,23 +131,34 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
     """Bytes of a run of a method on a problem's model and clients."""
     method.check(problem.layout)
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    flat = FlatProblem(problem.layout, problem.clients, buffers)
-    totals = [(0, 0)]
-    with torch.inference_mode(), WithoutNumbers():
-        transport = _Forgetful(method, flat)
-        loop = Loop(method, flat, transport, (seed,), clients_per_round)
-        for _ in range(min(rounds, max(WALKED, 2 * problem.clients // clients_per_round))):
+    layout = dataclasses.replace(problem.layout)  # of its own, so that no cache gives these P to anybody else
+    flat = FlatProblem(layout, problem.clients, buffers)
+    short = dataclasses.replace(method, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
+    walked = min(rounds, max(WALKED, 2 * problem.clients // clients_per_round))
+    totals, server = [(0, 0)], [0]
+    with torch.inference_mode(), WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn):
+        transport = _Forgetful(short, flat)
+        loop = Loop(short, flat, transport, (seed,), clients_per_round)
+        while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
-    late = max(1, (len(totals) - 1) // 2)
+            server.append(_bytes(loop.server))
+    late = max(1, loop.t // 2)
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
+    log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size
     state = _bytes(transport.first)
     copy = flat.x0.nbytes if any(f.name == "sync" for f in dataclasses.fields(method.types()[2])) else 0
     return Cost(
         up / clients_per_round, down / clients_per_round, *course.after(rounds),
-        state, 2 * (state + copy), _bytes(loop.server), problem.clients * state, course,
+        state, 2 * (state + copy), server[-1] + log, problem.clients * state, course,
     )  # fmt: skip
+
+
+def _steady(totals: list[tuple[int, int]]) -> bool:
+    """Whether each of the last rounds cost what the round two before it cost."""
+    spent = np.diff(totals[-STEADY - 1 :], axis=0)
+    return len(spent) == STEADY and np.array_equal(spent[2:], spent[:-2])
 
 
 def _bytes(state: Any) -> int:
