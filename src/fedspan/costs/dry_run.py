@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 NOWHERE = torch.device("meta")
-SEEN = "fedspan_seen"  # attribute of a storage that is counted; it is deleted with the storage
+SEEN = "fedspan_seen"  # attribute of a storage: what counts it until it is gone, or False where it was made unseen
 
 
 def empty(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,16 +58,17 @@ class Live(WithoutNumbers):
     def __init__(self, device: torch.device = NOWHERE) -> None:
         super().__init__()
         self.device, self.now, self.peak = device, 0, 0
-        self.paused = False  # new tensors are not counted
-        self.touching = False  # older tensors are counted once an operation uses them
+        self.paused = False  # tensors made meanwhile are not counted
+        self.touching = False  # but are once an operation uses them
 
-    def count(self, tensors: Iterable[Any]) -> None:
-        """Count the tensors' storages until they are gone."""
+    def count(self, tensors: Iterable[Any], unseen: bool = False) -> None:
+        """Count the tensors' storages until they are gone; with `unseen` also those that were made while paused."""
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.device == self.device:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device.type:
                 storage = tensor.untyped_storage()
-                if getattr(storage, SEEN, None) is None:
-                    setattr(storage, SEEN, _Seen(self, storage.nbytes()))
+                seen = getattr(storage, SEEN, None)
+                if seen is None or (unseen and seen is False):
+                    setattr(storage, SEEN, not self.paused and _Seen(self, storage.nbytes()))
 
     def restart(self) -> int:
         """Forget the peak; bytes alive now."""
@@ -83,10 +84,10 @@ class Live(WithoutNumbers):
         self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.touching:
+            self.count(_flat(args), unseen=True)
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if not self.paused:
-            self.count(tree_leaves((args, kwargs)) if self.touching else ())
-            self.count(tree_leaves(out))
+        self.count(tree_leaves(out))
         return out
 
 
