@@ -19,7 +19,7 @@ from torch import nn
 
 from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Direction, Objective, Plus
 from fedspan.costs.dry_run import Live, rehearsal

@@ -19,10 +19,10 @@ import torch
 
 from fedspan.core import seeds, wire
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Direction, Objective, Problem
-from fedspan.core.projector import Projector
+from fedspan.core.projector import LinearMap, Projector
+from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, WithoutNumbers
 from fedspan.engine.loop import Loop, Replies
 from fedspan.projectors._dense import Dense
@@ -133,7 +133,7 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
     layout = dataclasses.replace(problem.layout)  # of its own, so that no cache gives these P to anybody else
     flat = FlatProblem(layout, problem.clients, buffers)
-    short = dataclasses.replace(method, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
+    short = dataclasses.replace(method, lr=1.0, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
     walked = min(rounds, max(WALKED, 2 * problem.clients // clients_per_round))
     totals, server = [(0, 0)], [0]
     with torch.inference_mode(), WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn):
@@ -148,7 +148,7 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
     course = Course(tuple(totals), (up, down))
     log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size
     state = _bytes(transport.first)
-    copy = flat.x0.nbytes if any(f.name == "sync" for f in dataclasses.fields(method.types()[2])) else 0
+    copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
     return Cost(
         up / clients_per_round, down / clients_per_round, *course.after(rounds),
         state, 2 * (state + copy), server[-1] + log, problem.clients * state, course,
