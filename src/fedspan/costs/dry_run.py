@@ -117,5 +117,9 @@ def _fused(*args: Any, **kwargs: Any) -> torch.Tensor:
 @contextlib.contextmanager
 def rehearsal() -> Iterator[Live]:
     """New tensors have no numbers, and all are counted."""
-    with torch.device(NOWHERE), mock.patch.object(F, "scaled_dot_product_attention", _fused), Live() as live:
-        yield live
+    gc.freeze()  # what is there already need not be searched for garbage
+    try:
+        with torch.device(NOWHERE), mock.patch.object(F, "scaled_dot_product_attention", _fused), Live() as live:
+            yield live
+    finally:
+        gc.unfreeze()

@@ -138,8 +138,8 @@ class _Watched(Objective):
             start = self.weights if start is self.x else start  # x is in the weights already
             for _ in range(STEPS):
                 self._next()
-                end = inner.walk(start, lr, 1)
-            return end
+                inner.walk(start, lr, 1)
+            return start
 
         if hasattr(inner, "walk"):
             direction.walk = walk
@@ -151,4 +151,5 @@ class _Watched(Objective):
         if self.steps == STEPS:
             raise _Measured
         self.live.touching = self.steps == STEPS - 2
-        self.start = self.live.restart()
+        if not self.live.touching:
+            self.start = self.live.restart()

@@ -7,6 +7,7 @@ them cost on average.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fedspan.costs.dry_run import NOWHERE, WithoutNumbers
 from fedspan.engine.loop import Loop, Replies
 from fedspan.projectors._dense import Dense
 
+SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
 WALKED = 40  # rounds that are walked through, at least
 STEADY = 8  # rounds after which a run with all clients in every round is taken to repeat its last two
 
@@ -34,14 +36,15 @@ AnyMethod = Method[Any, Any, Any, Any]
 
 
 class FlatProblem(Problem):
-    """A model of the right size over clients that have nothing to learn; no vector has numbers."""
+    """A model of the right size over clients that have nothing to learn; the vectors of a large one have no numbers."""
 
     seeds = (0,)
 
     def __init__(self, layout: Layout, clients: int, buffers: int = 0) -> None:
+        device = None if layout.size <= SMALL else NOWHERE
         self.layout, self.clients, self.weights = layout, clients, None
-        self.x0 = torch.empty(1, 1, layout.size, dtype=layout.dtype, device=NOWHERE)
-        self.buffers0 = torch.empty(1, 1, buffers, device=NOWHERE) if buffers else None
+        self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
+        self.buffers0 = torch.zeros(1, 1, buffers, device=device) if buffers else None
 
     def cohort(self, rnd: Round) -> Objective:
         return _Level(rnd.ids.shape)
@@ -136,7 +139,10 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
     short = dataclasses.replace(method, lr=1.0, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
     walked = min(rounds, max(WALKED, 2 * problem.clients // clients_per_round))
     totals, server = [(0, 0)], [0]
-    with torch.inference_mode(), WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn):
+    dry = (WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn)) if flat.x0.is_meta else ()
+    with contextlib.ExitStack() as stack, torch.inference_mode():
+        for context in dry:
+            stack.enter_context(context)
         transport = _Forgetful(short, flat)
         loop = Loop(short, flat, transport, (seed,), clients_per_round)
         while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
