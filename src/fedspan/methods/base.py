@@ -12,6 +12,7 @@ import torch
 
 from fedspan import Layout, Log, LogsChanges, Method, Optimizer, Projector, Round, SpecError, SyncedDown, Vector
 from fedspan.core.errors import at_least, below_one, one_of, positive
+from fedspan.core.footprint import Footprint
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
 from fedspan.core.optimizer import SGD
@@ -112,6 +113,9 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         """The optimizer of the local steps."""
         return SGD(momentum=self.momentum) if self.optimizer is None else self.optimizer
 
+    def footprint(self, layout: Layout) -> Footprint:
+        return Footprint(layout.size, self.solver.size(layout.size))
+
     def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
         """The end point of K local steps along a direction; the optimizer starts without memory."""
         return self.solver.descend(start, direction, lr, self.local_steps, origin)[0]
@@ -192,6 +196,11 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         for block in layout.blocks:
             if block.axis is not None:
                 self.projector.rank_of(block)
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step inside the subspace."""
+        r = self.projector.size(layout)
+        return Footprint(r, self.solver.size(r))
 
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""
