@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from fedspan import projectors as projectors
 
     # what users call
-    from fedspan.api.fit import Fit as Fit
+    from fedspan.api.diagnose import diagnose as diagnose
     from fedspan.api.fit import fit as fit
-    from fedspan.api.spec import Spec as Spec
-    from fedspan.api.spec import run as run
+    from fedspan.api.run import run as run
 
     # what authors of methods, projectors, compressors, optimizers and tasks use
     from fedspan.core.compressor import Compressor as Compressor
+    from fedspan.core.config import Engine as Engine
+    from fedspan.core.config import Participation as Participation
+    from fedspan.core.config import Projection as Projection
+    from fedspan.core.config import Training as Training
     from fedspan.core.encoded import Encoded as Encoded
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.errors import SpecError as SpecError
@@ -43,11 +46,13 @@ if TYPE_CHECKING:
     from fedspan.core.optimizer import Optimizer as Optimizer
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
+    from fedspan.core.spec import Spec as Spec
     from fedspan.core.sync import Log as Log
     from fedspan.core.sync import ModelSync as ModelSync
     from fedspan.core.sync import SyncedDown as SyncedDown
     from fedspan.core.task import Task as Task
-    from fedspan.engine.run_dir import Result as Result
+    from fedspan.engine.result import Result as Result
+    from fedspan.engine.result import load as load
 
     # Hugging Face adapters
     from fedspan.huggingface.adapters import export_change as export_change

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import model, start
+from conftest import model, settings, start
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.gaussian import Gaussian
 from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate
-from fedspan.theory.gradient_probe import everyone
+from fedspan.theory.gradient_probe import all_clients
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def case(number: int) -> Case:
     batch = "full" if rng.random() < 0.2 else int(rng.integers(1, 5))
     scale = 10 ** rng.uniform(-2, 2)  # the units of the loss
     data = [(scale * a, scale * b, np.full(clients, n))] * 3
-    problem = RegressionProblem(data, (0, 1, 2), batch, 1e-4 * scale**2, torch.float64, "uniform")  # type: ignore[arg-type]
+    problem = RegressionProblem(data, (0, 1, 2), 1e-4 * scale**2, settings(batch))
     rounds = int(np.exp(rng.uniform(np.log(30), np.log(300))))
     return Case(problem, max(1, round(rho * d)), int(rng.integers(1, 21)), rounds)
 
@@ -58,11 +58,11 @@ def check(number: int) -> None:
         projector=draft.projector,
     )
     loop = start(method, problem, problem.clients)
-    asked, squares = everyone(problem), []
+    asked, squares = all_clients(problem), []
     first = problem.evaluate(problem.x0)["loss"]
     with torch.inference_mode():
         for _ in range(one.rounds):
-            squares.append(float(asked.full(model(loop)).mean(1).square().sum(-1).mean()))
+            squares.append(float(asked.full_grads(model(loop)).mean(1).square().sum(-1).mean()))
             loop.step()
     last = problem.evaluate(model(loop))["loss"]
     assert np.isfinite(squares).all()

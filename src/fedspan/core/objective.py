@@ -104,6 +104,14 @@ class Problem(ABC):
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
         """Metrics of a server model: name → one number per run."""
 
+    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
+        """The tensors of one run's model by name, as they are saved."""
+        return {name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()}
+
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64] | None:
+        """Mean loss on a fixed sample of the clients' own data, one number per run; None where it is not available."""
+        return None
+
     @abstractmethod
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
         """Which runs have diverged."""

@@ -20,10 +20,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fedspan.core.callback import Callback
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, did_you_mean, one_of
 from fedspan.core.method import Method
 from fedspan.core.optimizer import Optimizer
+from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
 from fedspan.core.task import Task
 
@@ -44,6 +46,8 @@ KINDS: dict[str, Kind] = {
     "compressor": Kind(Compressor, "fedspan.compressors"),
     "optimizer": Kind(Optimizer, "fedspan.optimizers"),
     "task": Kind(Task, "fedspan.tasks"),
+    "partition": Kind(Partition, "fedspan.data.partitions"),
+    "callback": Kind(Callback, "fedspan.callbacks"),
 }
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
@@ -91,6 +95,11 @@ def name_of(value: object) -> str:
             if cls is type(value):
                 return name
     raise SpecError(f"{type(value).__name__} is not registered; put @fedspan.register above the class")
+
+
+def is_registered(value: object) -> bool:
+    """Whether a value's class has a registered name."""
+    return any(cls is type(value) for table in _known.values() for cls in table.values())
 
 
 def summary(cls: type) -> str:

@@ -10,14 +10,16 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+import lemmas
+import transient
 from fedspan.api.spec import Spec
 from fedspan.core.layout import DTYPES
 from fedspan.study.paper_trial import Run
 from fedspan.tasks.regression import RegressionProblem
-from fedspan.theory import corollary, lemmas, theorem, transient
+from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance
-from fedspan.theory.gradient_probe import everyone
+from fedspan.theory.gradient_probe import all_clients
 from fedspan.theory.setting import Setting, Steps
 
 Floats = npt.NDArray[np.float64]
@@ -58,7 +60,7 @@ def setting(run: Run) -> Setting:
 def noise(run: Run) -> float:
     """mean_i σ_i² at x⁰."""
     problem = problem_of(run.spec)
-    return float(variance(everyone(problem).draws(problem.x0, 400))[0].mean())
+    return float(variance(all_clients(problem).batch_grads(problem.x0, 400))[0].mean())
 
 
 def factor(run: Run) -> float:
