@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.api.spec import Spec
 from test_moments import STEPS, layout
 
 import fedspan
 from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
+from fedspan import Spec
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
@@ -207,7 +207,8 @@ def test_a_spec_names_it(tmp_path: Path) -> None:
             "moments": "keep",
             "optimizer": {"name": "adamw"},
         },
-        "task": {"name": "regression", "clients": 4, "dim": 6, "outputs": 2, "samples": 9, "batch": 4},
+        "task": {"name": "regression", "clients": 4, "dim": 6, "outputs": 2, "samples": 9},
+        "batch_size": 4,
     }
     spec = Spec.from_table(table)
     path = tmp_path / "spec.toml"
