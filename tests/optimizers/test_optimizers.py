@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.api.spec import Spec
 from test_moments import STEPS, layout
 
 import fedspan
 from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
+from fedspan import Spec
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
