@@ -55,9 +55,9 @@ def main() -> None:
         lost = 1 - factors(values[:80], lr, local_steps, rho).mean()
         error = relative_error(hessian, start, rounds, lr=lr, local_steps=local_steps, rho=rho)
         print(
-            f"seed {seed}: 20 eigenvalues from {values[80]:.1f} to {values[-1]:.1f}, 80 with mean {values[:80].mean():.2f}, "
-            f"which lose {lost:.1e} of their error per round; mean error over rounds 22,500 to 25,000 {error.mean():.3f}"
+            f"seed {seed}: 20 eigenvalues from {values[80]:.1f} to {values[-1]:.1f}, 80 near {values[:80].mean():.2f}"
         )
+        print(f"  the 80 lose {lost:.1e} of their error per round; mean error from round 22,500 on {error.mean():.3f}")
 
 
 if __name__ == "__main__":
