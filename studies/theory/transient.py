@@ -51,7 +51,7 @@ def main() -> None:
         problem = Regression(het=2.0).build((seed,), Settings(batch_size=20, dtype="float64"))
         (hessian,) = problem.hessians()
         start = problem.optimum().numpy().reshape(problem.layout.blocks[0].shape).T
-        values = np.linalg.eigvalsh(hessian)
+        values: Floats = np.asarray(np.linalg.eigvalsh(hessian), np.float64)
         lost = 1 - factors(values[:80], lr, local_steps, rho).mean()
         error = relative_error(hessian, start, rounds, lr=lr, local_steps=local_steps, rho=rho)
         print(
