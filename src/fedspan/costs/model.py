@@ -27,7 +27,11 @@ from fedspan.nn.projection_rules import choose, freeze, layout_of
 
 METHODS = ("ssf", "fedit", "ffalora", "fedavg", "scaffold")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OPTIMIZERS: dict[str, dict[str, Any]] = {"sgd": {}, "momentum": {"momentum": 0.9}, "adamw": {"optimizer": {"name": "adamw"}}}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "adamw": {"optimizer": {"name": "adamw"}},
+}
 FINE = 2**20  # shares of a layer's inputs that are told apart
 
 
@@ -118,7 +122,7 @@ def comparable(
     for name in methods or METHODS:
         one_of("methods", name, registry.choices("method"))
         known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-        if "rank" not in known:
+        if "rank" not in known or trained(name, 1) == trained(name, 1.0):  # PowerSGD's is that of messages alone
             yield name, make(name)
         elif name == "ssf" and asked.rank is not None:
             yield name, make(name, rank=asked.rank)

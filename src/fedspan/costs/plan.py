@@ -44,9 +44,7 @@ class Plan:
         return next(row for row in self.rows if row.method == method)
 
 
-def plan(
-    source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: Sequence[str] | None = None
-) -> Plan:
+def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: Sequence[str] | None = None) -> Plan:
     """Plans bytes, memory and disk of a run, without running it.
 
     Args:

@@ -73,9 +73,7 @@ def sketched(problem: TorchProblem) -> Sketch | None:
     except (RuntimeError, TypeError):  # such as a module that holds an open file, or a tensor that was computed
         return None
     batch = tree_map_only(torch.Tensor, empty, batch)
-    return Sketch(
-        model, problem.choices, problem.loss, batch, problem.weight_decay, problem.clip, problem.recompute
-    )
+    return Sketch(model, problem.choices, problem.loss, batch, problem.weight_decay, problem.clip, problem.recompute)
 
 
 def without_numbers(model: nn.Module) -> nn.Module:

@@ -56,7 +56,11 @@ def with_adapters(model: nn.Module, choices: Sequence[ProjectionRule], adapters:
 
 def stepper(model: nn.Module, loss: Loss, states: int = 0) -> Step:
     """A step of torch's own optimizer with so many numbers per trained one: SGD, with momentum, or AdamW."""
-    kinds: dict[int, Any] = {0: (torch.optim.SGD, {}), 1: (torch.optim.SGD, {"momentum": 0.9}), 2: (torch.optim.AdamW, {})}
+    kinds: dict[int, Any] = {
+        0: (torch.optim.SGD, {}),
+        1: (torch.optim.SGD, {"momentum": 0.9}),
+        2: (torch.optim.AdamW, {}),
+    }
     if states not in kinds:
         raise SpecError(f"an optimizer that keeps {states} numbers per trained one has no counterpart in torch")
     kind, more = kinds[states]
