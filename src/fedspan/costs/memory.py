@@ -8,8 +8,6 @@ the exception: `fedit` forms full gradients in the simulator, and a device that 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +17,9 @@ from torch import nn
 
 from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Vector
-from fedspan.core.projector import LinearMap
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.sketch import OneBatch, Sketch
 from fedspan.huggingface.lora import lora
