@@ -275,55 +275,53 @@ def partition(
 def plan(
     spec: Annotated[Path | None, typer.Argument(help="The spec, a TOML file; or give --model.")] = None,
     changes: Changes = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Names such as ssf,fedavg; all for a spec, five for a model.")
+    ] = None,
+    plugin: Plugin = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="A Hugging Face model's folder or its config.json.")
+        Path | None, typer.Option("--model", help="A Hugging Face model's directory or its config.json.")
     ] = None,
     rank: Annotated[float | None, typer.Option("--rank", help="SSF's rank: a share of a layer's inputs.")] = None,
     trained: Annotated[int | None, typer.Option("--trained", help="Numbers that SSF and LoRA train.")] = None,
-    lora_rank: Annotated[int, typer.Option("--lora-rank", help="Else as many as LoRA trains at this rank.")] = 8,
-    batch: Annotated[int, typer.Option("--batch", help="Texts in a batch.")] = 16,
-    length: Annotated[int, typer.Option("--length", help="Tokens in a text.")] = 64,
+    lora_rank: Annotated[int, typer.Option("--lora-rank", help="Otherwise as many as LoRA at this rank.")] = 8,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.")] = 16,
+    length: Annotated[int, typer.Option("--length", help="Tokens per text.")] = 64,
     dtype: Annotated[Types, typer.Option("--dtype", help="Type of the weights.")] = Types.float32,
-    clients: Annotated[int, typer.Option("--clients", help="Clients in all.")] = 10,
-    clients_per_round: Annotated[int | None, typer.Option("--clients-per-round", help="Clients a round; all.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Number of rounds.")] = 100,
+    clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 10,
+    clients_per_round: Annotated[
+        int | None, typer.Option("--clients-per-round", help="Clients per round; all by default.")
+    ] = None,
     freeze: Annotated[list[str] | None, typer.Option("--freeze", help="Pattern of tensors not to train.")] = None,
-    optimizer: Annotated[Optimizers, typer.Option("--optimizer", help="Of the local steps.")] = Optimizers.sgd,
+    optimizer: Annotated[Optimizers, typer.Option("--optimizer", help="Of local steps.")] = Optimizers.sgd,
     labels: Annotated[int | None, typer.Option("--labels", help="Classes, for a classifier.")] = None,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Gradient checkpointing, in all.")] = False,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Gradient checkpointing, for all.")] = False,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="SSF's layers make outputs again instead of keeping them.")
+        bool, typer.Option("--recompute", help="SSF's layers recompute outputs instead of keeping them.")
     ] = False,
 ) -> None:
-    """What training will cost in bytes, memory and disk, for every method side by side: of a spec, or of a model."""
+    """What training will cost in bytes, memory and disk, method by method: of a spec, or (options below) of a model."""
+    from fedspan.core import registry
+    from fedspan.core.spec import Spec
+    from fedspan.costs.plan import ModelRequest
+    from fedspan.costs.plan import plan as planned
+
+    for path in plugin or []:
+        registry.load_file(path)
     if (spec is None) == (model is None):
         raise FedspanError("give a spec, as in `fedspan plan SPEC`, or a model, as in `fedspan plan --model DIR`")
-    if spec is not None:
-        from fedspan.api import spec as experiment
-
-        loaded = experiment.Spec.load(spec, tuple(changes or ()))
-        printing.costs(*experiment.plan(loaded), loaded.rounds, console)
+    source = Spec.load(spec, tuple(changes or ())) if spec is not None else None
     if model is not None:
-        from fedspan.costs.model_plan import ModelRequest, plan_model
-
-        asked = ModelRequest(
-            model=model,
-            rank=rank,
-            trained=trained,
-            lora_rank=lora_rank,
-            batch=batch,
-            length=length,
-            dtype=dtype.value,
-            clients=clients,
-            clients_per_round=clients_per_round,
-            freeze=tuple(freeze or ()),
-            optimizer=optimizer.value,
-            labels=labels,
-            checkpointing=checkpointing,
+        source = ModelRequest(
+            model=model, rank=rank, trained=trained, lora_rank=lora_rank, batch_size=batch_size, length=length,
+            dtype=dtype.value, rounds=rounds, clients=clients, clients_per_round=clients_per_round,
+            frozen_modules=tuple(freeze or ()), optimizer=optimizer.value, labels=labels, checkpointing=checkpointing,
             recompute=recompute,
-        )
-        with console.status("a local step of each method, without numbers"):
-            found = plan_model(asked)
-        printing.model_costs(found, console)
+        )  # fmt: skip
+    with console.status("a round of each method, without numbers"):
+        found = planned(source, methods.split(",") if methods else None)
+    printing.plan(found, console)
 
 
 @app.command()

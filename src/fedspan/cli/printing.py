@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,9 +12,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedspan.core.layout import Layout
-    from fedspan.costs.model_plan import ModelPlan
-    from fedspan.costs.traffic import Cost
+    from fedspan.costs.plan import Plan
     from fedspan.engine.run_dir import Result
     from fedspan.theory.diagnosis import Diagnosis
     from fedspan.theory.theorem import Condition
@@ -37,39 +35,39 @@ def result(found: Result, out: Path, console: Console) -> None:
     console.print(f"results in {out}", highlight=False)
 
 
-def costs(layout: Layout, of: Mapping[str, Cost], rounds: int, console: Console) -> None:
-    """What a spec's run would cost with each method."""
-    console.print(f"{layout.size:,} numbers in {len(layout.blocks)} tensors; {rounds:,} rounds", highlight=False)
-    heads = ("up", "down", "up, run", "down, run", "state", "disk", "server", "copies")
-    rows = [(name, *(size(value) for value in cost.sizes())) for name, cost in of.items()]
-    console.print(_sized("method", heads, rows))
+def plan(found: Plan, console: Console) -> None:
+    """What a run would cost with each method: bytes, memory of a client, and what is kept."""
     console.print(
-        "up, down: one client and round; run: all clients and rounds; state, disk: of one client; server: model, "
-        "controls and log; copies: of all clients' states, on the server's disk",
-        highlight=False,
-    )
-
-
-def model_costs(plan: ModelPlan, console: Console) -> None:
-    """What a model would cost a client with each method."""
-    console.print(
-        f"{plan.parameters:,} parameters, {plan.layout.size:,} of them trained; SSF at rank {plan.share:.4g}, LoRA at "
-        f"{plan.ranks[0]}, FFA-LoRA at {plan.ranks[1]}", highlight=False, soft_wrap=True,
+        f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {len(found.layout.blocks)} "
+        f"tensors; {found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
+        highlight=False, soft_wrap=True,
     )  # fmt: skip
-    sent = [
-        (line.method, f"{line.memory.trained:,}", size(line.up), size(line.down), size(line.disk))
-        for line in plan.lines
-    ]
-    console.print(_sized("method", ("numbers", "up", "down", "disk"), sent), "")
+    sent = ("up_round", "down_round", "up", "down")
+    rows = [(r.method, _rank(r.rank), f"{r.trained:,}", *(size(getattr(r.cost, n)) for n in sent)) for r in found.rows]
+    console.print(_sized("method", ("rank", "trained", "up", "down", "up, run", "down, run"), rows))
+    _note("trained: numbers; up, down: per client and round; run: all clients and rounds", console)
     parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
-    held = [(line.method, *(size(getattr(line.memory, part)) for part in parts)) for line in plan.lines]
-    console.print(_sized("memory", parts, held))
-    console.print(
-        "of one client; numbers: trained; up, down: a round, once it has the model; weights to peak: memory in a local "
-        "step; disk: two versions of its controls and its copy of the model",
-        highlight=False,
-        soft_wrap=True,
-    )
+    held = [(r.method, *(size(getattr(r.memory, part)) for part in parts)) for r in found.rows if r.memory is not None]
+    if held:
+        console.print(_sized("client memory", parts, held))
+        _note("at the peak of a local step with the largest batch; fedit and ffalora as PEFT runs them", console)
+    kept = ("client_state", "client_disk", "server_memory", "server_disk")
+    rows = [(r.method, *(size(getattr(r.cost, name)) for name in kept)) for r in found.rows]
+    console.print(_sized("kept", ("client state", "client disk", "server memory", "server disk"), rows))
+    _note(
+        "client: between rounds, on disk two versions with the copy of the model; server: model, controls and log, on "
+        "disk the copies of all clients' states", console,
+    )  # fmt: skip
+
+
+def _note(text: str, console: Console) -> None:
+    console.print(f"[dim]{text}[/]\n", highlight=False, soft_wrap=True)
+
+
+def _rank(rank: object) -> str:
+    if rank is None:
+        return ""
+    return f"{rank:.4g}" if isinstance(rank, int | float) else "by layer"
 
 
 def diagnosis(found: Diagnosis, console: Console) -> None:
