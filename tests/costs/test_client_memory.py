@@ -25,7 +25,7 @@ from fedspan.api import spec as experiment
 from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
-from fedspan.core.optimizer import SGD
+from fedspan.optimizers.sgd import SGD
 from fedspan.costs.client_memory import client, kind_of
 from fedspan.costs.client_memory import memory as held_by
 from fedspan.costs.dry_run import Live, peak_of, rehearsal

@@ -36,7 +36,7 @@ from fedspan.methods.fedit import FedIT
 from fedspan.methods.ffalora import FFALoRA
 from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.ssf import SSF
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks._text import place_of
 
@@ -78,7 +78,7 @@ def test_payloads_are_those_of_packed_messages(tmp_path: Path) -> None:
 
 
 def clients(model: nn.Module, loss: Any) -> dict[str, Any]:
-    choices = choose(model)
+    choices = projection_rules(model)
     return {
         "ssf": lambda: ssf(model, loss, choices, Coordinate(rank=0.1)),
         "recompute": lambda: ssf(model, loss, choices, Coordinate(rank=0.1), recompute=True),

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from conftest import small
+from fedspan.core.config import Settings
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build, mlp
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
 from fedspan.theory.gradient_probe import everyone
@@ -71,7 +72,7 @@ def network(model: torch.nn.Module, clients: int, examples: int, batch: int, sha
     sources = [as_client_data(one, "client") for one in data]
     loss = torch.nn.functional.cross_entropy
     return TorchProblem(
-        model, sources, lambda m, b: loss(m(b[0]), b[1]), choose(model, (), (), 64), seed=0, batch=batch
+        model, sources, lambda m, b: loss(m(b[0]), b[1]), projection_rules(model, min_numel=64), Settings(batch_size=batch)
     )
 
 

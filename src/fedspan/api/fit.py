@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, one_of, positive
+from fedspan.core.config import Augment, Engine, Participation, Settings, Training
+from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.method import Method
 from fedspan.core.task import Weights
 from fedspan.engine.history import Line
@@ -24,9 +25,8 @@ from fedspan.engine.loop import Loop, Row, over_epochs
 from fedspan.engine.run_dir import execute
 from fedspan.engine.simulator import Simulate, Simulator
 from fedspan.nn.client_data import Loss
-from fedspan.nn.problem import Augment, TorchProblem
-from fedspan.nn.projection_rules import LEAST, ProjectionRule, choose, summary
-from fedspan.nn.projection_rules import freeze as leave
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.projection_rules import MIN_NUMEL, ProjectionRule, projection_rules, summary
 from fedspan.tasks._model_adapter import OutputLoss, model_adapter
 from fedspan.theory.diagnostics import observe
 
@@ -66,7 +66,7 @@ def fit(
     objective: Loss | None = None,
     whole: Sequence[str] = (),
     project: Sequence[str] = (),
-    least: int = LEAST,
+    least: int = MIN_NUMEL,
     freeze: Sequence[str] = (),
     keep: Literal["last", "best"] = "last",
     patience: int | None = None,
@@ -104,29 +104,27 @@ def fit(
     at_least("batch", batch, 1)
     at_least("eval_every", eval_every, 1)
     one_of("keep", keep, ("last", "best"))
-    if clip is not None:
-        positive("clip", clip)
     if (keep == "best" or patience is not None) and test is None:
         raise SpecError("`keep = 'best'` and `patience` need a `test` set to score")
     trained = copy.deepcopy(model)
-    leave(trained, freeze)
-    choices = choose(trained, whole, project, least)
-    read = model_adapter(trained, torch.device(device), loss, objective)
-    sources = [read.source(data, f"client {number}") for number, data in enumerate(clients)]
+    settings = Settings(
+        batch_size=batch,
+        device=device,
+        training=Training(weight_decay=weight_decay, clip=clip, augment=augment),
+        participation=Participation(weights=weights),
+        engine=Engine(recompute=recompute),
+    )
+    choices = projection_rules(trained, project, whole, freeze, least)
+    adapter = model_adapter(trained, settings, loss, objective)
+    sources = [adapter.client_data(data, f"client {number}") for number, data in enumerate(clients)]
     problem = TorchProblem(
         trained,
         sources,
-        read.objective,
+        adapter.objective,
         choices,
+        settings,
         seed=seed,
-        batch=batch,
-        evaluate=read.score(test),
-        by_examples=weights == "examples",
-        weight_decay=weight_decay,
-        clip=clip,
-        augment=augment,
-        device=device,
-        recompute=recompute,
+        evaluate=adapter.evaluator(test),
     )
     method = over_epochs(method, problem, epochs)
     one_of("states_dtype", states_dtype, ("float32", "bfloat16"))

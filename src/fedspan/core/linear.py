@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +42,20 @@ class Factor(Protocol):
 
     def to(self, device: torch.device) -> Factor:
         """The same on another device."""
+
+
+@runtime_checkable
+class CoordinateFactor(Factor, Protocol):
+    """A factor that picks r of the d inputs: applying it is a gather, without a product."""
+
+    @property
+    def index(self) -> torch.Tensor:
+        """Which inputs, (runs, 1, r)."""
+
+
+def picked(factor: Factor | None) -> torch.Tensor | None:
+    """The inputs that a factor picks; None where it is not a choice of coordinates."""
+    return factor.index if isinstance(factor, CoordinateFactor) else None
 
 
 @dataclass(frozen=True, eq=False)

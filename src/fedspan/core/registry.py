@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.method import Method
+from fedspan.core.metric import Metric
 from fedspan.core.optimizer import Optimizer
 from fedspan.core.projector import Projector
 from fedspan.core.task import Task
@@ -28,6 +29,7 @@ C = TypeVar("C", bound=type)
 
 KINDS: dict[str, type] = {
     "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
+    "metric": Metric,
 }  # fmt: skip
 _FOLDERS = {kind: f"fedspan.{kind}s" for kind in KINDS}
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
@@ -35,10 +37,10 @@ _searched: set[str] = set()
 
 
 def register(cls: C) -> C:
-    """File a method, projector, compressor, optimizer or task under the name of the file it stands in."""
+    """File a class of one of the kinds under the name of the file it stands in."""
     kind = next((k for k, base in KINDS.items() if issubclass(cls, base)), None)
     if kind is None:
-        raise TypeError(f"{cls.__name__} is neither a Method, a Projector, a Compressor, an Optimizer nor a Task")
+        raise TypeError(f"{cls.__name__} is none of {', '.join(base.__name__ for base in KINDS.values())}")
     _known[kind][_file_name(cls)] = cls
     return cls
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
-from fedspan.core.optimizer import SGD, Optimizer
+from fedspan.core.optimizer import Optimizer
 from fedspan.costs import memory as footprint
 from fedspan.costs.lora import lora
 from fedspan.costs.memory import Client, Memory, OptimizerName
@@ -30,6 +30,7 @@ from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.subavg import SubAvg
 from fedspan.nn.module import Loss
 from fedspan.nn.projection_rules import layout_of
+from fedspan.optimizers.sgd import SGD
 
 MANY = 1000  # numbers, by which an optimizer's memory is told from what it keeps beside
 
@@ -52,8 +53,8 @@ def client(method: Method[Any, Any, Any, Any], sketch: Sketch, model: nn.Module,
         return footprint.ssf(model, loss, choices, method.projector, optimizer, sketch.recompute, controls)
     if isinstance(method, Adapted):
         blocks = zip(choices, layout_of(choices).blocks, strict=True)
-        ranks = {c.layer: method.rank_of(block) for c, block in blocks if c.how == "covered"}
-        trained = [c for c in choices if c.how == "covered" or method.others == "trained"]
+        ranks = {c.layer: method.rank_of(block) for c, block in blocks if c.how == "fused"}
+        trained = [c for c in choices if c.how == "fused" or method.others == "trained"]
         return lora(model, loss, trained, ranks, optimizer, freeze_a=isinstance(method, FFALoRA))
     return footprint.whole(model, loss, choices, optimizer, controls=isinstance(method, Scaffold | Controlled))
 

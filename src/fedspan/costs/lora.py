@@ -30,13 +30,13 @@ def lora(
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
-    covered = [c.layer for c in choices if c.how == "covered"]
+    covered = [c.layer for c in choices if c.how == "fused"]
     layers: dict[int, list[str]] = {}  # of each rank: PEFT tries one pattern after the other, so few are quick
     for layer in covered:
         layers.setdefault(rank if isinstance(rank, int) else rank[layer], []).append(re.escape(layer))
     patterns = {f"^({'|'.join(names)})": own for own, names in layers.items()}
     named = dict(model.named_parameters())
-    whole = [named[c.name] for c in choices if c.how == "whole"]
+    whole = [named[c.name] for c in choices if c.how == "full"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
         config = LoraConfig(rank_pattern=patterns, alpha_pattern=patterns, target_modules=covered)

@@ -27,7 +27,9 @@ from fedspan.core.linear import LinearMap
 from fedspan.core.projector import Projector
 from fedspan.costs.dry_run import peak_of, rehearsal
 from fedspan.nn.module import FlatModule, Loss, Restricted
-from fedspan.nn.projection_rules import ProjectionRule, kept_in, layout_of
+from fedspan.nn.objective import InPlaceGradient
+from fedspan.nn.projection_rules import ProjectionRule, layout_of, state_dtype
+from fedspan.optimizers.sgd import SGD
 
 OptimizerName = Literal["sgd", "momentum", "adamw"]
 # numbers that an optimizer keeps for each one that is trained
@@ -99,8 +101,8 @@ def ssf(
 
     def step() -> None:
         nonlocal z
-        if module.in_place:
-            z = inside.walk(z, u, itertools.repeat(loss), RATE, 1)
+        if module.same_dtype:
+            z, _ = SGD().descend(z, InPlaceGradient(inside, itertools.repeat(loss), u), RATE, 1)
         else:
             g = inside.grad(z, loss)
             z = torch.add(z, g if u is None else g + u, alpha=-RATE)
@@ -140,12 +142,12 @@ def whole(
     d, kind = module.layout.size, module.layout.dtype
     moments = [torch.zeros(d, dtype=kind) for _ in range(STATES[optimizer])]
     u = torch.zeros(1, 1, d, dtype=kind) if controls else None
-    y = None if module.in_place else module.flat.to(kind).view(1, 1, -1)  # with more digits than the weights have
+    y = None if module.same_dtype else module.flat.to(kind).view(1, 1, -1)  # with more digits than the weights have
 
     def step() -> None:
         nonlocal y
         if y is None:
-            module.walk(module.flat, u, itertools.repeat(loss), RATE, 1)
+            SGD().descend(module.flat, InPlaceGradient(module, itertools.repeat(loss), u), RATE, 1)
         else:
             g = module.grad(y, loss)
             y = torch.add(y, g if u is None else g.add_(u), alpha=-RATE)
@@ -173,7 +175,7 @@ def share_for(blocks: Sequence[Block], trained: int) -> float:
 def _flat(model: nn.Module, choices: Sequence[ProjectionRule]) -> FlatModule:
     """The model as a problem holds it."""
     weights = next(p.dtype for p in model.parameters() if p.requires_grad)
-    return FlatModule(model, layout_of(choices, kept_in(weights)))
+    return FlatModule(model, layout_of(choices, state_dtype(weights)))
 
 
 def _drawn(projector: Projector, layout: Layout, here: torch.device) -> LinearMap:

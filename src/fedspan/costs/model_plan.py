@@ -32,7 +32,7 @@ from fedspan.methods import _averaging, _lora, scaffold, ssf
 from fedspan.methods.fedavg import FedAvg
 from fedspan.methods.fedit import FedIT
 from fedspan.methods.ffalora import FFALoRA
-from fedspan.nn.projection_rules import choose, freeze, layout_of
+from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.optimizers.adamw import AdamW
 from fedspan.projectors.coordinate import Coordinate
 
@@ -75,7 +75,7 @@ class ModelRequest:
     def outline(self) -> nn.Module:
         """The model without numbers, some of it frozen."""
         model = outline(self.model, DTYPES[self.dtype], self.labels, self.checkpointing)
-        freeze(model, self.freeze)
+        projection_rules(model, frozen_modules=self.freeze)
         return model
 
     def steps(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class ModelPlan:
 def plan_model(asked: ModelRequest) -> ModelPlan:
     """SSF, LoRA and FFA-LoRA at equal trained numbers, FedAvg and SCAFFOLD."""
     model = asked.outline()
-    choices = choose(model)
+    choices = projection_rules(model)
     layout = layout_of(choices)
     share, ranks = _ranks(asked, layout)
     d, steps = layout.size, asked.steps()

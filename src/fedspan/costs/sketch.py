@@ -47,7 +47,7 @@ def sketched(problem: TorchProblem) -> Sketch | None:
         return None
     return Sketch(
         functools.partial(without_numbers, model),
-        problem.choices,
+        problem.rules,
         problem.loss,
         lambda _: tree_map_only(torch.Tensor, torch.empty_like, empty),
         problem.recompute,
@@ -66,13 +66,13 @@ def without_numbers(model: nn.Module) -> nn.Module:
 
 def largest(problem: TorchProblem) -> Batch | None:
     """The mini-batch that takes most: of as many examples as any client's has, and of its longest texts."""
-    sources: Sequence[ClientData] = getattr(problem.sources, "here", lambda: problem.sources)()
+    sources = problem.local_data
     if not sources:
         return None
 
     def size(source: ClientData) -> tuple[int, int]:
-        return min(problem.batch, len(source)), int(source.lengths.max()) if isinstance(source, Texts) else 0
+        return min(problem.batch_size, len(source)), int(source.lengths.max()) if isinstance(source, Texts) else 0
 
     source = max(sources, key=size)
     first = source.lengths.argsort(descending=True) if isinstance(source, Texts) else torch.arange(len(source))
-    return source.take(first[: problem.batch])
+    return source.take(first[: problem.batch_size])

@@ -15,10 +15,11 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
 from fedspan.core.objective import Direction
-from fedspan.core.optimizer import SGD, Optimizer
+from fedspan.core.optimizer import Optimizer
 from fedspan.core.projector import Projector, draw
 from fedspan.core.registry import name_of
 from fedspan.core.sync import Log
+from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 

@@ -1,1 +1,1 @@
-"""One file an optimizer of local steps; the file's name is its name in a spec. A spec that names none has SGD."""
+"""Optimizers of local steps, one file each; the file name is the name in a spec. The default is `sgd`."""

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, at_least, not_negative, positive
+from fedspan.core.config import Augment, Engine, Participation, Settings, Training
+from fedspan.core.errors import SpecError, at_least
 from fedspan.core.task import Task, Weights
-from fedspan.nn.client_data import ClientData
-from fedspan.nn.problem import Augment, TorchProblem
-from fedspan.nn.projection_rules import LEAST, choose, freeze
+from fedspan.nn.client_data import LocalClients
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.projection_rules import MIN_NUMEL, projection_rules
 from fedspan.tasks._model_adapter import OutputLoss, model_adapter
 
 
@@ -46,16 +47,14 @@ class ModuleTask(Task):
     freeze: tuple[str, ...] = ()  # tensors that are neither trained nor sent, by name patterns
     whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
     project: tuple[str, ...] = ()  # tensors to project although they would go whole
-    least: int = LEAST  # tensors of fewer numbers go whole
+    least: int = MIN_NUMEL  # tensors of fewer numbers go whole
     recompute: bool = False  # outputs of covered layers are made again in the backward pass, see `nn.recompute`
     device: str = "cpu"  # auto: cuda where there is one
 
     def __post_init__(self) -> None:
         at_least("batch", self.batch, 1)
         at_least("least", self.least, 1)
-        not_negative("weight_decay", self.weight_decay)
-        if self.clip is not None:
-            positive("clip", self.clip)
+        Training(weight_decay=self.weight_decay, clip=self.clip)
 
     @abstractmethod
     def material(self, seed: int, dtype: torch.dtype) -> Material:
@@ -87,44 +86,24 @@ class ModuleTask(Task):
     def _problem(
         self, made: Material, ids: Sequence[int], seed: int, weights: Weights = "uniform", on_client: bool = False
     ) -> TorchProblem:
-        freeze(made.model, self.freeze)
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(auto if self.device == "auto" else self.device)
-        read = model_adapter(made.model, device, made.loss)
+        settings = Settings(
+            batch_size=self.batch,
+            device=self.device,
+            training=Training(weight_decay=self.weight_decay, clip=self.clip, augment=made.augment),
+            participation=Participation(weights=weights),
+            engine=Engine(recompute=self.recompute),
+        )
+        rules = projection_rules(made.model, self.project, self.whole, self.freeze, self.least)
+        adapter = model_adapter(made.model, settings, made.loss)
         given = made.examples(ids) if ids else ()
-        own = {i: read.source(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        own = {i: adapter.client_data(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
         return TorchProblem(
             made.model,
-            list(own.values()) if len(own) == made.clients else Here(own, made.clients),
-            read.objective,
-            choose(made.model, self.whole, self.project, self.least),
+            list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients),
+            adapter.objective,
+            rules,
+            settings,
             seed=seed,
-            batch=self.batch,
-            evaluate=None if on_client else read.score(made.test()),
-            by_examples=weights == "examples",
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            augment=made.augment,
-            device=str(device),
-            recompute=self.recompute,
+            evaluate=None if on_client else adapter.evaluator(made.test()),
             on_client=on_client,
         )
-
-
-class Here(Sequence[ClientData]):
-    """The sources of N clients, of whom only some are on this machine."""
-
-    def __init__(self, sources: dict[int, ClientData], clients: int) -> None:
-        self.sources, self.clients = sources, clients
-
-    def __len__(self) -> int:
-        return self.clients
-
-    def __getitem__(self, client: Any) -> Any:
-        if client not in self.sources:
-            raise DataError(f"the data of client {client} is not on this machine")
-        return self.sources[client]
-
-    def here(self) -> list[ClientData]:
-        """Those that are."""
-        return list(self.sources.values())

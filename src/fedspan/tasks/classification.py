@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from fedspan.core.registry import register
 from fedspan.data import datasets as _datasets
 from fedspan.data import partitions as _partitions
 from fedspan.data.datasets import Split
-from fedspan.nn.client_data import Batch
+from fedspan.nn.augment import AUGMENT
 from fedspan.nn.models import Norm, build
 from fedspan.tasks._module import Material, ModuleTask
 
@@ -71,7 +71,7 @@ class Classification(ModuleTask):
             len(parts),
             lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
             lambda: (images[1], test.y),
-            augment=AUGMENT[self.augment],
+            augment=AUGMENT.get(self.augment),
         )
 
     def counts(self, seed: int) -> npt.NDArray[np.int64]:
@@ -108,23 +108,3 @@ def _normalized(
         both = [F.avg_pool2d(a, shrink) for a in both]
     mean, deviation = both[0].mean((0, 2, 3), keepdim=True), both[0].std((0, 2, 3), keepdim=True)
     return (both[0] - mean) / deviation, (both[1] - mean) / deviation
-
-
-def _flip(batch: Batch, generator: torch.Generator) -> Batch:
-    x, y = batch
-    which = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y
-
-
-def _crop(batch: Batch, generator: torch.Generator) -> Batch:
-    """Random places of the image in a frame of 4 empty pixels, and random flips."""
-    x, y = _flip(batch, generator)
-    n, _, height, width = x.shape
-    down, across = torch.randint(0, 9, (2, n, 1), generator=generator)
-    rows, columns = down + torch.arange(height), across + torch.arange(width)
-    padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
-    picked = padded[torch.arange(n).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
-    return picked.permute(0, 3, 1, 2).contiguous(), y
-
-
-AUGMENT: dict[str, Any] = {"none": None, "flip": _flip, "crop": _crop}
