@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from fedspan.core import wire
+from fedspan.core.config import Engine, Settings
 from fedspan.core.method import Round
 from fedspan.costs.lora import lora
 from fedspan.costs.memory import Client, plain, rehearsed, share_for, ssf, whole
@@ -42,7 +43,6 @@ from fedspan.engine.worker import Replica, answer
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.methods.ssf import SSF
-from fedspan.core.config import Engine, Settings
 from fedspan.nn.client_data import Items
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import layout_of, projection_rules

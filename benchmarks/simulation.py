@@ -24,10 +24,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import fedspan
+from fedspan.core.config import Settings
 from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
-from fedspan.core.config import Settings
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules

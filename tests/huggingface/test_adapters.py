@@ -13,6 +13,7 @@ from torch import nn
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
+from fedspan.core.config import Settings  # noqa: E402
 from fedspan.core.errors import DataError, SpecError  # noqa: E402
 from fedspan.core.projector import draw  # noqa: E402
 from fedspan.engine.loop import Loop  # noqa: E402
@@ -20,7 +21,6 @@ from fedspan.engine.simulator import Simulator  # noqa: E402
 from fedspan.huggingface.adapters import export_change, export_round, merge_adapter  # noqa: E402
 from fedspan.huggingface.models import own_loss  # noqa: E402
 from fedspan.methods.ssf import SSF  # noqa: E402
-from fedspan.core.config import Settings  # noqa: E402
 from fedspan.nn.client_data import Items  # noqa: E402
 from fedspan.nn.module import FlatModule  # noqa: E402
 from fedspan.nn.problem import TorchProblem  # noqa: E402

@@ -63,7 +63,9 @@ def test_heads_embeddings_and_frozen_modules() -> None:
     assert (tied.how, tied.layer, tied.also) == ("fused", "model.embed_tokens", ("lm_head",))
     for shares in (False, True):
         whole = llama(tie_word_embeddings=shares)
-        assert layout_of(projection_rules(whole)).size == sum(p.numel() for p in whole.parameters())  # a shared weight once
+        assert layout_of(projection_rules(whole)).size == sum(
+            p.numel() for p in whole.parameters()
+        )  # a shared weight once
     transposed = {c.name: c for c in projection_rules(gpt2())}["transformer.h.0.mlp.c_fc.weight"]
     assert (transposed.how, transposed.shape, transposed.axis) == ("fused", (32, 128), 0)
     model = bert()

@@ -15,12 +15,12 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
+from fedspan.api.spec import Spec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from conftest import METHODS, SMALL
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.engine.history import Rounds
@@ -315,8 +315,8 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         task.server_problem((0,), torch.float32),
     )
     assert whole.layout.fingerprint == client_problem.layout.fingerprint == server_problem.layout.fingerprint
-    assert len(client_problem.sources[2]) == 20
-    for empty in (client_problem.sources, server_problem.sources):
+    assert len(client_problem.client_data[2]) == 20
+    for empty in (client_problem.client_data, server_problem.client_data):
         with pytest.raises(Exception, match="not on this machine"):
             empty[0]
     table = {"rounds": 3, "method": SSF | {"projector": {"name": "identity"}}, "task": registry.describe(task)}

@@ -30,6 +30,7 @@ class Training:
         clip: Largest norm of a mini-batch gradient. None does not clip.
         augment: Changes to the training batches: `"flip"` or `"crop"` for images, or a function
             `(batch, generator) -> batch`.
+
     """
 
     weight_decay: float = 0.0
@@ -49,6 +50,7 @@ class Participation:
     Args:
         weights: `"uniform"` gives every client the same weight, `"examples"` weights clients by their number of
             training examples.
+
     """
 
     weights: Weights = "uniform"
@@ -68,6 +70,7 @@ class Projection:
         full_modules: Trained and sent in full.
         frozen_modules: Neither trained nor sent. None takes the task's default, which is none for most tasks.
         min_numel: Tensors with fewer numbers are sent in full.
+
     """
 
     project_modules: tuple[str, ...] = ()
@@ -97,6 +100,7 @@ class Engine:
         states_dtype: The type in which states are kept on disk. `"bfloat16"` halves the disk and rounds the states.
         compact_states: Keeps a client's state as the numbers it has sent, as long as these are fewer than the state.
         recompute: Recomputes outputs of projected layers in the backward pass instead of keeping them.
+
     """
 
     simulate: Simulate = "auto"
@@ -122,6 +126,7 @@ class Search:
     Args:
         share: The part of the run's rounds that all trials together may take.
         start: The first step size that is tried.
+
     """
 
     share: float = 0.15
@@ -166,7 +171,9 @@ class Settings:
         try:
             return torch.device(auto if self.device == "auto" else self.device)
         except RuntimeError:
-            raise SpecError(f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {self.device!r}") from None
+            raise SpecError(
+                f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {self.device!r}"
+            ) from None
 
     @property
     def examples_per_batch(self) -> int:

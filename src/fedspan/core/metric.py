@@ -26,6 +26,7 @@ class Metric(ABC):
         Args:
             outputs: What the model returned for the batch.
             targets: What it should have been.
+
         """
 
     @abstractmethod

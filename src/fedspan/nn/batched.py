@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.objective import Direction, Objective
+from fedspan.core.projector import LinearMap
 from fedspan.nn.objective import TorchObjective, finish_
 
 if TYPE_CHECKING:

@@ -44,6 +44,7 @@ class Evaluator:
         device: Where the model is.
         usual: The names of the usual metrics. None: accuracy where targets are classes.
         parts: Which examples to evaluate together. None: as many as usual, in order.
+
     """
 
     data: ClientData
@@ -75,7 +76,7 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
         if isinstance(one, str):
             found[one] = registry.build("metric", {"name": one}, "metrics")
         elif isinstance(one, type) and issubclass(one, Metric):
-            found[registry.name_of(made := one())] = made
+            found.update(chosen([one()]))
         elif isinstance(one, Metric):
             found[registry.name_of(one)] = copy.deepcopy(one)
         elif callable(one):

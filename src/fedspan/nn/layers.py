@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.linear import CoordinateFactor, Factor, picked
+from fedspan.core.projector import CoordinateFactor, Factor
 from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor
@@ -96,6 +96,11 @@ def _down(factor: Factor, x: Tensor) -> Tensor:
     if x.dtype == torch.bfloat16 and not isinstance(factor, CoordinateFactor):  # which is a gather, in any type
         return factor.down(rows.float())[0].to(x.dtype)
     return factor.down(rows)[0]
+
+
+def picked(factor: Factor | None) -> Tensor | None:
+    """The inputs that a factor picks; None where it is not a choice of coordinates."""
+    return factor.index if isinstance(factor, CoordinateFactor) else None
 
 
 def is_transposed(layer: nn.Module) -> bool:

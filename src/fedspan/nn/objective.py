@@ -17,9 +17,9 @@ from torch import nn
 from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, term
+from fedspan.core.projector import LinearMap
 from fedspan.nn.client_data import Batch, placed
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 

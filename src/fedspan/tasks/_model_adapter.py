@@ -44,7 +44,9 @@ def model_adapter(
         return ModelAdapter(
             lambda data, who: as_texts(data, known, who),
             own_loss,
-            lambda test: Evaluator(test, score_of(known), metrics, device, usual_metrics(known), by_length(test, known)),
+            lambda test: Evaluator(
+                test, score_of(known), metrics, device, usual_metrics(known), by_length(test, known)
+            ),
         )
     measure = loss or F.cross_entropy
     score = by_outputs(measure) if objective is None else by_objective(objective, bool(metrics))

@@ -1,7 +1,7 @@
-"""What tasks that train a torch module share: how its tensors are trained, and who holds which examples.
+"""What tasks that train a torch module share: who holds which examples, and how a problem is made of them.
 
-A task names its material: the model, and functions that read the clients' examples and the test set. In one process all
-of it is read; a client's own machine reads that client's examples alone, and a server the test set.
+A task names its material: the model, and functions that read the clients' examples and the test set. In one process
+all of it is read. A client's own machine reads that client's examples alone, and a server the test set.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedspan.core.config import Augment, Engine, Participation, Settings, Training
-from fedspan.core.errors import SpecError, at_least
-from fedspan.core.task import Task, Weights
-from fedspan.nn.client_data import LocalClients
-from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import MIN_NUMEL, projection_rules
-from fedspan.tasks._model_adapter import OutputLoss, model_adapter
+from fedspan.core.config import Settings
+from fedspan.core.errors import SpecError
+from fedspan.core.task import Task
+from fedspan.nn.client_data import LocalClients, Loss
+from fedspan.nn.evaluate import OutputLoss
+from fedspan.nn.problem import Evaluate, TorchProblem
+from fedspan.nn.projection_rules import projection_rules
+from fedspan.tasks._model_adapter import model_adapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,73 +31,55 @@ class Material:
     model: nn.Module
     clients: int
     examples: Callable[[Sequence[int]], Iterable[Any]]  # of these clients, in their order
-    test: Callable[[], Any]  # None: there is nothing to score on
+    test: Callable[[], Any]  # None: there is no test set
     loss: OutputLoss | None = None
-    augment: Augment | None = None
+    objective: Loss | None = None  # in place of a loss of outputs and targets
+    validation: Callable[[], Any] = lambda: None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModuleTask(Task):
-    """What every task with a torch module is told."""
+    """A task with a torch module."""
 
     several_seeds: ClassVar[bool] = False
-
-    batch: int = 32
-    weight_decay: float = 0.0
-    clip: float | None = None  # longest gradient
-    freeze: tuple[str, ...] = ()  # tensors that are neither trained nor sent, by name patterns
-    whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
-    project: tuple[str, ...] = ()  # tensors to project although they would go whole
-    least: int = MIN_NUMEL  # tensors of fewer numbers go whole
-    recompute: bool = False  # outputs of covered layers are made again in the backward pass, see `nn.recompute`
-    device: str = "cpu"  # auto: cuda where there is one
-
-    def __post_init__(self) -> None:
-        at_least("batch", self.batch, 1)
-        at_least("least", self.least, 1)
-        Training(weight_decay=self.weight_decay, clip=self.clip)
+    frozen_modules: ClassVar[tuple[str, ...]] = ()  # frozen where a run's projection does not say
 
     @abstractmethod
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The model, and how to read the examples."""
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+    def build(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """All clients' examples and the test set in one process."""
         (seed,) = seeds
-        made = self.material(seed, dtype)
-        return self._problem(made, range(made.clients), seed, weights)
+        made = self.material(seed, settings.torch_dtype)
+        return self._problem(made, range(made.clients), seed, settings)
 
-    def client_problem(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> TorchProblem:
+    def client_problem(self, client: int, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """One client's examples and no test set."""
         (seed,) = seeds
-        made = self.material(seed, dtype)
+        made = self.material(seed, settings.torch_dtype)
         if not 0 <= client < made.clients:
             raise SpecError(
                 f"client {client} is not one of the {made.clients} that the task has, 0 to {made.clients - 1}"
             )
-        return self._problem(made, [client], seed, on_client=True)
+        return self._problem(made, [client], seed, settings, on_client=True)
 
-    def server_problem(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """The test set, and no client's examples unless they are what clients are weighted by."""
+    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
+        """The test set; clients' examples only where clients are weighted by their number."""
         (seed,) = seeds
-        if weights == "examples":
-            return self.build(seeds, dtype, weights)
-        return self._problem(self.material(seed, dtype), [], seed)
+        if settings.participation.weights == "examples":
+            return self.build(seeds, settings)
+        return self._problem(self.material(seed, settings.torch_dtype), [], seed, settings)
 
     def _problem(
-        self, made: Material, ids: Sequence[int], seed: int, weights: Weights = "uniform", on_client: bool = False
+        self, made: Material, ids: Sequence[int], seed: int, settings: Settings, on_client: bool = False
     ) -> TorchProblem:
-        settings = Settings(
-            batch_size=self.batch,
-            device=self.device,
-            training=Training(weight_decay=self.weight_decay, clip=self.clip, augment=made.augment),
-            participation=Participation(weights=weights),
-            engine=Engine(recompute=self.recompute),
-        )
-        rules = projection_rules(made.model, self.project, self.whole, self.freeze, self.least)
-        adapter = model_adapter(made.model, settings, made.loss)
+        chosen = settings.projection
+        frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
+        rules = projection_rules(made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel)
+        adapter = model_adapter(made.model, settings, made.loss, made.objective)
         given = made.examples(ids) if ids else ()
         own = {i: adapter.client_data(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        test, validation = (None, None) if on_client else (made.test(), made.validation())
         return TorchProblem(
             made.model,
             list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients),
@@ -104,6 +87,16 @@ class ModuleTask(Task):
             rules,
             settings,
             seed=seed,
-            evaluate=None if on_client else adapter.evaluator(made.test()),
+            evaluate=_scores(adapter.evaluator(test), adapter.evaluator(validation, "validation set")),
             on_client=on_client,
         )
+
+
+def _scores(test: Evaluate | None, validation: Evaluate | None) -> Evaluate | None:
+    """Metrics of the test set, and those of the validation set under names of their own."""
+    if validation is None:
+        return test
+    return lambda model: {
+        **(test(model) if test is not None else {}),
+        **{f"validation_{name}": value for name, value in validation(model).items()},
+    }
