@@ -32,12 +32,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedspan.costs.lora import lora
 from torch import nn
 
 from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.method import Round
-from fedspan.costs.lora import lora
 from fedspan.costs.memory import Client, plain, rehearsed, share_for, ssf, whole
 from fedspan.engine.worker import Replica, answer
 from fedspan.huggingface.models import own_loss

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from fedspan.api.spec import Spec
+
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

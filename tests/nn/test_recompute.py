@@ -153,6 +153,7 @@ def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     from fedspan.costs.model_plan import ModelRequest, plan_model
+
     from fedspan.huggingface.outline import batch_of, outline
 
     config = {"model_type": "bert", "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_labels": 3}

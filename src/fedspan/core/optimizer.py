@@ -52,6 +52,7 @@ class Optimizer(ABC):
                     y = start.expand_as(g).clone() if place is None else y
                     memory = g.new_zeros(*g.shape[:-1], self.size(g.shape[-1])) if held is None else held.clone()
                 self.step(y, g, memory, lr, origin)
+                del g  # not to be held during the next gradient
             return y if place is None else y.clone(), memory
 
 
