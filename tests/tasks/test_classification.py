@@ -23,8 +23,9 @@ from fedspan.core.layout import Block
 from fedspan.core.projector import draw
 from fedspan.data import datasets as _datasets
 from fedspan.methods import FedAvg
+from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
-from fedspan.tasks.classification import AUGMENT, Classification
+from fedspan.tasks.classification import Classification
 
 TABLE: dict[str, Any] = {
     "rounds": 6,
@@ -101,7 +102,7 @@ def test_epochs_are_steps_over_the_mean_client(tmp_path: Path) -> None:
 
 def test_double_precision_goes_all_the_way() -> None:
     problem = Classification(data="digits", clients=2).build((0,), torch.float64)
-    assert {problem.x0.dtype, problem.layout.dtype, problem.sources[0].take(torch.tensor([0]))[0].dtype} == {
+    assert {problem.x0.dtype, problem.layout.dtype, problem.client_data[0].take(torch.tensor([0]))[0].dtype} == {
         torch.float64
     }
 
@@ -121,7 +122,7 @@ def test_partition_draws_a_picture(tmp_path: Path) -> None:
 def test_counts_are_of_the_partition_that_is_trained_on() -> None:
     task = Classification(data="digits", clients=4, partition="dirichlet", alpha=0.3)
     counts, problem = task.counts(3), task.build((3,), torch.float32)
-    assert [len(source) for source in problem.sources] == counts.sum(1).tolist()
+    assert [len(source) for source in problem.client_data] == counts.sum(1).tolist()
 
 
 @pytest.mark.parametrize("kind", ["flip", "crop"])
