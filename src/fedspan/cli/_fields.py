@@ -6,23 +6,29 @@ import ast
 import dataclasses
 import inspect
 import io
+import json
 import re
 import tokenize
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from fedspan.core import registry
 
 Row = tuple[str, str, str, str]
-MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])")
-PARAMETERS = re.compile(r"\[Any(?:, Any)*\]")
 
 
-def settings(cls: type) -> list[Row]:
+def settings(cls: Any) -> list[Row]:
     """(name, type, default, description) of every field that a spec can set."""
-    if not dataclasses.is_dataclass(cls):
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         return []
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         words |= described(base)
     fields = [one for one in dataclasses.fields(cls) if one.init and not one.name.startswith("_")]
-    return [(one.name, _type(one.type), _default(one), words.get(one.name, "")) for one in fields]
+    hints = typing.get_type_hints(cls)
+    return [(one.name, _type(hints[one.name]), _default(one), words.get(one.name, "")) for one in fields]
 
 
 def described(cls: type) -> dict[str, str]:
@@ -49,13 +55,30 @@ def _args(docstring: str) -> dict[str, str]:
     return found
 
 
-def _type(hint: object) -> str:
-    text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
-    return PARAMETERS.sub("", MODULES.sub("", text)).replace(" | None", "")
+def _type(hint: Any) -> str:
+    """A type as a spec's author knows it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(dict.fromkeys(_type(one) for one in arguments if one is not type(None)))
+    if origin is typing.Literal:
+        return " | ".join(map(json.dumps, arguments))
+    if origin is tuple:
+        return "list"
+    if origin is Mapping or dataclasses.is_dataclass(hint):
+        return registry.kind_of(hint) or "table"
+    return registry.kind_of(hint) or str(getattr(hint, "__name__", hint))
 
 
 def _default(one: dataclasses.Field[object]) -> str:
     if one.default_factory is not dataclasses.MISSING:
         made = one.default_factory()
         return f"{type(made).__name__}()" if dataclasses.is_dataclass(made) else repr(made)
-    return "required" if one.default is dataclasses.MISSING else repr(one.default)
+    if one.default is dataclasses.MISSING:
+        return "required"
+    return (
+        json.dumps(one.default)
+        if isinstance(one.default, str | bool | int | float)
+        else repr(one.default)
+        if one.default is not None
+        else "none"
+    )

@@ -21,16 +21,16 @@ def plan(found: Plan, console: Console) -> None:
     )  # fmt: skip
     sent = ("up_round", "down_round", "up", "down")
     rows = [(r.method, _rank(r.rank), f"{r.trained:,}", *(size(getattr(r.cost, n)) for n in sent)) for r in found.rows]
-    console.print(table(("method", "rank", "trained", "up", "down", "up, run", "down, run"), rows))
+    console.print(table(("method", "rank", "trained", "up", "down", "up, run", "down, run"), rows, left=1))
     _note("trained: numbers; up, down: per client and round; run: all clients and rounds", console)
     parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
     held = [(r.method, *(size(getattr(r.memory, part)) for part in parts)) for r in found.rows if r.memory is not None]
     if held:
-        console.print(table(("client memory", *parts), held))
+        console.print(table(("client memory", *parts), held, left=1))
         _note("at the peak of a local step with the largest batch; fedit and ffalora as PEFT runs them", console)
     kept = ("client_state", "client_disk", "server_memory", "server_disk")
     rows = [(r.method, *(size(getattr(r.cost, name)) for name in kept)) for r in found.rows]
-    console.print(table(("kept", "client state", "client disk", "server memory", "server disk"), rows))
+    console.print(table(("kept", "client state", "client disk", "server memory", "server disk"), rows, left=1))
     _note(
         "client: between rounds, on disk two versions with the copy of the model; server: model, controls and log, on "
         "disk the copies of all clients' states", console,

@@ -10,11 +10,13 @@ from rich.table import Table
 console = Console()
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, title: str | None = None) -> Table:
-    """A plain table; the first `left` columns are aligned left, the others right."""
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int | None = None, title: str | None = None
+) -> Table:
+    """A plain table; the first `left` columns (by default all) are aligned left, the others right."""
     made = Table(title=title, title_justify="left", box=None, header_style="dim", padding=(0, 1, 0, 0))
     for number, head in enumerate(heads):
-        made.add_column(head, justify="left" if number < left else "right")
+        made.add_column(head, justify="left" if left is None or number < left else "right")
     for row in rows:
         made.add_row(*row)
     return made

@@ -1,6 +1,6 @@
 """The app: finds the commands in this folder, runs one, and turns errors into one line and an exit code.
 
-    0  finished        1  the run diverged        2  a mistake of the user        130  interrupted
+0  finished        1  the run diverged        2  a mistake of the user        130  interrupted
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from types import ModuleType
 
 import click
 import typer
+import typer.core
 
 import fedspan
 from fedspan import cli
 from fedspan.core.errors import FedspanError
 
 MISTAKE, INTERRUPTED = 2, 130
+typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pipe
 
 
 def commands() -> dict[str, ModuleType]:
@@ -30,7 +32,7 @@ def commands() -> dict[str, ModuleType]:
 def build() -> typer.Typer:
     """The app with all commands."""
     found = typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, suggest_commands=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
         help=(fedspan.__doc__ or "").split("\n\n")[0],
     )  # fmt: skip
@@ -45,9 +47,9 @@ app = build()
 
 def main() -> None:
     """Runs the command line; a mistake of the user is one line, never a traceback."""
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # type: ignore[assignment]  # noqa: T201
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # noqa: T201
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="fedspan")
     except click.exceptions.NoArgsIsHelpError as shown:
         sys.exit(_mistake(shown.ctx.get_help(), prefix=""))
     except click.ClickException as error:

@@ -12,7 +12,8 @@ from fedspan.cli._options import Changes, Jobs, Out, Plugin, command_line, load_
 
 def command(
     specs: Annotated[
-        list[Path], typer.Argument(help="Specs of several methods on one task, one spec with --methods, or one comparison file.")
+        list[Path],
+        typer.Argument(help="Specs of several methods on one task, one spec with --methods, or one comparison file."),
     ],
     out: Out,
     methods: Annotated[
@@ -31,12 +32,15 @@ def command(
         int | None, typer.Option("--tune-seeds", min=1, help="Number of seeds in tuning. Default: 1.")
     ] = None,
     tune_rounds: Annotated[
-        int | None, typer.Option("--tune-rounds", min=1, help="Rounds per run in tuning. Default: as in the final runs.")
+        int | None,
+        typer.Option("--tune-rounds", min=1, help="Rounds per run in tuning. Default: as in the final runs."),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", min=1, help="The result is the mean of the last evaluations. Default: 1.")
     ] = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="Compare by this metric. Default: the main one.")] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Compare by this metric. Default: the main one.")
+    ] = None,
     goal: Annotated[
         Literal["max", "min"] | None, typer.Option("--goal", help="Whether a higher or a lower metric is better.")
     ] = None,
@@ -45,7 +49,10 @@ def command(
     formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv.")] = "html,md,csv",
     plugin: Plugin = None,
 ) -> None:
-    """Tune methods, run them on one task and compare them on one page."""
+    """Tune methods, run them on one task and compare them.
+
+    SPECS are specs of several methods on one task, one spec with --methods, or one comparison file.
+    """
     from fedspan.cli._tables import console
     from fedspan.study import command as study
     from fedspan.study.request import requested

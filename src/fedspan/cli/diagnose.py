@@ -17,7 +17,7 @@ def command(
     ] = None,
     threads: Threads = 1,
 ) -> None:
-    """Check a spec's step sizes against the convergence theory, and forecast rounds and bytes."""
+    """Check a spec's step sizes against the convergence theory."""
     from fedspan.api.diagnose import diagnose
     from fedspan.cli import _diagnosis_table
     from fedspan.cli._tables import console

@@ -13,7 +13,7 @@ def command(
     name: Annotated[str | None, typer.Argument(help="One of the names, to see its settings.")] = None,
     plugin: Plugin = None,
 ) -> None:
-    """List methods, projectors, tasks and all else that a spec can name, or the settings of one of them."""
+    """List what a spec can name, or the settings of one NAME."""
     load_plugins(plugin)
     if name is None:
         _all()
@@ -48,26 +48,25 @@ def _all() -> None:
 
     for kind, entries in _kinds().items():
         rows = [(f"[bold]{name}", escape(_summary(kind, entry))) for name, entry in entries.items()]
-        console.print(table(("name", "description"), rows, left=2, title=f"{kind}s"), "")
+        console.print(table(("name", "description"), rows, title=f"{kind}s"), "")
     say("The settings of one: fedspan list NAME")
 
 
 def _one(name: str) -> None:
-    from rich.markup import escape
-
     from fedspan.cli._fields import settings
-    from fedspan.cli._tables import console, say, table
-    from fedspan.core.errors import one_of
+    from fedspan.cli._tables import say
+    from fedspan.core.errors import SpecError, did_you_mean
 
-    kinds = _kinds()
-    one_of("NAME", name, {name for entries in kinds.values() for name in entries})
-    for kind, entries in kinds.items():
-        if name not in entries:
-            continue
-        say(f"{kind} {name}: {_summary(kind, entries[name])}")
+    known = _kinds()
+    found = {kind: entries[name] for kind, entries in known.items() if name in entries}
+    if not found:
+        near = did_you_mean(name, [one for entries in known.values() for one in entries])
+        raise SpecError(f"there is no {name!r}{near}; `fedspan list` shows every name")
+    for kind, entry in found.items():
+        say(f"{kind} {name}: {_summary(kind, entry)}")
         if kind == "command":
-            say(f"Its options: fedspan {name} --help")
-            continue
-        rows = [[escape(cell) for cell in row] for row in settings(entries[name])]
-        if rows:
-            console.print(table(("setting", "type", "default", "description"), rows, left=4))
+            say(f"  its options: fedspan {name} --help")
+        rows = settings(entry)
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+        for row in rows:
+            say("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))

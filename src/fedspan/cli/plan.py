@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedspan.cli._options import Changes, Plugin, load_plugins, load_spec
 
+if TYPE_CHECKING:
+    from fedspan.core.spec import Spec
+
 
 def command(
-    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]", help="The spec, a TOML file; or give --model.")] = None,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC]", help="The spec, a TOML file; or give --model.")
+    ] = None,
     changes: Changes = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="Names such as ssf,fedavg. Default: all for a spec, five for a model.")
+        str | None,
+        typer.Option("--methods", help="Names such as ssf,fedavg. Default: all for a spec, five for a model."),
     ] = None,
     plugin: Plugin = None,
     model: Annotated[
@@ -23,7 +29,8 @@ def command(
     rank: Annotated[float | None, typer.Option("--rank", help="SSF's rank, as a share of a layer's inputs.")] = None,
     trained: Annotated[int | None, typer.Option("--trained", min=1, help="Numbers that SSF and LoRA train.")] = None,
     lora_rank: Annotated[
-        int, typer.Option("--lora-rank", min=1, help="Without --rank and --trained: train as many numbers as LoRA does.")
+        int,
+        typer.Option("--lora-rank", min=1, help="Without --rank and --trained: train as many numbers as LoRA does."),
     ] = 8,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")] = 16,
     length: Annotated[int, typer.Option("--length", min=1, help="Tokens per text.")] = 64,
@@ -47,7 +54,10 @@ def command(
         bool, typer.Option("--recompute", help="SSF's layers recompute outputs instead of keeping them.")
     ] = False,
 ) -> None:
-    """Show what each method costs in bytes, memory and disk, for a spec or for a model (options from --model on)."""
+    """Show what each method costs in bytes, memory and disk.
+
+    Give a spec, or --model and the options after it.
+    """
     if (spec is None) == (model is None):
         raise typer.BadParameter("give a spec, or a model as in `fedspan plan --model DIR`", param_hint="SPEC")
     load_plugins(plugin)
@@ -56,8 +66,10 @@ def command(
     from fedspan.costs.model import ModelRequest
     from fedspan.costs.plan import plan
 
-    source = None if spec is None else load_spec(spec, changes)
-    if model is not None:
+    source: Spec | ModelRequest
+    if spec is not None:
+        source = load_spec(spec, changes)
+    elif model is not None:
         source = ModelRequest(
             model=model, rank=rank, trained=trained, lora_rank=lora_rank, batch_size=batch_size, length=length,
             dtype=dtype, rounds=rounds, clients=clients, clients_per_round=clients_per_round,

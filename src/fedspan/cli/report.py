@@ -18,7 +18,10 @@ def command(
         str | None, typer.Option("--metric", help="The metric to show first. Default: the main one.")
     ] = None,
 ) -> None:
-    """Show runs on one self-contained page, by rounds, bytes and seconds, with a table of results."""
+    """Show runs on one page, by rounds, bytes and seconds.
+
+    RUN_DIRS are run directories, or directories that contain them.
+    """
     from fedspan.study import report
 
     for path in report.report(run_dirs, out, formats.split(","), metric, command_line()):

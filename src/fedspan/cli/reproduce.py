@@ -16,11 +16,16 @@ def command(
         str | None, typer.Option("--scale", help="smoke, laptop, paper or full. Default: the study's own.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale smoke.")] = False,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds. Default: the scale's own.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Number of seeds. Default: the scale's own.")
+    ] = None,
     jobs: Jobs = 1,
     again: Annotated[bool, typer.Option("--again", help="Discard earlier results in --out.")] = False,
 ) -> None:
-    """Regenerate a study: tables, figures and one page. Runs that have finished are kept."""
+    """Regenerate a study: tables, figures and one page.
+
+    STUDY is toy, mnist, cifar100, nlp or theory. Runs that have finished are kept.
+    """
     from fedspan.cli._tables import console
     from fedspan.study import paper_benchmark as benchmark
     from fedspan.study import paper_reproduction as reproduction

@@ -44,7 +44,10 @@ def command(
     plugin: Plugin = None,
     threads: Threads = 1,
 ) -> int:
-    """Run a spec. Ctrl-C stops it cleanly, and --resume continues it."""
+    """Run a spec, a TOML file.
+
+    Ctrl-C stops it cleanly, and --resume continues it. The exit code is 1 where the run diverged.
+    """
     if resume and run_dir is None:
         raise typer.BadParameter("it needs the --run-dir of the run to continue", param_hint="'--resume'")
     load_plugins(plugin)
