@@ -188,4 +188,6 @@ def test_fit_takes_a_way_and_ends_its_processes() -> None:
         fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate=way))  # type: ignore[arg-type]
     assert not multiprocessing.active_children()
     with pytest.raises(fedspan.FedspanError, match="simulate"):
-        fedspan.fit(mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate="fast"))  # type: ignore[arg-type]
+        fedspan.fit(
+            mlp(), clients, method=fedspan.SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate="fast")
+        )  # type: ignore[arg-type]

@@ -112,11 +112,10 @@ def test_a_rank_aware_step_is_that_step(name: str) -> None:
         assert relative(model(boosted), model(larger)) < 1e-12
 
 
-def test_rank_is_short_for_a_coordinate_projector() -> None:
+def test_rank_replaces_that_of_the_projector() -> None:
     assert build("ssf", rank=0.2) == build("ssf", projector={"name": "coordinate", "rank": 0.2})
-    assert build("ssf") == build("ssf", rank=DEFAULT_RANK)
-    with pytest.raises(SpecError, match="give either `projector`"):
-        build("ssf", rank=0.2, projector=GAUSSIAN)
+    assert build("ssf") == build("ssf", rank=0.1)
+    assert build("ssf", rank=0.2, projector=GAUSSIAN) == build("ssf", projector=GAUSSIAN | {"rank": 0.2})
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

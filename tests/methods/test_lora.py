@@ -38,7 +38,16 @@ def clients() -> Data:
 
 def fit(method: Any, **settings: Any) -> Any:
     """Full batches, so that only their order differs from `written_out`."""
-    return fedspan.fit(network(), clients(), method=method, rounds=ROUNDS, batch_size=8, seed=7, projection=Projection(min_numel=LEAST), **settings)
+    return fedspan.fit(
+        network(),
+        clients(),
+        method=method,
+        rounds=ROUNDS,
+        batch_size=8,
+        seed=7,
+        projection=Projection(min_numel=LEAST),
+        **settings,
+    )
 
 
 def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.api.spec import Spec
 from test_moments import STEPS, layout
 
 import fedspan
