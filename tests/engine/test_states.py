@@ -156,7 +156,7 @@ def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -
     torch.testing.assert_close(model(advance(again, 5)), model(advance(compact, 5)), rtol=0, atol=0)
 
 
-def test_only_methods_with_a_trace_have_trails() -> None:
+def test_only_methods_whose_states_follow_from_replies_have_compact_ones() -> None:
     problem = small()
-    with pytest.raises(SpecError, match="Scaffold has no trace"):
+    with pytest.raises(SpecError, match="client states do not follow from its replies"):
         Simulator(build("scaffold"), problem, Engine(compact_states=True))

@@ -139,9 +139,9 @@ def test_another_start_of_a_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedit", "ffalora"])
 def test_mistakes_are_named(name: str) -> None:
     for wrong, words in [
-        ({"rank": 0}, "`rank` must be"),
-        ({"rank": 1.5}, "`rank` must be"),
-        ({"rank": 2, "alpha": 0.0}, "`alpha` must be"),
+        ({"rank": 0}, "`method.rank` must be"),
+        ({"rank": 1.5}, "`method.rank` must be"),
+        ({"rank": 2, "alpha": 0.0}, "`method.alpha` must be"),
         ({"rank": 2, "others": "some"}, "`method.others` must be one of frozen, trained"),
     ]:
         with pytest.raises(SpecError, match=words):

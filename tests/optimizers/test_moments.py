@@ -48,7 +48,7 @@ class Written:
         """An optimizer of this round: new, or with the state of the one before."""
         optimizer = self.made(weight)
         was, old = self.optimizers.get(client, (epoch, None))
-        if old is not None and (was == epoch or self.method.moments == "project") and self.method.moments is not None:
+        if old is not None and (was == epoch or self.method.moments == "project") and self.method.moments != "reset":
             state = dict(next(iter(old.state.values())))
             if was != epoch:
                 overlap = self.matrix(epoch) @ self.matrix(was).T
@@ -186,7 +186,7 @@ def test_states_on_disk_hold_the_moments(tmp_path: Path) -> None:
 
 def test_kept_moments_need_replies_as_they_are_and_whole_states(tmp_path: Path) -> None:
     method = build("ssf", rank=3, optimizer=ADAMW, moments="project")
-    with pytest.raises(SpecError, match="SSF keeps moments, which no trace of its replies tells"):
+    with pytest.raises(SpecError, match="SSF's clients keep moments, which no reply tells"):
         Simulator(method, small(), Engine(compact_states=True))
     with pytest.raises(SpecError, match="ssf has noted what it keeps to itself"):
         remote(method, small(), tmp_path, cast="bfloat16")

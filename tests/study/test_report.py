@@ -17,6 +17,7 @@ import fedspan
 from conftest import SMALL
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.engine.run_dir import toml
+from fedspan.methods import FedAvg
 from fedspan.nn.models import mlp
 from fedspan.study import command, report, tables
 from fedspan.study.chart import SHOWN, chart
@@ -142,7 +143,7 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
     """`fit` knows no task; what cannot be said of its clients is left out."""
     x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
     clients = [(x[part], y[part]) for part in torch.arange(30).split(10)]
-    method = fedspan.FedAvg(lr=0.1, local_steps=2)
+    method = FedAvg(lr=0.1, local_steps=2)
     fedspan.fit(mlp((1, 8, 8), 3), clients, method=method, rounds=3, test=(x, y), out=tmp_path / "fit")
     report.report([tmp_path / "fit"], tmp_path / "out", ["md"], None, "")
     text = (tmp_path / "out" / "results.md").read_text()

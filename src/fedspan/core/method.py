@@ -214,6 +214,11 @@ def restorable(method: AnyMethod) -> Restorable[Any, Any, Any] | None:
     return None
 
 
+def private_fields(method: AnyMethod) -> tuple[str, ...]:
+    """Fields of the client's state that only the client can know."""
+    return method.private if isinstance(method, Restorable) else ()
+
+
 def _arguments(cls: type) -> tuple[Any, ...]:
     """What a class gives for the four types of `Method`, through all generic classes in between."""
     if cls is Method:

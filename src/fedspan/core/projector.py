@@ -165,7 +165,6 @@ class Projector(ABC):
     Args:
         rank: Directions per block: a whole number (20), a share of the block's inputs (0.2), or a table of these by
             pattern of the block's name (`{"head*": 1.0, "*": 0.1}`), of which the first match counts.
-
     """
 
     rank: Rank = 0.1  # directions per block: a number, a share of its inputs, or a table by name pattern

@@ -18,11 +18,9 @@ from typing import Literal
 
 import torch
 
-from fedspan.core.errors import SpecError, one_of, positive
-from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.method import Round
+from fedspan import Block, Layout, Log, ModelSync, Round, SpecError, SyncedDown, Vector
+from fedspan.core.errors import one_of, positive
 from fedspan.core.projector import LinearMap, Rank, draw
-from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import LocalSteps, NoState
 from fedspan.projectors.gaussian import Gaussian
 
@@ -53,14 +51,7 @@ class Up:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
-    """Adapters on every projected block, averaged as they are.
-
-    Args:
-        rank: Rank r of the adapters: a number, a share of a block's inputs, or a table of these by name pattern.
-        alpha: α of the scale α/r. None takes r, so that the scale is 1.
-        others: Whether blocks without an adapter are `"trained"` in full or `"frozen"`.
-
-    """
+    """Adapters on every projected block, averaged as they are."""
 
     rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
     alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
