@@ -13,7 +13,7 @@ import tomli_w
 from rich.console import Console
 
 from conftest import SMALL
-from fedspan.api import spec as experiment
+from fedspan import Spec, run
 from fedspan.core.errors import SpecError
 from fedspan.engine.lock import held
 from fedspan.study import command
@@ -30,13 +30,13 @@ with held(pathlib.Path(sys.argv[1])):
 
 
 def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
-    spec, out = experiment.Spec.from_table(TABLE), tmp_path / "o"
-    experiment.run(spec, out)
+    spec, out = Spec.from_table(TABLE), tmp_path / "o"
+    run(spec, out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
     with held(out), pytest.raises(SpecError, match="is being written by another process; wait for it"):
-        experiment.run(spec, out, resume=True)
+        run(spec, out, resume=True)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
-    experiment.run(spec, out, resume=True)
+    run(spec, out, resume=True)
 
 
 def test_a_comparison_in_a_folder_that_is_held_runs_nothing(tmp_path: Path) -> None:
