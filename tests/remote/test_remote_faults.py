@@ -111,7 +111,7 @@ def test_a_lost_state_is_restored_exactly(kind: str, name: str, settings: dict[s
     advance(loop, 8)
     here = simulated(method, problem, 7)
     for field in method.private:  # what no server can know begins anew
-        here.transport.inner._population[field].all.zero_()  # type: ignore[attr-defined]
+        here.transport.inner._population[field].values.zero_()  # type: ignore[attr-defined]
     close(model(loop), model(advance(here, 8)), 1e-10)
     assert any("restored from the server's copy" in event for event in loop.events)
     assert end.acked.sum() == 15 * 3

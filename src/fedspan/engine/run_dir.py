@@ -30,7 +30,7 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
 from fedspan.engine.history import History, Line
-from fedspan.engine.lock import held
+from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -69,7 +69,7 @@ def execute(
     A checkpoint is written with a row every few seconds, or after `every` rounds. Ctrl-C and SIGTERM end the run after
     the round in hand, unless `signals` leaves them to whoever has set them.
     """
-    with held(out):
+    with lock_dir(out):
         return _carry_out(loop, table, out, resume, on_row, every, signals)
 
 

@@ -149,7 +149,7 @@ class Simulator:
     def _put(self, rnd: Round, new: Any, up: Any) -> None:
         for name, states in self._population.items():
             if isinstance(states, CompactStates):
-                states.note(rnd.rows, rnd.t, self.method.trace(up, rnd).flatten(0, 1))  # type: ignore[union-attr]
+                states.append(rnd.rows, rnd.t, self.method.trace(up, rnd).flatten(0, 1))  # type: ignore[union-attr]
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
@@ -185,7 +185,7 @@ class Simulator:
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
         shape = (self.problem.x0.shape[0], self.problem.clients)
-        return self._kind(**{name: states.every().unflatten(0, shape) for name, states in self._population.items()})
+        return self._kind(**{name: states.take_all().unflatten(0, shape) for name, states in self._population.items()})
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
