@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,20 @@ class ModelSync:
             for t in range(start, log.end):
                 x = x + expand(log.at(t), t)
         return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
+
+
+@runtime_checkable
+class HasSync(Protocol):
+    """A server's message that brings x as a `ModelSync`."""
+
+    @property
+    def sync(self) -> ModelSync: ...
+
+
+def with_sync(message: Any, change: Callable[[ModelSync], ModelSync]) -> Any:
+    """The message with its `ModelSync` changed; a message without one stays as it is."""
+    sync = message.sync if isinstance(message, HasSync) else None
+    return message if sync is None else replace(message, sync=change(sync))
 
 
 def bytes_of(entry: Entry) -> int:

@@ -71,7 +71,9 @@ class OnDisk:
 
     def __init__(self, path: Path, first: torch.Tensor, count: int, stored: torch.dtype, *, resume: bool) -> None:
         if path.exists() and not resume:
-            raise SpecError(f"{str(path)!r} holds states of an earlier run; resume that run or choose another directory")
+            raise SpecError(
+                f"{str(path)!r} holds states of an earlier run; resume that run or choose another directory"
+            )
         if first.any():
             raise SpecError("states on disk start at zero, but those of this method do not; keep them in memory")
         self.path, self.count, self.stored, self.dtype = path, count, stored, first.dtype

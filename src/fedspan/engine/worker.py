@@ -12,7 +12,7 @@ from fedspan.core import wire
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
-from fedspan.core.sync import ModelSync
+from fedspan.core.sync import HasSync, with_sync
 
 
 def work(
@@ -27,28 +27,34 @@ def work(
 
 @dataclass(frozen=True, eq=False)
 class Replica:
-    """All that one client keeps between rounds: the method's state and its dated copy of x."""
+    """All that one client keeps between rounds: the method's state and, where changes of x are sent, its copy of x."""
 
     state: Any
     x: Vector | None = None
     last_round: int = -1
 
 
-BUFFERS = "aside"  # the name under which it is packed, next to a message's own arrays
+BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays
 
 
 def answer(
     method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
-    message: Any = wire.unpack(method.types()[2], down)
-    x = getattr(message, "x", None)
-    sync = getattr(message, "sync", None)
-    if isinstance(sync, ModelSync):
-        sync = sync.open(replica.x, replica.last_round, lambda entry, t: method.expand(entry, replace(rnd, t=t)))
-        message, x = replace(message, sync=sync), sync.model
+    message = open_message(method, replica, down, rnd)
+    x = message.sync.model if isinstance(message, HasSync) else None
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
         state, up, buffers = work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
     beside = {} if buffers is None else {BUFFERS: buffers}
     return Replica(state, x, rnd.t), wire.pack(up) | beside
+
+
+def open_message(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
+    """The server's message from its arrays, with x rebuilt from the client's copy."""
+
+    def expand(entry: Any, t: int) -> Vector:
+        return method.expand(entry, replace(rnd, t=t))
+
+    message: Any = wire.unpack(method.types()[2], down)
+    return with_sync(message, lambda sync: sync.open(replica.x, replica.last_round, expand))
