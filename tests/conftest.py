@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from fedspan.core import registry, wire
+from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
+from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Loop, Replies
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.worker import Replica, answer
@@ -124,7 +126,6 @@ SMALL = {
     "samples": 9,
     "het": 1.0,
     "target_het": 1.0,
-    "batch": 4,
 }
 
 
@@ -147,11 +148,21 @@ def every_method() -> list[Any]:
     ]
 
 
+def settings(batch: Any = 4, dtype: torch.dtype = torch.float64, weights: Any = "uniform", **others: Any) -> Settings:
+    """Settings of a run with small batches."""
+    name: Any = str(dtype).removeprefix("torch.")
+    return Settings(batch_size=batch, dtype=name, participation=Participation(weights=weights), **others)
+
+
 def small(
-    dtype: torch.dtype = torch.float64, seeds: tuple[int, ...] = (5,), weights: Any = "uniform", **task: Any
+    dtype: torch.dtype = torch.float64,
+    seeds: tuple[int, ...] = (5,),
+    weights: Any = "uniform",
+    batch: Any = 4,
+    **task: Any,
 ) -> Problem:
     """A problem of 7 clients, 12 × 2 numbers."""
-    return registry.build("task", SMALL | task).build(seeds, dtype, weights)
+    return registry.build("task", SMALL | task).build(seeds, settings(batch, dtype, weights))
 
 
 def start(
@@ -221,7 +232,8 @@ class Scripted:
         there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
         if not len(there):
             return Replies(there, None)
-        found = self.inner.exchange(rnd.subset(there), replace_since(down, there), buffers)
+        down = down.subset(there) if isinstance(down, SyncedDown) else down
+        found = self.inner.exchange(rnd.subset(there), down, buffers)
         return replace(found, places=there)
 
     def save(self) -> Any:
@@ -229,11 +241,6 @@ class Scripted:
 
     def load(self, arrays: Any) -> None:
         self.inner.load(arrays)
-
-
-def replace_since(down: Any, there: np.ndarray) -> Any:
-    sync = getattr(down, "sync", None)
-    return down if sync is None else replace(down, sync=replace(sync, last_round=sync.last_round[:, there]))
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:

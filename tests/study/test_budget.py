@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedspan.api.spec import Spec, run
 
 from conftest import SMALL
-from fedspan.api.spec import Spec, run
 from fedspan.core.errors import SpecError
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Curve

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedspan.api.spec import run
 from rich.console import Console
 from test_data import have
 
-from fedspan.api.spec import run
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
 from fedspan.study import paper_benchmark as benchmark

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedspan.api.spec import Spec, run
 from rich.console import Console
 
 import fedspan
 from conftest import SMALL
-from fedspan.api.spec import Spec, run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.engine.run_dir import toml
 from fedspan.nn.models import mlp

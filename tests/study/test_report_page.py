@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedspan.api.spec import read_toml
 from rich.console import Console
 from test_report import TABLE
 
-from fedspan.api.spec import read_toml
 from fedspan.engine.run_dir import toml
 from fedspan.study import command, report
 from fedspan.study.curves import Axis

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedspan.api.spec import Spec
 from markupsafe import escape
 from rich.console import Console
 
-from fedspan.api.spec import Spec
 from fedspan.core.errors import SpecError
 from fedspan.study import paper_claims as claims
 from fedspan.study import paper_trial as trial

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import LogsChanges, Method, Round
 from fedspan.core.objective import Problem
-from fedspan.core.sync import HasSync, with_sync
+from fedspan.core.sync import SyncedDown
 
 
 def work(
@@ -27,7 +28,7 @@ def work(
 
 @dataclass(frozen=True, eq=False)
 class Replica:
-    """All that one client keeps between rounds: the method's state and, where changes of x are sent, its copy of x."""
+    """All that one client keeps between rounds: the method's state and its dated copy of x."""
 
     state: Any
     x: Vector | None = None
@@ -41,8 +42,8 @@ def answer(
     method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
-    message = open_message(method, replica, down, rnd)
-    x = message.sync.model if isinstance(message, HasSync) else None
+    message = opened(method, replica, down, rnd)
+    x = message.sync.model if isinstance(message, SyncedDown) else None
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
         state, up, buffers = work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
@@ -50,11 +51,15 @@ def answer(
     return Replica(state, x, rnd.t), wire.pack(up) | beside
 
 
-def open_message(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
-    """The server's message from its arrays, with x rebuilt from the client's copy."""
+def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
+    """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
+    message: Any = wire.unpack(method.types()[2], down)
 
     def expand(entry: Any, t: int) -> Vector:
-        return method.expand(entry, replace(rnd, t=t))
+        if not isinstance(method, LogsChanges):
+            raise ProtocolError(
+                f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
+            )
+        return method.expand_entry(entry, replace(rnd, t=t))
 
-    message: Any = wire.unpack(method.types()[2], down)
-    return with_sync(message, lambda sync: sync.open(replica.x, replica.last_round, expand))
+    return message.opened(replica.x, replica.last_round, expand) if isinstance(message, SyncedDown) else message

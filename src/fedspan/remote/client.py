@@ -15,9 +15,9 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Problem
-from fedspan.engine.worker import BUFFERS, Replica, answer, open_message
+from fedspan.engine.worker import BUFFERS, Replica, answer, opened
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -139,8 +139,11 @@ class RemoteClient:
 
     def _settle(self, before: Replica, down: wire.Arrays, arrived: wire.Arrays, rnd: Round) -> Any:
         """The state that follows from a reply as the server reads it."""
+        memory = restorable(self.method)
+        if memory is None:
+            return before.state
         up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS})
-        return self.method.settle(before.state, open_message(self.method, before, down, rnd), up, rnd)
+        return memory.update_client_state(before.state, opened(self.method, before, down, rnd), up, rnd)
 
     def _replica(self, message: RoundMessage) -> Replica:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""

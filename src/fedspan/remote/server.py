@@ -20,10 +20,10 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
-from fedspan.core.sync import with_sync
+from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
 from fedspan.engine.states import InMemory, OnDisk, States
 from fedspan.engine.worker import BUFFERS
@@ -91,7 +91,9 @@ class RemoteTransport:
     def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
         at_least("min_replies", self.min_replies, 1)
         one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
-        if self.method.private and self.reply_dtype != "float32":
+        self.memory = restorable(self.method)
+        self.private = () if self.memory is None else self.memory.private
+        if self.private and self.reply_dtype != "float32":
             raise SpecError(
                 f"reply dtype {self.reply_dtype!r} would round replies after {name_of(self.method)} computed what "
                 "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
@@ -101,7 +103,7 @@ class RemoteTransport:
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self._copies: dict[str, States] | None = None
         if backup:
-            public = {n: v[0] for n, v in wire.pack(self.first).items() if v.numel() and n not in self.method.private}
+            public = {n: v[0] for n, v in wire.pack(self.first).items() if v.numel() and n not in self.private}
             self._copies = {
                 name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume)
                 if copies_dir
@@ -187,18 +189,15 @@ class RemoteTransport:
         state: wire.Arrays = {}
         if self._copies is not None:
             state = {f"{RESTORE}{name}": self._copy(name, np.array([client])) for name in self._copies}
-            private = f"; {', '.join(self.method.private)} starts again" if self.method.private else ""
+            private = f"; {', '.join(self.private)} starts again" if self.private else ""
             events.append(Event(client, f"state restored from the server's copy{private}"))
         else:
             last_round = -1
             events.append(Event(client, "re-enters with an empty state: there is no copy of it"))
         state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
-
-        def dated(rounds: Ids) -> Ids:
-            return np.where(np.arange(rounds.shape[1]) == place, last_round, rounds)
-
+        dated = down.dated(place, last_round) if isinstance(down, SyncedDown) else down
         try:
-            arrays = wire.pack(wire.pick(_with_last_round(down, dated), place, whole=True))
+            arrays = wire.pack(wire.pick(dated, place, full=True))
         except ProtocolError as error:
             events.append(Event(client, f"cannot be brought back: {error}"))
             return None
@@ -211,9 +210,10 @@ class RemoteTransport:
         buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
         accepted = rnd.subset(places)
         ids = accepted.ids[0]
-        if self._copies:
+        if self._copies and self.memory is not None:
             old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
-            new = self.method.settle(old, _with_last_round(down, lambda rounds: rounds[:, places]), up, accepted)
+            sent = down.subset(places) if isinstance(down, SyncedDown) else down
+            new = self.memory.update_client_state(old, sent, up, accepted)
             for name, values in wire.pack(new).items():
                 if name in self._copies:
                     self._copies[name].put(ids, values[0])
@@ -248,8 +248,3 @@ class RemoteTransport:
             if f"copy.{name}" not in arrays:
                 raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
             states.load(arrays[f"copy.{name}"])
-
-
-def _with_last_round(down: Any, change: Callable[[Ids], Ids]) -> Any:
-    """The server's message for clients whose copies of x date from other rounds."""
-    return with_sync(down, lambda sync: replace(sync, last_round=change(sync.last_round)))

@@ -9,10 +9,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+import lemmas
 from fedspan.study import paper_claims as claims
 from fedspan.study.figures import STYLE, band, panels, save
 from fedspan.study.paper_trial import Run
-from fedspan.theory import lemmas
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from fedspan.api.spec import Spec
 from fedspan.core.errors import FedspanError
+from fedspan.core.spec import Spec
 
 try:
     from flwr.app import Context, Message

@@ -6,21 +6,19 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedspan.api.spec import Spec, with_changes
 from fedspan.core.errors import FedspanError, SpecError
-from fedspan.core.layout import DTYPES
 from fedspan.core.objective import Problem
+from fedspan.core.spec import Spec, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
 
 IDENTITY, UNKNOWN = "identity", -1
-NOT_SHARED = {"rounds", "seed", "eval_every", "participation", "search"}  # settings that clients do not use
+SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
 Prepare = Callable[
     [tuple[str, ...], int], tuple[Spec, Problem]
 ]  # (changes of the spec, client) → what it computes with
@@ -56,23 +54,27 @@ def preparing(spec: Spec | Path | str) -> Prepare:
     def prepare(changes: tuple[str, ...], client: int) -> tuple[Spec, Problem]:
         changed = load_spec(spec, changes)
         with torch.inference_mode(False):
-            return changed, changed.task.client_problem(client, (changed.seed,), DTYPES[changed.dtype])
+            return changed, changed.task.client_problem(client, (changed.seed,), changed)
 
     return prepare
 
 
 def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
-    """The spec of a run with its changes applied."""
+    """The spec of a run with its changes applied; it must have a number as step size."""
     if not isinstance(spec, Spec):
-        return Spec.load(Path(spec), changes).settled()
-    return (Spec.from_table(with_changes(spec.table(), changes)) if changes else spec).settled()
+        spec = Spec.load(spec, changes)
+    elif changes:
+        spec = Spec.from_table(with_changes(spec.table(), changes))
+    if isinstance(spec.method.lr, str):
+        raise SpecError(f"`method.lr` is {spec.method.lr!r}, which needs all clients' data; set it to a number")
+    return spec
 
 
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
-    """What server and clients must have in common: not what only one of them uses, nor where its files are."""
-    table: dict[str, Any] = {key: value for key, value in spec.table().items() if key not in NOT_SHARED}
-    table["task"] = {key: value for key, value in table["task"].items() if key not in ("module", "device")}
-    return Agreement.of(table, problem.layout, spec.seed)
+    """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
+    settings = {key: value for key, value in spec.decisions().items() if key not in SERVER_ONLY}
+    settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
+    return Agreement.of(settings, problem.layout, spec.seed)
 
 
 def client_of(context: Context) -> int:

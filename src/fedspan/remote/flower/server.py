@@ -11,13 +11,14 @@ from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedspan.api.spec import Spec
+from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, SpecError
-from fedspan.core.layout import DTYPES
 from fedspan.core.method import Round
-from fedspan.engine.history import Line, Rounds
-from fedspan.engine.loop import Loop, Replies, Row
-from fedspan.engine.run_dir import Result, execute
+from fedspan.core.spec import Spec
+from fedspan.engine.history import Rounds
+from fedspan.engine.loop import Line, Loop, Replies, Row
+from fedspan.engine.result import Result
+from fedspan.engine.run_dir import Keeping, execute
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, max_bytes, read_message, write_message
 from fedspan.remote.messages import RoundMessage
@@ -136,7 +137,7 @@ class GridChannel:
 
 
 @dataclass
-class RunLog:
+class RunLog(Callback):
     """The progress of a run: lines in Flower's log, and one line per round in `rounds.jsonl`."""
 
     rounds: Rounds
@@ -157,7 +158,7 @@ class RunLog:
         for event in replies.events:
             log.warning("fedspan %s", event)
 
-    def log_row(self, row: Row) -> None:
+    def on_evaluate(self, run: Loop, row: Row) -> None:
         """After every evaluation."""
         values = "  ".join(f"{name} {value[0]:.4g}" for name, value in row.metrics.items())
         sizes = f"{row.up_bytes[0] / 1e6:.3f} MB up  {row.down_bytes[0] / 1e6:.3f} MB down"
@@ -170,10 +171,12 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError("run config 'run-dir' is missing: a directory on the server for results and checkpoints")
     if spec.epochs is not None:
         raise SpecError("`epochs` needs the clients' data, which a server does not have; set method.local_steps")
-    if spec.diagnostics:
-        raise SpecError("`diagnostics` needs all clients' data, which a server does not have; leave it out")
+    for callback in spec.callbacks:
+        if callback.needs_all_clients:
+            name = type(callback).__name__
+            raise SpecError(f"callback {name} needs all clients' data, which a server does not have; leave it out")
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
-    problem = spec.task.server_problem((spec.seed,), DTYPES[spec.dtype], spec.participation.weights)
+    problem = spec.task.server_problem((spec.seed,), spec)
     channel = GridChannel(grid, problem.clients, config.timeout, max_bytes(problem))
     run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
     transport = RemoteTransport(
@@ -181,11 +184,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         min_replies=config.min_replies, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
     )  # fmt: skip
-    loop = Loop(method, problem, transport, (spec.seed,), spec.participation.clients_per_round or problem.clients)
+    clients_per_round, callbacks = spec.clients_per_round or problem.clients, (*spec.callbacks, run_log)
+    loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir)
     channel.wait(config.wait)
-    result = execute(
-        loop, spec.table(), run_dir, resume=config.resume, on_row=run_log.log_row, every=config.checkpoint_every,
-        signals=False,  # Flower's handlers end the app at once; the last checkpoint is there to resume from
-    )  # fmt: skip
-    log.info("fedspan %s; results in %s", result.status(0), run_dir)
+    # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
+    keeping = Keeping(resume=config.resume, checkpoint_every=config.checkpoint_every, signals=False)
+    result = execute(loop, spec, keeping)
+    log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
