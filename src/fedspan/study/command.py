@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, at_least
-from fedspan.engine.lock import held
+from fedspan.engine.lock import lock_dir
 from fedspan.engine.run_dir import toml
 from fedspan.study import report, tables
 from fedspan.study.outcome import Outcome
@@ -22,7 +22,7 @@ def run(
     plans: Sequence[Comparison], runs: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()
 ) -> list[Outcome]:
     """Carry out comparisons that share their runs: first all tuning, then all seeds at the chosen points."""
-    with held(runs):
+    with lock_dir(runs):
         execute([job for plan in plans for job in plan.tuning(runs)], jobs, console, "tuning", plugins)
         chosen = [Outcome(plan, runs).chosen() for plan in plans]
         final = [job for plan, points in zip(plans, chosen, strict=True) for job in plan.final(runs, points)]
