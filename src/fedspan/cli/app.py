@@ -137,7 +137,7 @@ def list_() -> None:
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100, nlp or theory.")],
+    study: Annotated[str, typer.Argument(help="Which study: toy, mnist, cifar100 or nlp.")],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="How much: smoke, laptop, paper or full; what is usual for the study.")
@@ -148,18 +148,10 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results in OUT.")] = False,
 ) -> None:
     """Regenerate a study: tables, figures and one page. What is done already is not run again."""
-    from fedspan.study import paper_benchmark as benchmark
-    from fedspan.study import paper_reproduction as reproduction
-    from fedspan.study import paper_trial as trial
-    from fedspan.study.paper_study import Study, kind
+    from fedspan.study import command
 
     scale = "smoke" if quick else scale
-    if kind(study) == "tables":
-        reproduction.reproduce(Study.load(study, seeds, scale), out, jobs=jobs, again=again, console=console)
-    elif kind(study) == "trial":
-        trial.reproduce(trial.Trial.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
-    else:
-        benchmark.reproduce(benchmark.Benchmark.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
+    command.reproduce(study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console)
 
 
 @app.command()
@@ -199,7 +191,7 @@ def compare(
 
     for path in plugin or []:
         registry.load_file(path)
-    plan = requested(
+    asked = requested(
         specs,
         methods=methods or (),
         grids=grid or (),
@@ -213,7 +205,7 @@ def compare(
         tail=tail,
     )
     command.compare(
-        plan,
+        asked,
         out,
         jobs=jobs,
         resume=resume,

@@ -122,13 +122,23 @@ def versions() -> dict[str, str]:
 
 
 def toml(table: Table, prefix: str = "") -> str:
-    """A table as TOML: plain values first, then tables; tables inside tables as `a.b`."""
-    named = {key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key): value for key, value in table.items()}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in named.items() if not isinstance(value, dict)]
+    """A table as TOML: plain values first, then tables; tables inside tables as `a.b`, in lists as `{ a = 1 }`."""
+    named = {_toml_key(key): value for key, value in table.items()}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in named.items() if not isinstance(value, dict)]
     for key, value in named.items():
         if isinstance(value, dict):
             lines += ["", f"[{prefix}{key}]", toml(value, f"{prefix}{key}.")]
     return "\n".join(lines)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml_key(k)} = {_toml_value(v)}' for k, v in value.items())} }}"
+    return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
 def _open(loop: Loop, table: Table, out: Path, folders: list[Path], resume: bool) -> list[History]:

@@ -1,7 +1,7 @@
-"""Client memory as a third cost beside rounds and bytes: the peak of one local step of each spec that is shown.
+"""Client memory as a third cost beside rounds and bytes: the peak of one local step of a spec.
 
-It is rehearsed and not measured (`hub.memory`). Neither the step size nor how many steps there are matters to it, so
-that all points of a grid share one rehearsal.
+It is computed by a dry run (`fedspan.costs`), not measured. Neither the step size nor the number of steps changes it,
+so all points of a grid share one dry run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from fedspan.api.spec import Spec
 from fedspan.core.errors import FedspanError
 
 WORDS = (
-    "Client memory is what a client holds at the peak of one local step with the largest batch, rehearsed on tensors "
-    "without numbers as `fedspan plan --model` does it; FedIT's and FFA-LoRA's steps are those of PEFT's adapters. "
-    "What is kept between rounds is not in it."
+    "Client memory is the peak of one local step with the largest batch. It is computed by a dry run on tensors without "
+    "data, as in `fedspan plan --model`; steps of FedIT and FFA-LoRA are those of PEFT's adapters. "
+    "What a client keeps between rounds is not included."
 )
 
 
 def client_memory(table: dict[str, Any]) -> int | None:
-    """Bytes in a client's memory at the peak of one local step; None where there is no network, or none is at hand."""
+    """Bytes at the peak of one local step; None if the task has no network, or its data is not here."""
     if "task" not in table:
         return None
     try:
         spec = Spec.from_table(table)
-    except (FedspanError, OSError, ImportError):  # a method or a task of the user's
+    except (FedspanError, OSError, ImportError):  # a plugin's method or task
         return None
     method: Any = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
     alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, lr_from=None, method=method)
-    return _peak(json.dumps(alike.table()))  # in its own order: of the ranks by layer the first that matches counts
+    return _peak(json.dumps(alike.table()))  # in its own order: of ranks by layer, the first match counts
 
 
 @functools.lru_cache(maxsize=256)
@@ -47,5 +47,5 @@ def _peak(told: str) -> int | None:
         return memory(spec.method, network).peak
     except (FedspanError, OSError, ImportError):  # data that is not here, or PEFT
         return None
-    except (RuntimeError, ValueError):  # a layer that does not run without numbers, or that PEFT has no adapter for
+    except (RuntimeError, ValueError):  # a layer that does not run without data, or that PEFT has no adapter for
         return None
