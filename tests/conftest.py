@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedspan.core import registry, wire
+from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop, Replies
@@ -124,7 +125,6 @@ SMALL = {
     "samples": 9,
     "het": 1.0,
     "target_het": 1.0,
-    "batch": 4,
 }
 
 
@@ -147,11 +147,21 @@ def every_method() -> list[Any]:
     ]
 
 
+def settings(batch: Any = 4, dtype: torch.dtype = torch.float64, weights: Any = "uniform", **others: Any) -> Settings:
+    """Settings of a run with small batches."""
+    name: Any = str(dtype).removeprefix("torch.")
+    return Settings(batch_size=batch, dtype=name, participation=Participation(weights=weights), **others)
+
+
 def small(
-    dtype: torch.dtype = torch.float64, seeds: tuple[int, ...] = (5,), weights: Any = "uniform", **task: Any
+    dtype: torch.dtype = torch.float64,
+    seeds: tuple[int, ...] = (5,),
+    weights: Any = "uniform",
+    batch: Any = 4,
+    **task: Any,
 ) -> Problem:
     """A problem of 7 clients, 12 × 2 numbers."""
-    return registry.build("task", SMALL | task).build(seeds, dtype, weights)
+    return registry.build("task", SMALL | task).build(seeds, settings(batch, dtype, weights))
 
 
 def start(

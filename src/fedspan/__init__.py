@@ -9,11 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedspan.api.fit import Fit as Fit
+    from fedspan.api.diagnose import diagnose as diagnose
     from fedspan.api.fit import fit as fit
-    from fedspan.api.spec import Spec as Spec
-    from fedspan.api.spec import run as run
+    from fedspan.api.run import run as run
     from fedspan.core.compressor import Compressor as Compressor
+    from fedspan.core.config import Engine as Engine
+    from fedspan.core.config import Participation as Participation
+    from fedspan.core.config import Projection as Projection
+    from fedspan.core.config import Training as Training
     from fedspan.core.encoded import Encoded as Encoded
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.layout import Block as Block
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
     from fedspan.core.optimizer import Optimizer as Optimizer
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
+    from fedspan.core.spec import Spec as Spec
     from fedspan.core.sync import Log as Log
     from fedspan.core.sync import ModelSync as ModelSync
     from fedspan.core.task import Task as Task
-    from fedspan.engine.run_dir import Result as Result
+    from fedspan.engine.result import Result as Result
+    from fedspan.engine.result import load as load
     from fedspan.huggingface.adapters import export_change as export_change
     from fedspan.huggingface.adapters import export_round as export_round
     from fedspan.huggingface.adapters import merge_adapter as merge_adapter
@@ -60,7 +65,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Fit": "api.fit",
     "fit": "api.fit",
     "Code": "core.encoded",
     "Compressor": "core.compressor",
@@ -81,9 +85,15 @@ _WHERE = {
     "export_change": "huggingface.adapters",
     "export_round": "huggingface.adapters",
     "merge_adapter": "huggingface.adapters",
-    "Result": "engine.run_dir",
-    "Spec": "api.spec",
-    "run": "api.spec",
+    "Result": "engine.result",
+    "Spec": "core.spec",
+    "run": "api.run",
+    "load": "engine.result",
+    "diagnose": "api.diagnose",
+    "Engine": "core.config",
+    "Participation": "core.config",
+    "Projection": "core.config",
+    "Training": "core.config",
     "InSubspace": "methods.base",
     "LocalSteps": "methods.base",
     "FedAvg": "methods.fedavg",
@@ -119,6 +129,7 @@ __all__ = [
     "Compressed",
     "Compressor",
     "DoubleSqueeze",
+    "Engine",
     "FFALoRA",
     "FedAdagrad",
     "FedAdam",
@@ -129,7 +140,6 @@ __all__ = [
     "FedSub",
     "FedYogi",
     "FedspanError",
-    "Fit",
     "InSubspace",
     "Layout",
     "LocalSteps",
@@ -137,8 +147,10 @@ __all__ = [
     "Method",
     "Objective",
     "Optimizer",
+    "Participation",
     "PowerSGD",
     "Problem",
+    "Projection",
     "Projector",
     "Qsparse",
     "Result",
@@ -149,10 +161,13 @@ __all__ = [
     "Spec",
     "SubAvg",
     "Task",
+    "Training",
     "Vector",
+    "diagnose",
     "export_change",
     "export_round",
     "fit",
+    "load",
     "merge_adapter",
     "register",
     "run",

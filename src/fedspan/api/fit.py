@@ -1,190 +1,125 @@
-"""`fit`: the front door for a torch model and its clients' data.
-
-The user's module is copied, trained, and given back with the new weights under its own `state_dict` keys.
-"""
+"""`fit`: a torch model and its clients' data to a result."""
 
 from __future__ import annotations
 
-import copy
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
+from fedspan.api.run import run
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, one_of, positive
+from fedspan.core.callback import Callback
+from fedspan.core.config import Engine, Participation, Projection, Training
+from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
-from fedspan.core.task import Weights
-from fedspan.engine.history import Line
-from fedspan.engine.loop import Loop, Row, over_epochs
-from fedspan.engine.run_dir import execute
-from fedspan.engine.simulator import Simulate, Simulator
+from fedspan.core.spec import Spec
+from fedspan.engine.result import Result
 from fedspan.nn.client_data import Loss
-from fedspan.nn.problem import Augment, TorchProblem
-from fedspan.nn.projection_rules import LEAST, ProjectionRule, choose, summary
-from fedspan.nn.projection_rules import freeze as leave
-from fedspan.tasks._model_adapter import OutputLoss, model_adapter
-from fedspan.theory.diagnostics import observe
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """What training came to."""
-
-    model: nn.Module  # the caller's own module with the weights asked for by `keep`
-    rows: list[Line]  # one a scored round, as in history.jsonl
-    best: Line | None  # the row with the best score, where there is a test set
-    finished: bool
-    choices: list[ProjectionRule]
-
-    def summary(self) -> str:
-        """Which tensors were projected and which went whole."""
-        return summary(self.choices)
+from fedspan.tasks._model_adapter import OutputLoss
+from fedspan.tasks.custom import Custom, Objects
 
 
 def fit(
     model: nn.Module,
-    clients: Sequence[Any],
+    clients: Sequence[Any] | Mapping[str, Any],
     loss: OutputLoss | None = None,
     *,
-    method: Method[Any, Any, Any, Any],
-    rounds: int,
-    batch: int = 32,
+    method: Method[Any, Any, Any, Any] | str | Mapping[str, Any] = "ssf",
+    rounds: int = 100,
+    batch_size: int | Literal["full"] = 32,
     epochs: float | None = None,
     clients_per_round: int | None = None,
-    test: Any = None,
-    eval_every: int = 1,
-    weights: Weights = "uniform",
+    device: str = "auto",
     seed: int = 0,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
-    augment: Augment | None = None,
+    seeds: int = 1,
+    test: Any = None,
+    validation: Any = None,
+    metrics: Sequence[Any] = (),
+    eval_every: int = 1,
     objective: Loss | None = None,
-    whole: Sequence[str] = (),
-    project: Sequence[str] = (),
-    least: int = LEAST,
-    freeze: Sequence[str] = (),
-    keep: Literal["last", "best"] = "last",
-    patience: int | None = None,
-    device: str = "cpu",
-    recompute: bool = False,
-    simulate: Simulate = "auto",
-    states: Path | str | None = None,
-    states_dtype: Literal["float32", "bfloat16"] = "float32",
-    compact_states: bool = False,
-    diagnostics: bool = False,
-    out: Path | str | None = None,
+    training: Training | None = None,
+    participation: Participation | None = None,
+    projection: Projection | None = None,
+    engine: Engine | None = None,
+    callbacks: Sequence[Callback] = (),
+    run_dir: Path | str | None = None,
     resume: bool = False,
-    on_row: Callable[[Row], None] | None = None,
-) -> Fit:
-    """Train `model` over `clients`, each (inputs, targets), a Dataset or a DataLoader.
+    progress: bool = False,
+) -> Result:
+    """Trains a model over clients.
 
-    `loss(outputs, targets)` scores a batch, cross-entropy unless it is given; `objective(model, batch)` replaces it
-    where a batch is something else. A Hugging Face model with neither is trained by its own loss, on tokenized text:
-    a mapping of columns such as input_ids, attention_mask and labels, a `datasets.Dataset`, or a list of rows.
-    `epochs` sets the local steps to so many passes over the mean client's examples, the same number for all.
-    `test` is scored every `eval_every` rounds: `loss`, and `accuracy` where targets are classes. `keep = "best"`
-    returns the weights of the best-scored round; `patience` rows without a better one end the run. `whole` and
-    `project` name tensors (patterns such as "blocks.*.weight") to train whole or inside the subspace, `freeze` those
-    to leave as they are, as `requires_grad_(False)` does. `states` names a folder for the clients' states, so that
-    memory holds only those of the cohort; in bfloat16 they take half the disk. `trail` keeps them in memory as the r
-    numbers of each round a client took part in, as long as these are fewer than a state (`ssf`). `simulate` says how a
-    cohort is worked through: client by client, batched, or on processes; `auto` times them where the run is long
-    enough. `diagnostics` adds the gradient norm, drift and the controls' error to every row, at the price of a pass
-    over all data a row. `recompute` makes outputs of covered layers again that the backward pass would keep: less
-    memory for more time, and the same bits. With `out` the run is written to a folder as `fedspan run` does, and
-    `resume` goes on with it.
-    `on_row` is called with every row as it comes; a logger of `fedspan.callbacks.loggers` is such a function.
+    Args:
+        model: Any `torch.nn.Module` or Hugging Face model. It gets the trained weights.
+        clients: The data of each client, as a list or as a dictionary of name → data. Data is a pair
+            (inputs, targets) of tensors or arrays, a Dataset or a DataLoader; for a Hugging Face model a mapping of
+            token columns, a `datasets.Dataset`, or a list of rows.
+        loss: `loss(outputs, targets)`; cross-entropy by default. A Hugging Face model uses its own.
+        method: A method such as `SSF(rank=0.2)`, or its name.
+        rounds: Number of rounds.
+        batch_size: Examples per local step, or "full".
+        epochs: Local steps as passes over the mean client's examples; replaces the method's `local_steps`.
+        clients_per_round: Clients that take part in a round; by default all.
+        device: "auto", "cpu", or a torch device such as "cuda:0".
+        seed: Decides every random draw.
+        seeds: Number of runs, with consecutive seeds; the model gets the weights of the first.
+        test: Data that the model is evaluated on.
+        validation: Data by which the best model, early stopping and the step size are chosen, so that `test` stays
+            clean. Its metrics are reported as `validation_…`.
+        metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
+        eval_every: Rounds between two evaluations.
+        objective: `objective(model, batch)` in place of `loss`, where a batch is not (inputs, targets).
+        training: Weight decay, clipping and augmentation.
+        participation: How clients are weighted.
+        projection: Which modules are projected, sent in full or frozen.
+        engine: How the run is computed: processes, states on disk, recomputation.
+        callbacks: What follows the run, such as `EarlyStopping("accuracy")`.
+        run_dir: A directory for history, checkpoints and the model. None writes nothing.
+        resume: Continue the run in `run_dir`.
+        progress: Show a progress bar and print every evaluation.
+
+    Returns:
+        The result; `result.model` is `model`.
+
+    Raises:
+        FedspanError: An argument cannot be used.
+        KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is in `run_dir`.
+
     """
-    at_least("rounds", rounds, 1)
-    at_least("batch", batch, 1)
-    at_least("eval_every", eval_every, 1)
-    one_of("keep", keep, ("last", "best"))
-    if clip is not None:
-        positive("clip", clip)
-    if (keep == "best" or patience is not None) and test is None:
-        raise SpecError("`keep = 'best'` and `patience` need a `test` set to score")
-    trained = copy.deepcopy(model)
-    leave(trained, freeze)
-    choices = choose(trained, whole, project, least)
-    read = model_adapter(trained, torch.device(device), loss, objective)
-    sources = [read.source(data, f"client {number}") for number, data in enumerate(clients)]
-    problem = TorchProblem(
-        trained,
-        sources,
-        read.objective,
-        choices,
-        seed=seed,
-        batch=batch,
-        evaluate=read.score(test),
-        by_examples=weights == "examples",
-        weight_decay=weight_decay,
-        clip=clip,
-        augment=augment,
+    if clients_per_round is not None and clients_per_round > len(clients):
+        raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
+    given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
+    spec = Spec(
+        rounds=rounds,
+        method=as_method(method),
+        task=Custom(objects=given),
+        batch_size=batch_size,
+        epochs=epochs,
+        clients_per_round=clients_per_round,
         device=device,
-        recompute=recompute,
+        seed=seed,
+        metrics=tuple(metrics),
+        eval_every=eval_every,
+        training=training or Training(),
+        participation=participation or Participation(),
+        projection=projection or Projection(),
+        engine=engine or Engine(),
+        callbacks=tuple(callbacks),
     )
-    method = over_epochs(method, problem, epochs)
-    one_of("states_dtype", states_dtype, ("float32", "bfloat16"))
-    folder = None if states is None else Path(states)
-    if compact_states and folder is not None:
-        raise SpecError("`trail` keeps states in memory and `states` on disk; give one of them")
-    clients_end = Simulator(method, problem, folder, states_dtype, resume, simulate, rounds, compact_states)
-    watched = observe if diagnostics else None
-    loop = Loop(method, problem, clients_end, (seed,), clients_per_round or problem.clients, observe=watched)
-    watch = _Watch(loop, patience)
-    table = {
-        "rounds": rounds, "eval_every": eval_every, "seed": seed, "method": registry.describe(method),
-        "model": {"layout": problem.layout.fingerprint, "numbers": problem.layout.size},
-        "data": {"clients": problem.clients, "examples": sum(len(s) for s in sources), "batch": batch},
-        "participation": {"clients_per_round": loop.clients_per_round, "weights": weights},
-    }  # fmt: skip
-
-    def seen(row: Row) -> None:
-        watch(row)
-        if on_row is not None:
-            on_row(row)
-
-    with tempfile.TemporaryDirectory() as nowhere, clients_end:
-        result = execute(
-            loop, table, Path(out) if out is not None else Path(nowhere) / "run", resume=resume, on_row=seen
-        )
-    x, buffers = (
-        (watch.x, watch.buffers)
-        if keep == "best" and watch.x is not None
-        else (method.model(loop.server), loop.buffers)
-    )
-    problem.release()
-    problem.module.load(x)
-    problem.write_buffers(buffers)
-    model.load_state_dict(problem.model.state_dict())
-    return Fit(model, result.rows[0], watch.line(result.rows[0]), result.finished or watch.ended, choices)
+    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress)
+    model.load_state_dict(result.weights[0])
+    result.model = model
+    return result
 
 
-class _Watch:
-    """Remembers the best model and ends a run that no longer improves."""
-
-    def __init__(self, loop: Loop, patience: int | None) -> None:
-        self.loop, self.patience = loop, patience
-        self.best, self.round, self.waited, self.ended = -float("inf"), -1, 0, False
-        self.x: torch.Tensor | None = None
-        self.buffers: torch.Tensor | None = None
-
-    def __call__(self, row: Row) -> None:
-        if "accuracy" not in row.metrics and "loss" not in row.metrics:
-            return
-        score = float(row.metrics["accuracy"][0] if "accuracy" in row.metrics else -row.metrics["loss"][0])
-        if score > self.best:
-            self.best, self.round, self.waited = score, row.round, 0
-            self.x, self.buffers = self.loop.method.model(self.loop.server), self.loop.buffers
-            return
-        self.waited += 1
-        if self.patience is not None and self.waited >= self.patience:
-            self.loop.stop = self.ended = True
-
-    def line(self, rows: list[Line]) -> Line | None:
-        return next((row for row in rows if row["round"] == self.round), None)
+def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Method[Any, Any, Any, Any]:
+    """A method from what a user gives: a value, a name, or a table with a name."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if isinstance(given, Mapping):
+        made: Method[Any, Any, Any, Any] = registry.build("method", dict(given))
+        return made
+    if not isinstance(given, Method):
+        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {given!r}")
+    return given

@@ -1,1 +1,1 @@
-"""What is told of a run while it goes on."""
+"""What follows a run while it goes on: one file per callback."""

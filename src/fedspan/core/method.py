@@ -6,7 +6,7 @@ import functools
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,7 @@ class Round:
 class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     """The five functions of a federated method. The four types are frozen dataclasses of vectors."""
 
-    lr: float  # η_l
+    lr: float | Literal["search", "auto"]  # η_l
     local_steps: int  # K
 
     @property

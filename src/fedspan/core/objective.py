@@ -106,6 +106,10 @@ class Problem(ABC):
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
         """Metrics of a server model: name → one number a run."""
 
+    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
+        """The tensors of one run's model by name, as they are saved."""
+        return {name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()}
+
     @abstractmethod
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
         """Which runs are past hope."""

@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedspan.core.callback import Callback
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.method import Method
 from fedspan.core.optimizer import Optimizer
+from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
 from fedspan.core.task import Task
 
@@ -28,8 +30,9 @@ C = TypeVar("C", bound=type)
 
 KINDS: dict[str, type] = {
     "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
+    "partition": Partition, "callback": Callback,
 }  # fmt: skip
-_FOLDERS = {kind: f"fedspan.{kind}s" for kind in KINDS}
+_FOLDERS = {kind: f"fedspan.{kind}s" for kind in KINDS} | {"partition": "fedspan.data.partitions"}
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _searched: set[str] = set()
 
@@ -61,6 +64,11 @@ def name_of(value: object) -> str:
             if cls is type(value):
                 return name
     raise SpecError(f"{type(value).__name__} is not registered; put @register above the class")
+
+
+def is_registered(value: object) -> bool:
+    """Whether a value's class has a registered name."""
+    return any(cls is type(value) for table in _known.values() for cls in table.values())
 
 
 def summary(cls: type) -> str:

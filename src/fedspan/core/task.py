@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Problem
 
-Weights = Literal["uniform", "examples"]
-
 
 class Task(ABC):
-    """A frozen dataclass of settings that builds a `Problem`."""
+    """A frozen dataclass of settings that builds a `Problem`.
+
+    `seeds` has one seed per run. `settings` are those of the run: batch size, device, projection and so on.
+    """
 
     several_seeds: ClassVar[bool] = True  # whether `build` takes more than one seed and batches the runs
 
     @abstractmethod
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:
-        """Load or make the data, for one run a seed."""
+    def build(self, seeds: tuple[int, ...], settings: Settings) -> Problem:
+        """Loads or makes the data of all clients."""
 
-    def client_problem(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> Problem:
+    def client_problem(self, client: int, seeds: tuple[int, ...], settings: Settings) -> Problem:
         """The problem as one client's machine needs it: only that client's data has to be there."""
-        return self.build(seeds, dtype)
+        return self.build(seeds, settings)
 
-    def server_problem(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> Problem:
-        """The problem as a server needs it: the model and its score, and no client's data."""
-        return self.build(seeds, dtype, weights)
+    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> Problem:
+        """The problem as a server needs it: the model and its test set, and no client's data."""
+        return self.build(seeds, settings)
 
     def counts(self, seed: int) -> npt.NDArray[np.int64]:
-        """How many examples of each class each client holds: (clients, classes)."""
+        """The number of examples of each class that each client has: (clients, classes)."""
         raise SpecError(f"{type(self).__name__} has no classes to count")
+
+    def given(self) -> dict[str, Any] | None:
+        """A description of data and model that were given as objects; None where the fields say it all."""
+        return None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, SpecError
 from fedspan.data import archives as _archives
 
 Array = npt.NDArray[Any]
@@ -30,6 +30,14 @@ class Split:
     x: npt.NDArray[np.uint8]
     y: npt.NDArray[np.int64]
     owner: npt.NDArray[np.int64] | None = None
+
+
+def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None) -> npt.NDArray[np.int64]:
+    """The numbers of the first examples of the first classes, in the order of the file; None takes all."""
+    names = np.unique(labels)
+    if classes is not None and classes > len(names):
+        raise SpecError(f"`task.classes` is {classes}, but the data set has {len(names)}")
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in names[:classes]]))
 
 
 @functools.lru_cache(maxsize=2)

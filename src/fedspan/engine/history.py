@@ -1,6 +1,6 @@
-"""Rows on disk: one JSON object a line. Line one is the resolved spec with versions; every other line is a row.
+"""Evaluations on disk: one JSON object per line. The first line has the spec and versions, every other one a row.
 
-A line is written whole and flushed. After a crash the last line may be cut short: it is dropped on reading.
+A line is written in one piece and flushed. After a crash the last line may be cut short: it is dropped on reading.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import CheckpointError
-from fedspan.engine.loop import Row
+from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
-PLAIN = ("round", "up_bytes", "down_bytes", "seconds", "diverged", "events")  # what every row has besides its metrics
-Line = dict[str, Any]
 
 
 def line_of(row: Row, run: int) -> Line:
@@ -41,7 +38,7 @@ class History:
     def __init__(self, path: Path, header: Line) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, _text([header]))
+        write(path, [header])
         self.ended = False
 
     @classmethod
@@ -50,7 +47,7 @@ class History:
         rows = read(path)[1] if until or path.exists() else []
         kept = [row for row in rows if row["round"] <= until] if until else []  # the loop itself gives row 0
         history = cls(path, header)
-        write_atomic(path, _text([header, *kept]))
+        write(path, [header, *kept])
         history.ended = any(row.get("diverged") for row in kept)
         return history
 
@@ -91,7 +88,7 @@ class Rounds:
     def append(self, line: Line) -> None:
         """Add a round; the first one added drops what an earlier, interrupted run wrote of it and of later ones."""
         if not self.begun and self.path.exists():
-            write_atomic(self.path, _text([one for one in self.read() if one["round"] < line["round"]]))
+            write(self.path, [one for one in self.read() if one["round"] < line["round"]])
         self.begun = True
         with self.path.open("ab") as file:
             file.write(_text([line]))
@@ -99,6 +96,11 @@ class Rounds:
     def read(self) -> list[Line]:
         """All rounds there are; one that was cut short is left out."""
         return [json.loads(text) for text in self.path.read_text().split("\n")[:-1]]
+
+
+def write(path: Path, lines: list[Line]) -> None:
+    """A whole history at once."""
+    write_atomic(path, _text(lines))
 
 
 def _text(lines: list[Line]) -> bytes:

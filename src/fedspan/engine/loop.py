@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,11 +19,15 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
-from fedspan.core.errors import CheckpointError, SpecError, positive
+from fedspan.core.callback import Callback
+from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.ledger import Ledger
 from fedspan.core.method import Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
+from fedspan.core.spec import Spec
+
+Line = dict[str, Any]  # one evaluation of one seed, as plain values
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,18 +46,18 @@ class Transport(Protocol):
     """The only thing in which runtimes differ."""
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """Deliver a round's download and what goes beside it to the cohort."""
+        """Delivers a round's download and the model's buffers to the cohort."""
 
     def save(self) -> wire.Arrays:
         """What this end must keep of the clients for a later `load`."""
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Put back what `save` gave."""
+        """Puts back what `save` gave."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs after `round` rounds; each array has one number a run."""
+    """The runs after `round` rounds; each array has one number per run."""
 
     round: int
     up_bytes: npt.NDArray[np.int64]
@@ -63,27 +68,26 @@ class Row:
     events: tuple[str, ...] = ()  # since the row before
 
 
-def over_epochs(
-    method: Method[Any, Any, Any, Any], problem: Problem, epochs: float | None
-) -> Method[Any, Any, Any, Any]:
-    """The method with as many local steps as `epochs` passes over the mean client's examples take.
+def resolve(spec: Spec, problem: Problem) -> tuple[Method[Any, Any, Any, Any], int]:
+    """(method, clients per round) of a spec on its problem.
 
-    Every client takes the same number, whatever its own amount: controls and averages are of K steps each.
+    `epochs` sets the local steps to so many passes over the mean client's examples. Every client takes the same
+    number, whatever its own amount: controls and averages are of K steps each.
     """
-    if epochs is None:
-        return method
-    positive("epochs", epochs)
-    steps = max(1, round(epochs * problem.steps_per_epoch))
-    return dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
+    method = spec.method
+    if spec.epochs is not None:
+        steps = max(1, round(spec.epochs * problem.steps_per_epoch))
+        method = dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
+    return method, spec.clients_per_round or problem.clients
 
 
-AHEAD = 16  # rounds whose cohorts are drawn in one go
+DRAWN_AHEAD = 16  # rounds whose cohorts are drawn at once
 
 
 @functools.lru_cache(maxsize=4)
 def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Schedule:
-    """Who takes part in AHEAD consecutive rounds; each round depends on its own key alone."""
-    rounds = range(part * AHEAD, (part + 1) * AHEAD)
+    """Who takes part in DRAWN_AHEAD consecutive rounds; each round depends on its own key alone."""
+    rounds = range(part * DRAWN_AHEAD, (part + 1) * DRAWN_AHEAD)
     keys = np.stack([streams.keys(seeds, "cohort", t) for t in rounds])
     ids = streams.choose(keys, clients, size)
     return Schedule(rounds.start, ids, flat_rows(ids, clients))
@@ -91,64 +95,74 @@ def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sche
 
 def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
     """Who takes part in round t, (runs, S)."""
-    ids: npt.NDArray[np.int64] = _cohorts(seeds, clients, size, t // AHEAD).ids[t % AHEAD]
+    ids: npt.NDArray[np.int64] = _cohorts(seeds, clients, size, t // DRAWN_AHEAD).ids[t % DRAWN_AHEAD]
     return ids
-
-
-def _beside(buffers: Vector | None) -> int:
-    return 0 if buffers is None else buffers.shape[-1] * buffers.element_size()
 
 
 @dataclass
 class Loop:
-    """A run in progress. `rows()` may be left at any row and taken up again, here or from `save()` elsewhere."""
+    """A run in progress. `rows()` may be left at any row and continued, here or from `save()` elsewhere.
+
+    Callbacks are given the loop: `t` rounds are done, `lines` holds the evaluations of each seed so far, `model()` is
+    the server's model, and `end(reason)` ends the run after the current round.
+    """
 
     method: Method[Any, Any, Any, Any]
     problem: Problem
     transport: Transport
     seeds: tuple[int, ...]
     clients_per_round: int
+    callbacks: Sequence[Callback] = ()
+    run_dir: Path | None = None
     t: int = 0
     seconds: float = 0.0
     events: tuple[str, ...] = ()  # since the last row
-    after_round: Callable[[], None] | None = None  # called after each round
-    observe: Callable[[Loop], Mapping[str, npt.NDArray[np.float64]]] | None = None  # more metrics for each row
-    stop: bool = False  # set from outside: leave after the round in hand
+    stop: bool = False  # leave after the current round
+    reason: str = ""  # why the run was ended
     server: Any = field(init=False)
-    last_round: npt.NDArray[np.int64] = field(init=False)  # (runs, N)
+    last_round: npt.NDArray[np.int64] = field(init=False)  # (runs, N): the round of each client's copy of x
     ledger: Ledger = field(init=False)
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
+    lines: list[list[Line]] = field(init=False)
 
     def __post_init__(self) -> None:
         n = self.problem.clients
         if not 1 <= self.clients_per_round <= n:
-            raise SpecError(
-                f"`participation.clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}"
-            )
+            raise SpecError(f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}")
         self.method.check(self.problem.layout)
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
         self.last_round = np.full((len(self.seeds), n), -1, np.int64)
         self.ledger = Ledger.empty(len(self.seeds), n)
         self.buffers = self.problem.buffers0
+        self.lines = [[] for _ in self.seeds]
+        self._each_round = [one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end]
+
+    def model(self) -> Vector:
+        """x, (runs, 1, d)."""
+        return self.method.model(self.server)
+
+    def end(self, reason: str) -> None:
+        """Ends the run after the current round."""
+        self.stop, self.reason = True, reason
 
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
-        """Go on to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or when all diverged."""
+        """Continues to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or on divergence."""
         if self.t == 0:
             yield self._evaluate()
-        while self.t < rounds:
+        while self.t < rounds and not self.stop:
             began = time.perf_counter()
             until = min(rounds, self.t + eval_every - self.t % eval_every)
             with torch.inference_mode():
                 while self.t < until and not self.stop:
                     self.step()
-                    if self.after_round is not None:
-                        self.after_round()
+                    for callback in self._each_round:
+                        callback.on_round_end(self)
             self.seconds += time.perf_counter() - began
-            if self.stop and self.t < until:
+            if self.t < until:
                 return
             row = self._evaluate()
             yield row
-            if row.diverged.all() or self.stop:
+            if row.diverged.all():
                 return
 
     def step(self) -> None:
@@ -156,7 +170,7 @@ class Loop:
         rnd = self._round()
         down = self.method.broadcast(self.server, rnd)
         found = self.transport.exchange(rnd, down, self.buffers)
-        sent = wire.sizes(down, rnd.ids.shape) + _beside(self.buffers) if found.sent is None else found.sent
+        sent = wire.sizes(down, rnd.ids.shape) + _bytes(self.buffers) if found.sent is None else found.sent
         self.ledger.sent(rnd, sent)
         self.events += found.events
         if len(found.places) < rnd.ids.shape[1]:
@@ -167,7 +181,7 @@ class Loop:
             self.server = self.method.server_step(self.server, found.up, rnd)
             received = found.received
             self.ledger.received(
-                rnd, wire.sizes(found.up, rnd.ids.shape) + _beside(found.buffers) if received is None else received
+                rnd, wire.sizes(found.up, rnd.ids.shape) + _bytes(found.buffers) if received is None else received
             )
             self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
@@ -175,8 +189,8 @@ class Loop:
 
     def _round(self) -> Round:
         n = self.problem.clients
-        schedule = _cohorts(self.seeds, n, self.clients_per_round, self.t // AHEAD)
-        ids, rows = schedule.ids[self.t % AHEAD], schedule.rows[self.t % AHEAD]
+        schedule = _cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
+        ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
         weights = None
         if self.problem.weights is not None:
             shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
@@ -195,25 +209,25 @@ class Loop:
         )
 
     def _evaluate(self) -> Row:
-        metrics = dict(self.problem.evaluate(self.method.model(self.server), self.buffers))
-        if self.observe is not None:
-            metrics |= self.observe(self)
+        metrics = dict(self.problem.evaluate(self.model(), self.buffers))
+        for callback in self.callbacks:
+            metrics |= callback.measure(self)
         up, down = self.ledger.totals()
         events, self.events = self.events, ()
         return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics), events)
 
     def save(self) -> wire.Arrays:
-        """Everything a later `load` needs to go on to the same bits."""
+        """Everything a later `load` needs to continue to the same bits."""
         arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
         arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
         counts = {"last_round": self.last_round, "up": self.ledger.up, "down": self.ledger.down}
         arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
-        beside = {} if self.buffers is None else {"loop.aside": self.buffers}
+        buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        return arrays | beside | {"loop.clock": clock}
+        return arrays | buffers | {"loop.clock": clock}
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Take up a run where `save` left it."""
+        """Continues a run from where `save` left it."""
         parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
@@ -225,6 +239,10 @@ class Loop:
         self.transport.load(parts["clients"])
         self.last_round = parts["loop"]["last_round"].numpy()
         self.ledger = Ledger(*(parts["loop"][name].numpy() for name in ("up", "down")))
-        self.buffers = parts["loop"].get("aside")
+        self.buffers = parts["loop"].get("buffers")
         clock = parts["loop"]["clock"].tolist()
         self.t, self.seconds = int(clock[0]), clock[1]
+
+
+def _bytes(buffers: Vector | None) -> int:
+    return 0 if buffers is None else buffers.shape[-1] * buffers.element_size()

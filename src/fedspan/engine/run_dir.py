@@ -1,23 +1,23 @@
-"""A run on disk: its history, its checkpoint and what is left at the end, in a folder that can be resumed.
+"""A run on disk: its history, its checkpoint and its result, in a directory from which it can be resumed.
 
-    history.jsonl  rows as they come        checkpoint.safetensors  everything to go on to the same bits
-    spec.toml      what was run             model.safetensors, clients.csv  at the end
+    spec.toml      what is run              checkpoint.safetensors  everything to continue to the same bits
+    history.jsonl  evaluations as they come    model.safetensors, clients.csv, result.json  at the end
 
-Several seeds of one batched computation have a folder `seed-*` each and share the checkpoint.
+Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint. A finished run keeps
+no checkpoint, unless it is asked for.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import platform
-import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,88 +27,137 @@ import torch
 
 import fedspan
 from fedspan.core import checkpoint
+from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.spec import Spec, Table, flat
 from fedspan.engine import history
-from fedspan.engine.history import History, Line
+from fedspan.engine.history import History
 from fedspan.engine.lock import held
 from fedspan.engine.loop import Loop, Row
+from fedspan.engine.result import CHECKPOINT, MODEL, OUTCOME, SPEC, Result, load, seed_dirs, write_outcome
 
-CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_SECONDS = 5.0
-Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Result:
-    """How a run ended: its rows, one list a seed."""
+class Keeping:
+    """What a run writes, and how it is stopped."""
 
-    seeds: tuple[int, ...]
-    rows: list[list[Line]]
-    finished: bool
-
-    def status(self, run: int) -> str:
-        """In words."""
-        last = self.rows[run][-1]
-        if last.get("diverged"):
-            return f"diverged at round {last['round']}"
-        return "finished" if self.finished else f"stopped after round {last['round']}; --resume goes on"
+    resume: bool = False
+    checkpoint_every: int | None = None  # rounds; None: with an evaluation every few seconds
+    keep_checkpoint: bool = False  # also after the run has finished, so that it can be made longer
+    signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
 
 
-def execute(
-    loop: Loop,
-    table: Table,
-    out: Path,
-    *,
-    resume: bool = False,
-    on_row: Callable[[Row], None] | None = None,
-    every: int | None = None,
-    signals: bool = True,
-) -> Result:
-    """Run a loop into `out`. `table` is the resolved spec: how far to go, and what a resumed run must agree with.
+def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
+    """Runs a loop to the end of its spec, in `loop.run_dir` where there is one.
 
-    A checkpoint is written with a row every few seconds, or after `every` rounds. Ctrl-C and SIGTERM end the run after
-    the round in hand, unless `signals` leaves them to whoever has set them.
+    Raises:
+        KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is saved.
+
     """
-    with held(out):
-        return _carry_out(loop, table, out, resume, on_row, every, signals)
+    keeping = keeping or Keeping()
+    directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else held(loop.run_dir)
+    with directory:
+        result, interrupted = _execute(loop, spec, keeping)
+    if interrupted:
+        raise KeyboardInterrupt
+    return result
 
 
-def _carry_out(
-    loop: Loop,
-    table: Table,
-    out: Path,
-    resume: bool,
-    on_row: Callable[[Row], None] | None,
-    every: int | None,
-    signals: bool,
-) -> Result:
-    folders = [out] if len(loop.seeds) == 1 else [out / f"seed-{seed}" for seed in loop.seeds]
-    histories = _open(loop, table, out, folders, resume)
-    saved = time.monotonic()
-    if every is not None:
-        loop.after_round = lambda: _save(loop, table, out) if loop.t % every == 0 else None
-    rows = iter(()) if all(one.ended for one in histories) else loop.rows(table["rounds"], table["eval_every"])
-    with _stop_signals(loop) if signals else nullcontext():
-        for row in rows:
-            for number, one in enumerate(histories):
-                one.append(history.line_of(row, number))
-            if every is None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                _save(loop, table, out)
-                saved = time.monotonic()
-            if on_row is not None:
-                on_row(row)
-    _save(loop, table, out)
-    lines = [history.read(one.path)[1] for one in histories]
-    finished = loop.t >= table["rounds"] or all(one.ended for one in histories)
-    if finished:
-        _finish(loop, folders)
-    return Result(loop.seeds, lines, finished)
+def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
+    files = _open(loop, spec, keeping)
+    if files is None:
+        assert loop.run_dir is not None
+        return load(loop.run_dir), False
+    signals: AbstractContextManager[list[int]] = _stop_signals(loop) if keeping.signals else nullcontext([])
+    with signals as received:
+        for callback in loop.callbacks:
+            callback.on_run_start(loop)
+        for row in loop.rows(spec.rounds, spec.eval_every):
+            files.add(row)
+            for callback in loop.callbacks:
+                callback.on_evaluate(loop, row)
+    statuses = [_status(loop, lines, spec.rounds) for lines in loop.lines]
+    if statuses[0] == "interrupted":  # between two evaluations
+        files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
+    result = Result(loop.seeds, loop.lines, statuses, spec.table(), loop.run_dir)
+    result.weights = [loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)]
+    for callback in loop.callbacks:
+        callback.on_run_end(loop, result)
+    files.close(result, keep=keeping.keep_checkpoint)
+    for seed, status in zip(loop.seeds, statuses, strict=True):
+        if status.startswith("diverged"):
+            warnings.warn(f"the run of seed {seed} {status}; try a smaller lr", stacklevel=4)
+    return result, signal.SIGINT in received
 
 
-def vacant(out: Path) -> None:
-    """Refuse a folder that holds a run."""
-    if (out / CHECKPOINT).exists():
-        raise SpecError(f"{str(out)!r} already holds a run; add --resume to go on with it, or choose another --out")
+def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
+    diverged = next((line["round"] for line in lines if line.get("diverged")), None)
+    if diverged is not None:
+        return f"diverged at round {diverged}"
+    if loop.t >= rounds:
+        return "finished"
+    return f"stopped at round {loop.t}: {loop.reason}" if loop.reason else "interrupted"
+
+
+class _Files:
+    """What a run writes while it goes on; nothing where it has no directory."""
+
+    def __init__(self, loop: Loop, spec: Spec, every: int | None, histories: Sequence[History]) -> None:
+        self.loop, self.spec, self.every, self.histories = loop, spec, every, histories
+        self.saved = time.monotonic()
+        self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
+
+    def add(self, row: Row) -> None:
+        for number, lines in enumerate(self.loop.lines):
+            if not row.diverged[number]:
+                self.finite[number] = (self.loop.model(), self.loop.buffers)
+            if not (lines and lines[-1].get("diverged")):
+                lines.append(history.line_of(row, number))
+                if self.histories:
+                    self.histories[number].append(lines[-1])
+        if self.histories and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        assert self.loop.run_dir is not None
+        meta: Table = {"spec": self.spec.table(), "decisions": self.spec.decisions(), "identity": self.spec.identity()}
+        meta |= {"seeds": list(self.loop.seeds), "round": self.loop.t}
+        checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
+        self.saved = time.monotonic()
+
+    def close(self, result: Result, keep: bool) -> None:
+        run_dir = self.loop.run_dir
+        if run_dir is None:
+            return
+        if keep or not result.finished:
+            self.save()
+        if not result.finished:
+            return
+        for number, folder in enumerate(seed_dirs(run_dir, self.loop.seeds)):
+            checkpoint.write_tensors(folder / MODEL, result.weights[number])
+            _write_clients(self.loop, number, folder)
+        write_outcome(run_dir, result.seeds, result.statuses, result.lr_search)
+        if not keep:
+            (run_dir / CHECKPOINT).unlink(missing_ok=True)
+
+
+class _SaveEvery(Callback):
+    """A checkpoint after every so many rounds."""
+
+    def __init__(self, files: _Files, rounds: int) -> None:
+        self.files, self.rounds = files, rounds
+
+    def on_round_end(self, run: Loop) -> None:
+        if run.t % self.rounds == 0:
+            self.files.save()
+
+
+def check_vacant(run_dir: Path) -> None:
+    """Refuses a directory that holds a run."""
+    if any((run_dir / name).exists() for name in (CHECKPOINT, OUTCOME)):
+        raise SpecError(f"{str(run_dir)!r} already holds a run; resume it, or choose another directory")
 
 
 def versions() -> dict[str, str]:
@@ -121,101 +170,102 @@ def versions() -> dict[str, str]:
     }
 
 
-def toml(table: Table, prefix: str = "") -> str:
-    """A table as TOML: plain values first, then tables; tables inside tables as `a.b`, in lists as `{ a = 1 }`."""
-    named = {_toml_key(key): value for key, value in table.items()}
-    lines = [f"{key} = {_toml_value(value)}" for key, value in named.items() if not isinstance(value, dict)]
-    for key, value in named.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{prefix}{key}]", toml(value, f"{prefix}{key}.")]
-    return "\n".join(lines)
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml_key(k)} = {_toml_value(v)}' for k, v in value.items())} }}"
-    return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
-
-
-def _open(loop: Loop, table: Table, out: Path, folders: list[Path], resume: bool) -> list[History]:
-    """Histories ready for the next row, and the loop where they end."""
-    headers = [{"spec": table | {"seed": seed}, "versions": versions()} for seed in loop.seeds]
-    places = list(zip([folder / history.NAME for folder in folders], headers, strict=True))
-    if resume:
+def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
+    """Files ready for the next row, and the loop where they end; None where the run has finished before."""
+    if loop.run_dir is None:
+        return _Files(loop, spec, None, ())
+    out, headers = (
+        loop.run_dir,
+        [{"spec": spec.table() | {"seed": seed}, "versions": versions()} for seed in loop.seeds],
+    )
+    places = list(zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True))
+    if keeping.resume:
+        if (out / OUTCOME).exists() and not _longer(out, spec):
+            return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
-        _same_run(meta, table, loop.seeds)
+        _same_run(meta, spec, loop.seeds)
         loop.load(arrays)
-        return [History.continued(path, header, loop.t) for path, header in places]
-    vacant(out)
-    if any(path.exists() for path, _ in places):
-        raise SpecError(f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another --out")
+        histories = [History.continued(path, header, loop.t) for path, header in places]
+        loop.lines = [history.read(one.path)[1] for one in histories]
+    else:
+        check_vacant(out)
+        if any(path.exists() for path, _ in places):
+            raise SpecError(
+                f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another directory"
+            )
+        histories = []
+    files = _Files(loop, spec, keeping.checkpoint_every, histories)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        _save(loop, table, out)  # first of all: from here on the run can be resumed
-        (out / "spec.toml").write_text(toml(table) + "\n")
-        return [History(path, header) for path, header in places]
+        if not keeping.resume:
+            files.save()  # first of all: from here on the run can be resumed
+            checkpoint.write_atomic(out / SPEC, spec.toml().encode())
+            files.histories = [History(path, header) for path, header in places]
     except OSError as error:
         raise SpecError(f"cannot write to {str(out)!r}: {error.strerror}") from None
+    (out / OUTCOME).unlink(missing_ok=True)
+    if keeping.checkpoint_every is not None:
+        loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
+        loop._each_round = [*loop._each_round, loop.callbacks[-1]]
+    return files
 
 
-def _same_run(meta: Table, table: Table, seeds: tuple[int, ...]) -> None:
-    """A checkpoint goes on only with the spec it was made with; `rounds` alone may change."""
-    before, now = _flat(meta["spec"]), _flat(table)
-    different = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k) and k != "rounds"]
-    if different:
-        key = different[0]
+def _longer(out: Path, spec: Spec) -> bool:
+    """Whether a finished run is asked to go on; it must have kept its checkpoint for that."""
+    before = load(out)
+    last = max((lines[-1]["round"] for lines in before.runs if lines), default=0)
+    if spec.rounds <= last or before.status != "finished":
+        return False
+    if not (out / CHECKPOINT).exists():
         raise CheckpointError(
-            f"the checkpoint was made with {key} = {before.get(key)!r}, not {now.get(key)!r}; use the same spec"
+            f"the run in {str(out)!r} has finished after {last} rounds and kept no checkpoint to go on from; run it "
+            "again in another directory"
         )
+    return True
+
+
+def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
+    """A checkpoint is continued only with the settings it was made with; `rounds` alone may change."""
+    before, now = flat(meta["decisions"]), flat(spec.decisions())
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            told = [repr(value[key]) if key in value else "its default" for value in (before, now)]
+            raise CheckpointError(
+                f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; use the same settings"
+            )
+    if meta["identity"] != spec.identity():
+        raise CheckpointError("the checkpoint was made with the patterns of `rank` in another order; use the same")
     if tuple(meta["seeds"]) != seeds:
-        raise CheckpointError(f"the checkpoint is of seeds {meta['seeds']}, not {list(seeds)}; use the same --seeds")
+        raise CheckpointError(f"the checkpoint is of seeds {meta['seeds']}, not {list(seeds)}; use the same seeds")
 
 
-def _save(loop: Loop, table: Table, out: Path) -> None:
-    checkpoint.save(out / CHECKPOINT, loop.save(), {"spec": table, "seeds": list(loop.seeds), "round": loop.t})
-
-
-def _finish(loop: Loop, folders: list[Path]) -> None:
-    """The model and the bytes of each client, once a run is over."""
-    model = loop.method.model(loop.server)
-    for number, folder in enumerate(folders):
-        parts = loop.problem.layout.split(model[number : number + 1])
-        checkpoint.write_tensors(folder / "model.safetensors", {name: part[0, 0] for name, part in parts.items()})
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
-        counts = zip(loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True)
-        table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
-        checkpoint.write_atomic(folder / "clients.csv", text.getvalue().encode())
+def _write_clients(loop: Loop, number: int, folder: Path) -> None:
+    """The bytes of each client."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
+    counts = zip(loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True)
+    table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
+    checkpoint.write_atomic(folder / "clients.csv", text.getvalue().encode())
 
 
 @contextmanager
-def _stop_signals(loop: Loop) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run after the round in hand; a second one at once."""
+def _stop_signals(loop: Loop) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the run after the current round, a second one at once; gives the signals received."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, _frame: object) -> None:
         loop.stop = True
+        received.append(number)
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:
         signal.signal(number, ask)
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out

@@ -17,13 +17,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.config import Engine, Simulate
+from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
@@ -33,7 +34,6 @@ from fedspan.engine.pool import Pool
 from fedspan.engine.states import STORED, InMemory, OnDisk, States
 from fedspan.engine.worker import work
 
-Simulate = Literal["auto", "loop", "batched", "pool"]
 WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
 WORTH = 10.0  # seconds of a run client by client from which other ways are tried
 AHEAD = 0.87  # how much faster another way must be, as a share of the time client by client
@@ -46,20 +46,20 @@ class Simulator:
         self,
         method: Method[Any, Any, Any, Any],
         problem: Problem,
-        folder: Path | None = None,
-        stored: str = "float32",
+        engine: Engine | None = None,
+        *,
         resume: bool = False,
-        simulate: Simulate = "loop",
         rounds: int | None = None,  # how long the run will be, where that is known
-        compact_states: bool = False,  # keep states as what the clients sent, where that is shorter
     ) -> None:
-        one_of("simulate", simulate, WAYS)
+        engine = engine or Engine(simulate="loop")
+        simulate = engine.simulate
+        folder = None if engine.states_dir is None else Path(engine.states_dir)
         if simulate == "batched" and problem.together is not None and not problem.can_batch():
             raise SpecError(
                 "simulate 'batched' needs batches of equal size, tensors as data and a network without running "
                 "statistics; use 'auto', 'loop' or 'pool'"
             )
-        self.method, self.problem, self.rounds = method, problem, rounds
+        self.method, self.problem, self.rounds, self.workers = method, problem, rounds, engine.workers
         self.way: Simulate = "batched" if problem.together is None else simulate
         self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
         self._pool: Pool | None = None
@@ -70,13 +70,12 @@ class Simulator:
         self._empty = {f.name for f in dataclasses.fields(one) if not getattr(one, f.name).numel()}
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if compact_states and field.name not in self._empty:
+            if engine.compact_states and field.name not in self._empty:
                 self._population[field.name] = self._trails(one, field.name, rows)
             elif folder is None or field.name in self._empty:
                 self._population[field.name] = InMemory(first, rows)
             else:
-                one_of("states_dtype", stored, STORED)
-                path, dtype = folder / f"{field.name}.states", STORED[stored]
+                path, dtype = folder / f"{field.name}.states", STORED[engine.states_dtype]
                 self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
@@ -139,7 +138,7 @@ class Simulator:
     def _processes(self, rnd: Round) -> int:
         """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
         here = getattr(self.problem, "device", torch.device("cpu")).type == "cpu"
-        return min(torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
+        return min(self.workers or torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
 
     def _take(self, rnd: Round) -> Any:
         runs, cohort = rnd.ids.shape

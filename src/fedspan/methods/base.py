@@ -23,6 +23,9 @@ from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 
 
+DEFAULT_RANK = 0.1
+
+
 class Averaged:
     """A direction that remembers the mean of what it gave; only plain steps tell it by their end point."""
 
@@ -44,7 +47,7 @@ class Averaged:
 class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     """A method of K local steps: plain ones, or with momentum or another optimizer."""
 
-    lr: float  # η_l
+    lr: float | Literal["search", "auto"] = "search"  # η_l
     local_steps: int = 10  # K
     server_lr: float = 1.0  # η_g
     momentum: float = 0.0  # β of the local steps
@@ -53,7 +56,10 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     schedule_rounds: int | None = None  # when a schedule has run out
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
+        if isinstance(self.lr, str):
+            one_of("lr", self.lr, ("search", "auto"))
+        else:
+            positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
         positive("server_lr", self.server_lr)
         below_one("momentum", self.momentum)
@@ -89,6 +95,8 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
 
     def rate(self, t: int) -> float:
         """η_l in round t: lr times what the schedule leaves of it, never less than a thousandth."""
+        if isinstance(self.lr, str):
+            raise SpecError(f"`lr` is {self.lr!r}: `fedspan.run` and `fedspan.fit` find the number; give one here")
         if self.schedule_rounds is None or self.schedule == "constant":
             return self.lr
         gone = min(t / self.schedule_rounds, 1.0)
@@ -110,6 +118,8 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.projector is None and self.rank is None:
+            object.__setattr__(self, "rank", DEFAULT_RANK)
         if (self.projector is None) == (self.rank is None):
             raise SpecError("give either `projector`, such as {name = 'gaussian', rank = 20}, or `rank`, such as 0.2")
         if self.rank is not None:

@@ -106,6 +106,19 @@ class TorchProblem(Problem):
         """A loss that is not finite; a weight that is not makes it so."""
         return ~np.isfinite(metrics.get("loss", np.zeros(1)))
 
+    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
+        """The module's own `state_dict` with the server's weights and statistics."""
+        self.release()
+        self.module.load(x)
+        self.write_buffers(buffers)
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def trained(self, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+        """The module with these weights, in evaluation mode."""
+        self.release()
+        self.model.load_state_dict(weights)
+        return self.model.eval()
+
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.core.spec import Spec
 from fedspan.costs.traffic import Course
 from fedspan.study.curves import Axis, Curve
+from fedspan.study.preview import price
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}
@@ -70,7 +70,7 @@ class Budget:
         """The rounds of a spec that the budget allows; bytes are planned from packed messages."""
         rounds = [int(most) if axis == "round" else _affordable(spec, axis, most) for axis, most in self.limits.items()]
         if min(rounds) < 1:
-            first = experiment.price(dataclasses.replace(spec, rounds=1))
+            first = price(dataclasses.replace(spec, rounds=1))
             raise SpecError(
                 f"a budget of {self.words()} is less than one round of {registry.name_of(spec.method)!r}, "
                 f"which sends {sized(first.up)} up and {sized(first.down)} down"
@@ -101,7 +101,7 @@ def _course(spec: Spec) -> Course:
     table = long.table()
     key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}}, sort_keys=True)
     if key not in _courses:
-        _courses[key] = experiment.price(long).course
+        _courses[key] = price(long).course
     return _courses[key]
 
 

@@ -1,4 +1,4 @@
-"""`fedspan compare` and `fedspan reproduce`: run a study, save its results as data, and make the report from that data."""
+"""`fedspan compare` and `fedspan reproduce`: run a study, save its results as data, and report from that data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedspan.core.errors import SpecError, at_least
 from fedspan.engine.lock import held
+from fedspan.engine.result import CHECKPOINT
 from fedspan.study import parse, report, results, tables
 from fedspan.study.jobs import execute
 from fedspan.study.model import Part, Study
@@ -28,6 +29,8 @@ def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tupl
     with held(place):
         execute(Runs(study, place).tuning(), jobs, console, "tuning", plugins)
         execute(Runs(study, place).final(), jobs, console, "runs", plugins)
+        for job in Runs(study, place).tuning():
+            (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
 
 
 def make(

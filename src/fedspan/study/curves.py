@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import SpecError
-from fedspan.engine import history
-from fedspan.engine.history import Line
+from fedspan.engine.loop import Line
+from fedspan.engine.result import PLAIN
 
 POINTS = 120  # rows of a curve that are kept
 Floats = npt.NDArray[np.float64]
@@ -134,7 +134,7 @@ class Tail:
 
 def metrics_of(rows: Sequence[Line]) -> list[str]:
     """The metrics in a history."""
-    return [name for name in rows[0] if name not in history.PLAIN] if rows else []
+    return [name for name in rows[0] if name not in PLAIN] if rows else []
 
 
 def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:

@@ -1,4 +1,4 @@
-"""Figures of a part: its metric against rounds and bytes, against a setting that was tuned, and against client memory."""
+"""Figures of a part: its metric against rounds and bytes, against a tuned setting, and against client memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
                 here = [entry for entry in entries if entry.row == row]
                 _curves(axis, part, here, kind) if kind in AXES else _grid(axis, part, here, kind)
                 axis.set_title(part.rows[row].label)
-                if one and down == 0 or not one and across == 0:
+                if (one and down == 0) or (not one and across == 0):
                     axis.set_ylabel(titled(part.metric))
         return save(figure, path, handles(axes))
 

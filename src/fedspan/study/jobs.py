@@ -7,7 +7,6 @@ says why it failed. Ctrl-C and SIGTERM stop all runs after the current round, an
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ import shutil
 import signal
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,11 +29,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedspan.api import spec as experiment
+from fedspan.api.run import run
 from fedspan.core import registry
+from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError
+from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.engine.run_dir import CHECKPOINT
+from fedspan.engine.loop import Loop, Row
+from fedspan.engine.result import CHECKPOINT
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
 End = Literal["finished", "stopped", "failed"]
@@ -47,9 +50,10 @@ _stop: Event  # in a worker process: stop the current run, and start no other
 class Job:
     """One run of a spec for one or several seeds, in its own run directory."""
 
-    spec: experiment.Spec
+    spec: Spec
     run_dir: Path
     seeds: int
+    keep: bool = False  # keep the checkpoint at the end, so that another job can run it longer
 
     def histories(self) -> list[Path]:
         """The history files of the run, in the order of its seeds."""
@@ -74,7 +78,7 @@ class Job:
         return max((float(end[0]["seconds"]) for end in ends if end), default=0.0)
 
 
-def jobs_of(spec: experiment.Spec, runs: Path, seeds: int) -> list[Job]:
+def jobs_of(spec: Spec, runs: Path, seeds: int) -> list[Job]:
     """A spec under several seeds: one batched computation where the task supports it, else one job per seed."""
     place = place_of(spec, runs)
     if spec.task.several_seeds:
@@ -83,21 +87,15 @@ def jobs_of(spec: experiment.Spec, runs: Path, seeds: int) -> list[Job]:
     return [Job(dataclasses.replace(spec, seed=seed), place / f"seed-{seed}", 1) for seed in every]
 
 
-def place_of(spec: experiment.Spec, runs: Path) -> Path:
+def place_of(spec: Spec, runs: Path) -> Path:
     """Where the runs of a spec are, whatever their seed and length."""
-    return runs / f"{registry.name_of(spec.method)}-{identity(spec)[:12]}"
-
-
-def identity(spec: experiment.Spec) -> str:
-    """TODO spec.identity()."""
-    table = {k: v for k, v in spec.table().items() if k not in ("rounds", "seed")}
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    return runs / f"{registry.name_of(spec.method)}-{spec.identity()}"
 
 
 def identity_of(table: dict[str, Any]) -> str:
     """The identity of a history's spec, also of one that names things which are not registered here."""
     try:
-        return identity(experiment.Spec.from_table(table))
+        return Spec.from_table(table).identity()
     except FedspanError:
         return json.dumps({k: v for k, v in table.items() if k not in ("rounds", "seed")}, sort_keys=True)
 
@@ -232,12 +230,25 @@ def _run(job: Job, seen: Seen) -> End:
     if not resume:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     try:
-        result = experiment.run(
-            job.spec, job.run_dir, seeds=job.seeds, resume=resume, on_row=lambda row: seen(job.run_dir, row.round)
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the run of seed")  # a divergence, which the tables show
+            callbacks = [_Reporter(job.run_dir, seen)]
+            result = run(
+                job.spec, job.run_dir, seeds=job.seeds, resume=resume, callbacks=callbacks, keep_checkpoint=job.keep
+            )
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
         job.run_dir.mkdir(parents=True, exist_ok=True)
         failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}")
         return "failed"
     return "finished" if result.finished else "stopped"
+
+
+class _Reporter(Callback):
+    """Reports every evaluation to the progress bar."""
+
+    def __init__(self, run_dir: Path, seen: Seen) -> None:
+        self.run_dir, self.seen = run_dir, seen
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        self.seen(self.run_dir, row.round)

@@ -11,13 +11,13 @@ import functools
 import json
 from typing import Any
 
-from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core.errors import FedspanError
+from fedspan.core.spec import Spec
+from fedspan.study.preview import network
 
 WORDS = (
-    "Client memory is the peak of one local step with the largest batch. It is computed by a dry run on tensors without "
-    "data, as in `fedspan plan --model`; steps of FedIT and FFA-LoRA are those of PEFT's adapters. "
+    "Client memory is the peak of one local step with the largest batch. It is computed by a dry run on tensors "
+    "without data, as in `fedspan plan --model`; steps of FedIT and FFA-LoRA are those of PEFT's adapters. "
     "What a client keeps between rounds is not included."
 )
 
@@ -31,7 +31,7 @@ def client_memory(table: dict[str, Any]) -> int | None:
     except (FedspanError, OSError, ImportError):  # a plugin's method or task
         return None
     method: Any = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
-    alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, lr_from=None, method=method)
+    alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, method=method)
     return _peak(json.dumps(alike.table()))  # in its own order: of ranks by layer, the first match counts
 
 
@@ -39,12 +39,12 @@ def client_memory(table: dict[str, Any]) -> int | None:
 def _peak(told: str) -> int | None:
     spec = Spec.from_table(json.loads(told))
     try:
-        network = experiment.sketch(spec)
-        if network is None:
+        found = network(spec)
+        if found is None:
             return None
         from fedspan.costs.client_memory import memory
 
-        return memory(spec.method, network).peak
+        return memory(spec.method, found).peak
     except (FedspanError, OSError, ImportError):  # data that is not here, or PEFT
         return None
     except (RuntimeError, ValueError):  # a layer that does not run without data, or that PEFT has no adapter for

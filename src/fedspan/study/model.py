@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedspan.api.spec import Spec, with_values
 from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.core.spec import Spec, with_values
 from fedspan.study.budget import Budget
 
 Table = dict[str, Any]
@@ -26,9 +26,7 @@ Goal = Literal["max", "min"]
 # Okabe and Ito's colors, which color-blind readers can tell apart; without yellow, which is too faint for a line.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56B4E9")
 # Top-level keys of a spec that a variant may change.
-CHANGEABLE = tuple(
-    name for f in dataclasses.fields(Spec) if (name := f.name) not in ("rounds", "seed", "eval_every", "lr_from")
-)
+CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("rounds", "seed", "eval_every"))
 
 
 def goal_of(metric: str) -> Goal:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import tomli_w
 from markupsafe import Markup, escape
 
-from fedspan.engine.run_dir import toml
 from fedspan.study.chart import by_memory, chart
 from fedspan.study.report import Report, Section
 from fedspan.study.tables import Cell, Grid
@@ -64,7 +64,7 @@ def _section(section: Section) -> dict[str, Any]:
     memory = by_memory(section.part, section.entries)
     charts += [] if memory is None else [(" marks", f"{section.title}, by client memory", memory)]
     first = [entry for entry in section.entries if entry.row == 0]
-    specs = [(e.series.label, toml({k: v for k, v in e.series.spec.items() if k != "seed"})) for e in first]
+    specs = [(e.series.label, tomli_w.dumps({k: v for k, v in e.series.spec.items() if k != "seed"})) for e in first]
     words = {"title": section.title, "about": section.about, "notes": section.notes}
     return words | {"grids": section.grids, "charts": charts, "specs": specs}
 

@@ -1,4 +1,4 @@
-"""Studies as TOML. Settings are read at four levels, each laid over the one before: study, part, scale, part of a scale.
+"""Studies as TOML. Settings have four levels, each laid over the one before: study, part, scale, part of a scale.
 
 title = "…"                               # all keys but base and variants have defaults
 seeds = 3                                 # a setting of every part
@@ -26,8 +26,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from fedspan.api.spec import read_toml
 from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.core.spec import read_toml
 from fedspan.study.budget import Budget
 from fedspan.study.model import CHANGEABLE, COLORS, Part, Row, Study, Table, Variant, goal_of, laid_over
 

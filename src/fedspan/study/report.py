@@ -1,4 +1,4 @@
-"""`fedspan report`: page, Markdown, CSV and figures of studies that are saved as data, and of any directories with runs.
+"""`fedspan report`: page, Markdown, CSV and figures of studies saved as data, and of any directories with runs.
 
 Every section is made of a part and its entries. Runs that belong to no study are shown as one part per task, in which
 every spec is a variant.

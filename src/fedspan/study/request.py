@@ -8,22 +8,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec, plain_value, read_toml, sibling, with_changes, with_values
+from fedspan.core import registry
 from fedspan.core.errors import SpecError, one_of
+from fedspan.core.spec import Spec, flat, plain, read_toml, toml_value, with_changes, with_values
+from fedspan.study import preview
 from fedspan.study.budget import Budget
 from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, main_metric, setting
 from fedspan.study.parse import study_of
-from fedspan.study.series import flat, labels
+from fedspan.study.series import labels
 
 OWN = ("method", "epochs")  # what each spec file has of its own
-EQUAL = ("task", "participation", "seed", "dtype", "rounds", "eval_every")  # what spec files must agree in
+SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # what methods take from the base's method
 
 
 def requested(
@@ -45,20 +47,20 @@ def requested(
     if len(study.parts) > 1:
         raise SpecError(f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one")
     part = study.parts[0]
-    plain = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
-    given: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
+    options = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if budget:
         given["budget"] = Budget.parse(budget)
     part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
     first = part.variants[0]
-    known = experiment.metrics(part.spec(first, first.points()[0], rounds=1))
+    known = preview.metrics(part.spec(first, first.points()[0], rounds=1))
     metric = metric or part.metric or main_metric(known)
     one_of("metric", metric, known)
     goal = goal or (part.goal if metric == part.metric else goal_of(metric))
     part = dataclasses.replace(part, metric=metric, goal=goal)
     for row, variant in part.cells():
         for point in variant.points():
-            experiment.check(part.spec(variant, point, row))
+            preview.check(part.spec(variant, point, row))
     return dataclasses.replace(study, parts=[part])
 
 
@@ -77,16 +79,16 @@ def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str],
             raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
         base, variants = found[0][1].table(), _of_methods(found[0][1], methods)
     else:
-        _agree(found, [key for key in EQUAL if not (key == "rounds" and budget)])
+        _agree(found, {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])})
         base = {key: value for key, value in found[0][1].table().items() if key not in OWN}
         variants = _of_specs([spec for _, spec in found])
     return Study("comparison", [Part(name="comparison", base=base, variants=variants, metric="")])
 
 
-def _agree(found: Sequence[tuple[str, Spec]], keys: Sequence[str]) -> None:
+def _agree(found: Sequence[tuple[str, Spec]], free: set[str]) -> None:
     (first, one), *others = found
     for name, other in others:
-        a, b = (flat({k: v for k, v in spec.table().items() if k in keys}) for spec in (one, other))
+        a, b = (flat({k: v for k, v in spec.table().items() if k not in free}) for spec in (one, other))
         for key in dict.fromkeys([*a, *b]):
             if a.get(key) != b.get(key):
                 raise SpecError(
@@ -112,6 +114,27 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
         found.append((name, label, {"method": with_values(table, values)}))
     return _variants(found)
+
+
+def sibling(spec: Spec, name: str) -> dict[str, Any]:
+    """The table of method NAME with what it can take of the spec's steps, subspace and compressor."""
+    own: dict[str, Any] = plain(spec.method)
+    one_of("method", name, registry.choices("method"))
+    if name == own["name"]:
+        return own
+    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
+    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank")})
+    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
+    table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
+        table |= subspace
+    for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
+        if key in own and key in known:
+            with contextlib.suppress(SpecError):
+                method = registry.build("method", table | {key: own[key]})
+                preview.check(dataclasses.replace(spec, method=method))
+                table |= {key: own[key]}
+    return table
 
 
 def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]:
@@ -144,7 +167,7 @@ def with_grids(variants: Sequence[Variant], texts: Sequence[str]) -> list[Varian
             raise SpecError(f"--grid {text!r} is for {owner!r}, which is not compared; one of {_names(variants)}")
         for variant in chosen:
             if colon or (variant.name, key) not in own:
-                grids[variant.name][key] = [plain_value(value) for value in split(values)]
+                grids[variant.name][key] = [toml_value(value) for value in split(values)]
             if colon:
                 own.add((variant.name, key))
     return [dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name])) for v in variants]
@@ -206,4 +229,4 @@ def _setting(part: str, text: str) -> tuple[str, Any]:
     key, sign, value = (piece.strip() for piece in part.partition("="))
     if not sign or not key or not value:
         raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
-    return key, plain_value(value)
+    return key, toml_value(value)

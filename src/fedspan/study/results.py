@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec, read_toml
+import tomli_w
+
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import CheckpointError, FedspanError
-from fedspan.engine.run_dir import toml, versions
+from fedspan.core.spec import Spec, read_toml
+from fedspan.engine.run_dir import versions
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import seconds
 from fedspan.study.memory import client_memory
 from fedspan.study.model import Part, Point, Study, Table, Variant
 from fedspan.study.parse import study_of, table_of
+from fedspan.study.preview import price
 from fedspan.study.series import Series
 from fedspan.study.tuning import Cell, Runs, Tried, final, within
 
@@ -110,7 +112,7 @@ def client_state(spec: Table) -> int | None:
     if "task" not in spec:
         return None
     try:
-        return experiment.price(dataclasses.replace(Spec.from_table(spec), rounds=1)).client_state
+        return price(dataclasses.replace(Spec.from_table(spec), rounds=1)).client_state
     except (FedspanError, OSError, ImportError):  # a plugin's method, or data that is not here
         return None
 
@@ -122,7 +124,7 @@ def announce(study: Study, out: Path) -> None:
     """Write what will be run; results of an earlier study are no longer valid."""
     out.mkdir(parents=True, exist_ok=True)
     (out / CURVES).unlink(missing_ok=True)
-    write_atomic(out / STUDY, f"{toml(table_of(study))}\n".encode())
+    write_atomic(out / STUDY, tomli_w.dumps(table_of(study)).encode())
 
 
 def save(results: Results, out: Path) -> None:

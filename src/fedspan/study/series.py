@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.spec import flat
 from fedspan.engine import history
-from fedspan.engine.history import Line
+from fedspan.engine.loop import Line
 from fedspan.study.curves import Curve, Floats, metrics_of, thinned
 from fedspan.study.jobs import identity_of
 from fedspan.study.model import Table, setting
@@ -125,14 +126,6 @@ def labels(specs: Sequence[Table]) -> list[str]:
         texts = _different([flat({k: v for k, v in specs[n].items() if k not in ("rounds", "seed")}) for n in places])
         for place, text in zip(places, texts, strict=True):
             out[place] = f"{name}, {text}" if text else name
-    return out
-
-
-def flat(table: Table, prefix: str = "") -> Table:
-    """Dotted key → value."""
-    out: Table = {}
-    for key, value in table.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Runs:
     def trying(self, cell: Cell, point: Point) -> list[Job]:
         """The runs that try one point of a grid."""
         part, row, variant = cell
-        return jobs_of(part.tuning_spec(variant, point, row), self.place, part.tuning_seeds)
+        jobs = jobs_of(part.tuning_spec(variant, point, row), self.place, part.tuning_seeds)
+        return [dataclasses.replace(job, keep=True) for job in jobs]  # the final run may continue it
 
     def final(self) -> list[Job]:
         """All seeds of every variant at its point."""

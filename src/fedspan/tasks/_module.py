@@ -1,7 +1,7 @@
-"""What tasks that train a torch module share: how its tensors are trained, and who holds which examples.
+"""What tasks that train a torch module share: who holds which examples, and how a problem is made of them.
 
-A task names its material: the model, and functions that read the clients' examples and the test set. In one process all
-of it is read; a client's own machine reads that client's examples alone, and a server the test set.
+A task names its material: the model, and functions that read the clients' examples and the test set. In one process
+all of it is read. A client's own machine reads that client's examples alone, and a server the test set.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, at_least, not_negative, positive
-from fedspan.core.task import Task, Weights
-from fedspan.nn.client_data import ClientData
-from fedspan.nn.problem import Augment, TorchProblem
-from fedspan.nn.projection_rules import LEAST, choose, freeze
+from fedspan.core.config import Augment, Settings
+from fedspan.core.errors import DataError, SpecError, one_of
+from fedspan.core.task import Task
+from fedspan.nn.augment import AUGMENT
+from fedspan.nn.client_data import ClientData, Loss
+from fedspan.nn.problem import Evaluate, TorchProblem
+from fedspan.nn.projection_rules import choose, freeze
 from fedspan.tasks._model_adapter import OutputLoss, model_adapter
 
 
@@ -29,90 +31,91 @@ class Material:
     model: nn.Module
     clients: int
     examples: Callable[[Sequence[int]], Iterable[Any]]  # of these clients, in their order
-    test: Callable[[], Any]  # None: there is nothing to score on
+    test: Callable[[], Any]  # None: there is no test set
     loss: OutputLoss | None = None
-    augment: Augment | None = None
+    objective: Loss | None = None  # in place of a loss of outputs and targets
+    validation: Callable[[], Any] = lambda: None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModuleTask(Task):
-    """What every task with a torch module is told."""
+    """A task with a torch module."""
 
     several_seeds: ClassVar[bool] = False
-
-    batch: int = 32
-    weight_decay: float = 0.0
-    clip: float | None = None  # longest gradient
-    freeze: tuple[str, ...] = ()  # tensors that are neither trained nor sent, by name patterns
-    whole: tuple[str, ...] = ()  # tensors to train and send whole, by name patterns
-    project: tuple[str, ...] = ()  # tensors to project although they would go whole
-    least: int = LEAST  # tensors of fewer numbers go whole
-    recompute: bool = False  # outputs of covered layers are made again in the backward pass, see `nn.recompute`
-    device: str = "cpu"  # auto: cuda where there is one
-
-    def __post_init__(self) -> None:
-        at_least("batch", self.batch, 1)
-        at_least("least", self.least, 1)
-        not_negative("weight_decay", self.weight_decay)
-        if self.clip is not None:
-            positive("clip", self.clip)
+    frozen_modules: ClassVar[tuple[str, ...]] = ()  # frozen where a run's projection does not say
 
     @abstractmethod
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The model, and how to read the examples."""
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
+    def build(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """All clients' examples and the test set in one process."""
         (seed,) = seeds
-        made = self.material(seed, dtype)
-        return self._problem(made, range(made.clients), seed, weights)
+        made = self.material(seed, settings.torch_dtype)
+        return self._problem(made, range(made.clients), seed, settings)
 
-    def client_problem(self, client: int, seeds: tuple[int, ...], dtype: torch.dtype) -> TorchProblem:
+    def client_problem(self, client: int, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """One client's examples and no test set."""
         (seed,) = seeds
-        made = self.material(seed, dtype)
+        made = self.material(seed, settings.torch_dtype)
         if not 0 <= client < made.clients:
             raise SpecError(
                 f"client {client} is not one of the {made.clients} that the task has, 0 to {made.clients - 1}"
             )
-        return self._problem(made, [client], seed, on_client=True)
+        return self._problem(made, [client], seed, settings, on_client=True)
 
-    def server_problem(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """The test set, and no client's examples unless they are what clients are weighted by."""
+    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
+        """The test set; clients' examples only where clients are weighted by their number."""
         (seed,) = seeds
-        if weights == "examples":
-            return self.build(seeds, dtype, weights)
-        return self._problem(self.material(seed, dtype), [], seed)
+        if settings.participation.weights == "examples":
+            return self.build(seeds, settings)
+        return self._problem(self.material(seed, settings.torch_dtype), [], seed, settings)
 
     def _problem(
-        self, made: Material, ids: Sequence[int], seed: int, weights: Weights = "uniform", on_client: bool = False
+        self, made: Material, ids: Sequence[int], seed: int, settings: Settings, on_client: bool = False
     ) -> TorchProblem:
-        freeze(made.model, self.freeze)
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(auto if self.device == "auto" else self.device)
-        read = model_adapter(made.model, device, made.loss)
+        projection, device = settings.projection, settings.torch_device
+        frozen = projection.frozen_modules
+        freeze(made.model, self.frozen_modules if frozen is None else frozen)
+        adapter = model_adapter(made.model, device, made.loss, made.objective)
         given = made.examples(ids) if ids else ()
-        own = {i: read.source(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        own = {i: adapter.source(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
         return TorchProblem(
             made.model,
             list(own.values()) if len(own) == made.clients else Here(own, made.clients),
-            read.objective,
-            choose(made.model, self.whole, self.project, self.least),
+            adapter.objective,
+            choose(made.model, projection.full_modules, projection.project_modules, projection.min_numel),
             seed=seed,
-            batch=self.batch,
-            evaluate=None if on_client else read.score(made.test()),
-            by_examples=weights == "examples",
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            augment=made.augment,
+            batch=settings.examples_per_batch,
+            evaluate=None if on_client else _scores(adapter.score(made.test()), adapter.score(made.validation())),
+            by_examples=settings.participation.weights == "examples",
+            weight_decay=settings.training.weight_decay,
+            clip=settings.training.clip,
+            augment=_augment(settings.training.augment),
             device=str(device),
-            recompute=self.recompute,
+            recompute=settings.engine.recompute,
             on_client=on_client,
         )
 
 
+def _scores(test: Evaluate | None, validation: Evaluate | None) -> Evaluate | None:
+    """Metrics of the test set, and those of the validation set under names of their own."""
+    if validation is None:
+        return test
+    return lambda model: {
+        **(test(model) if test is not None else {}),
+        **{f"validation_{name}": value for name, value in validation(model).items()},
+    }
+
+
+def _augment(given: str | Augment | None) -> Augment | None:
+    if not isinstance(given, str):
+        return given
+    one_of("training.augment", given, AUGMENT)
+    return AUGMENT[given]
+
+
 class Here(Sequence[ClientData]):
-    """The sources of N clients, of whom only some are on this machine."""
+    """The data of N clients, of whom only some are on this machine."""
 
     def __init__(self, sources: dict[int, ClientData], clients: int) -> None:
         self.sources, self.clients = sources, clients

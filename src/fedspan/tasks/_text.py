@@ -45,13 +45,11 @@ SPECIAL, BEGIN = 3, 1  # padding, beginning, end
 class TextTask(ModuleTask):
     """What every text task is told."""
 
-    batch: int = 16
     precision: Literal["full", "bfloat16"] = "full"  # of the weights; x and the controls have the run's own type
     gradient_checkpointing: bool = False  # keep the activations of few layers, and compute the others twice
     dropout: float = 0.0  # in place of the model's own
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         below_one("dropout", self.dropout)
 
     def prepared(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:

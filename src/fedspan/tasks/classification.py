@@ -1,98 +1,79 @@
-"""Image classification: a data set by name, cut into clients, and a network by name."""
+"""Image classification: a data set by name, a partition into clients, and a network by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from fedspan.core.errors import SpecError, at_least, one_of, positive
+from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.core.partition import Indices, Partition
 from fedspan.core.registry import register
-from fedspan.data import datasets as _datasets
-from fedspan.data import partitions as _partitions
-from fedspan.data.datasets import Split
-from fedspan.nn.client_data import Batch
+from fedspan.data import datasets
+from fedspan.data.datasets import Split, first_examples
+from fedspan.data.partitions.natural import Natural
 from fedspan.nn.models import Norm, build
 from fedspan.tasks._module import Material, ModuleTask
-
-Numbers = npt.NDArray[np.int64]
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Classification(ModuleTask):
-    """Clients with images of their own, scored on one test set."""
+    """Clients with images of their own, evaluated on one test set."""
 
     data: str  # mnist, fashion_mnist, cifar10, cifar100, cifar100_mini or digits
     model: str = "mlp"  # mlp, cnn, resnet8, resnet20, resnet56, resnet110
     norm: Norm = "group"  # of the ResNets
-    clients: int | None = None  # None: every natural client; needed by other partitions
-    partition: Literal["iid", "dirichlet", "classes", "quantity", "natural"] = "iid"
-    alpha: float = 0.5  # of dirichlet and quantity: the smaller, the more unequal
-    classes_per_client: int = 2  # of classes
+    partition: Partition = field(default_factory=Natural)  # who has which examples
     data_seed: int | None = None  # of the partition; None: the run's seed
     classes: int | None = None  # only the first classes of the data set; None: all
     per_class: int | None = None  # training examples of each class that are used; None: all
-    test_per_class: int | None = None  # test examples of each class that are scored; None: all
+    test_per_class: int | None = None  # test examples of each class that are used; None: all
     shrink: int = 1  # images are averaged over squares of this many pixels
-    augment: Literal["none", "flip", "crop"] = "none"  # crop: 4 pixels of padding, random crop, random flip
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("task.data", self.data, _datasets.LOADERS)
-        for name in ("shrink", "classes_per_client"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("clients", "classes", "per_class", "test_per_class"):
+        one_of("task.data", self.data, datasets.LOADERS)
+        at_least("shrink", self.shrink, 1)
+        for name in ("classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
-        positive("alpha", self.alpha)
-        if self.clients is None and self.partition != "natural":
-            raise SpecError(
-                f"`task.clients` is missing; only partition 'natural' knows how many there are ({self.data})"
-            )
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
-        """The data, cut into clients, and the network."""
+        """The data, divided among clients, and the network."""
         train, test = (
             _some(split, self.classes, per_class)
-            for split, per_class in zip(_datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
+            for split, per_class in zip(datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
         )
         images = _normalized(train.x, test.x, self.shrink, dtype)
         x, y = images[0], torch.from_numpy(train.y)
         channels, height, width = x.shape[1:]
         model = build(self.model, (channels, height, width), int(train.y.max()) + 1, self.norm, seed).to(dtype)
-        parts = self._cut(train, seed)
+        parts = self._parts(train, seed)
         return Material(
             model,
             len(parts),
             lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
             lambda: (images[1], test.y),
-            augment=AUGMENT[self.augment],
         )
 
     def counts(self, seed: int) -> npt.NDArray[np.int64]:
-        """How many examples of each class each client holds: (clients, classes)."""
-        train = _some(_datasets.load(self.data)[0], self.classes, self.per_class)
+        """The number of examples of each class that each client has: (clients, classes)."""
+        train = _some(datasets.load(self.data)[0], self.classes, self.per_class)
         classes = int(train.y.max()) + 1
-        return np.stack([np.bincount(train.y[part], minlength=classes) for part in self._cut(train, seed)])
+        return np.stack([np.bincount(train.y[part], minlength=classes) for part in self._parts(train, seed)])
 
-    def _cut(self, train: Split, seed: int) -> list[Numbers]:
-        seed = seed if self.data_seed is None else self.data_seed
-        if self.partition == "natural":
-            return _partitions.natural(train.owner, self.clients)
-        assert self.clients is not None
-        return _partitions.cut(self.partition, train.y, self.clients, seed, self.alpha, self.classes_per_client)
+    def _parts(self, train: Split, seed: int) -> list[Indices]:
+        return self.partition.split(train.y, seed if self.data_seed is None else self.data_seed, train.owner)
 
 
 def _some(split: Split, classes: int | None, per_class: int | None) -> Split:
     """The first examples of the first classes, in the order of the file."""
     if classes is None and per_class is None:
         return split
-    places = _partitions.some(split.y, classes, per_class)
+    places = first_examples(split.y, classes, per_class)
     return Split(split.x[places], split.y[places], None if split.owner is None else split.owner[places])
 
 
@@ -108,23 +89,3 @@ def _normalized(
         both = [F.avg_pool2d(a, shrink) for a in both]
     mean, deviation = both[0].mean((0, 2, 3), keepdim=True), both[0].std((0, 2, 3), keepdim=True)
     return (both[0] - mean) / deviation, (both[1] - mean) / deviation
-
-
-def _flip(batch: Batch, generator: torch.Generator) -> Batch:
-    x, y = batch
-    which = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y
-
-
-def _crop(batch: Batch, generator: torch.Generator) -> Batch:
-    """Random places of the image in a frame of 4 empty pixels, and random flips."""
-    x, y = _flip(batch, generator)
-    n, _, height, width = x.shape
-    down, across = torch.randint(0, 9, (2, n, 1), generator=generator)
-    rows, columns = down + torch.arange(height), across + torch.arange(width)
-    padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
-    picked = padded[torch.arange(n).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
-    return picked.permute(0, 3, 1, 2).contiguous(), y
-
-
-AUGMENT: dict[str, Any] = {"none": None, "flip": _flip, "crop": _crop}

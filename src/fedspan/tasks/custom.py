@@ -1,66 +1,128 @@
-"""A model and data of your own: a Python module with `model()` and `data(client)`.
+"""A model and data of your own: objects given to `fedspan.fit`, or a Python module with `model()` and `data(client)`.
 
-It may also have `test()`, the data that the server scores on, and `loss(outputs, targets)`. A Hugging Face model is
-trained by its own loss, on tokenized text. Across machines a client's calls `model` and `data` alone, the server's
-`model` and `test`.
+A module may also have `test()` and `validation()`, the data that the server evaluates on, and `loss(outputs, targets)`.
+A Hugging Face model is trained by its own loss, on tokenized text. Across machines a client calls `model` and `data`
+alone, the server `model`, `test` and `validation`.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import importlib
 import importlib.util
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
-from fedspan.core.errors import SpecError, at_least
+from fedspan.core.config import Settings
+from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.registry import register
-from fedspan.core.task import Weights
+from fedspan.core.spec import source_of
+from fedspan.nn.client_data import Loss
 from fedspan.nn.problem import TorchProblem
+from fedspan.tasks._model_adapter import OutputLoss
 from fedspan.tasks._module import Material, ModuleTask
+
+SAMPLED = 64  # numbers of an array that are looked at to tell it from another
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """A model and data as Python objects."""
+
+    model: nn.Module
+    clients: Mapping[str, Any]  # name → data
+    test: Any = None
+    validation: Any = None
+    loss: OutputLoss | None = None
+    objective: Loss | None = None
+
+    @staticmethod
+    def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Objects:
+        """Checks what a user gives; clients without names are numbered."""
+        if not isinstance(model, nn.Module):
+            raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(clients, Mapping):
+            clients = {str(number): data for number, data in enumerate(clients)}
+        if not clients:
+            raise DataError("`clients` is empty; give the data of at least one client")
+        return Objects(model, clients, **others)
+
+    def material(self) -> Material:
+        """The same for a problem."""
+        data = list(self.clients.values())
+        return Material(
+            copy.deepcopy(self.model), len(data), lambda ids: [data[i] for i in ids], lambda: self.test, self.loss,
+            self.objective, lambda: self.validation,
+        )  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes and sampled hashes, by which a changed model, loss or data set is noticed."""
+        shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
+        table = {"name": "custom", "model": _hash(repr(shapes).encode()), "data": _digest(list(self.clients.values()))}
+        table |= {"clients": len(self.clients)}  # type: ignore[dict-item]
+        functions = {"loss": self.loss, "objective": self.objective}
+        return table | {name: source_of(one) for name, one in functions.items() if one is not None}
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Custom(ModuleTask):
-    """Whatever a module of the user's offers."""
+    """Your own model and data."""
 
-    module: str  # its import name, or the path of its file
-    clients: int
+    module: str | None = None  # import name or path of a Python file with model() and data(client)
+    clients: int | None = None  # number of clients of the module
+    objects: Objects | None = field(default=None, init=True, repr=False, compare=False)  # set by `fedspan.fit`
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("clients", self.clients, 1)
+        if self.objects is None:
+            if self.module is None:
+                raise SpecError("`task.module` is missing: a Python file with model() and data(client)")
+            at_least("task.clients", self.clients or 0, 1)
+
+    def given(self) -> dict[str, Any] | None:
+        """What is known of the objects."""
+        return None if self.objects is None else self.objects.describe()
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
-        """What the module's functions give; none is called for data that is not needed here."""
+        """The objects, or what the module's functions give; none is called for data that is not needed here."""
+        if self.objects is not None:
+            return self.objects.material()
+        assert self.clients is not None
         module = self._module()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: torch.nn.Module = self._call(module, "model")
+            model: nn.Module = self._call(module, "model")
         if not any(p.dtype == torch.bfloat16 for p in model.parameters()):  # its x has the run's type all the same
             model = model.to(dtype)
+        nothing: Callable[[], Any] = lambda: None  # noqa: E731
         return Material(
             model,
             self.clients,
             lambda ids: [self._call(module, "data", client) for client in ids],
-            getattr(module, "test", lambda: None),
+            getattr(module, "test", nothing),
             getattr(module, "loss", None),
+            validation=getattr(module, "validation", nothing),
         )
 
-    def server_problem(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> TorchProblem:
-        """No data but what the server scores on."""
-        if weights != "uniform":
+    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
+        """No data but what the server evaluates on."""
+        if settings.participation.weights != "uniform":
             raise SpecError(
                 "`participation.weights` 'examples' needs all clients' data; a server has none: use 'uniform'"
             )
-        return super().server_problem(seeds, dtype)
+        return super().server_problem(seeds, settings)
 
     def _module(self) -> ModuleType:
+        assert self.module is not None
         if self.module.endswith(".py"):
             return _from_file(Path(self.module))
         try:
@@ -79,7 +141,7 @@ class Custom(ModuleTask):
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise SpecError(f"`task.module` {str(path)!r} does not exist")
-    name = f"fedspan_own_{path.stem}"
+    name = f"fedspan_custom_{path.stem}"
     if name not in sys.modules or getattr(sys.modules[name], "__file__", None) != str(path):
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
@@ -87,3 +149,29 @@ def _from_file(path: Path) -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _digest(data: Any) -> str:
+    """A hash of sizes and sampled numbers; objects that are neither arrays nor containers count by type and length."""
+    if isinstance(data, torch.Tensor):
+        data = data.detach().cpu().numpy() if data.dtype != torch.bfloat16 else data.float().numpy()
+    if isinstance(data, np.ndarray) and data.dtype.kind in "biufcSU":
+        flat = np.ascontiguousarray(data).reshape(-1)
+        step = max(1, len(flat) // SAMPLED)
+        return _hash(f"{data.shape} {data.dtype}".encode() + flat[::step].tobytes())
+    if isinstance(data, Mapping):
+        return _hash(repr([(key, _digest(value)) for key, value in data.items()]).encode())
+    tensors = getattr(data, "tensors", None)  # torch's TensorDataset
+    if tensors is not None or (isinstance(data, list | tuple) and len(data) <= SAMPLED):
+        return _hash(repr([_digest(value) for value in (tensors or data)]).encode())
+    if isinstance(data, list | tuple):
+        places = range(0, len(data), max(1, len(data) // SAMPLED))
+        return _hash(repr([len(data), *(_digest(data[i]) for i in places)]).encode())
+    if isinstance(data, str | int | float | bool | None):
+        return repr(data)
+    size = len(data) if hasattr(data, "__len__") else 0
+    return f"{type(data).__name__} {size}"

@@ -16,20 +16,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedspan.core import seeds
+from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least, positive
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round, Schedule
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.registry import register
-from fedspan.core.task import Task, Weights
+from fedspan.core.task import Task
 
 DIVERGED = 1e6  # a relative error beyond this is past hope
 Floats = npt.NDArray[np.float64]
@@ -47,7 +47,6 @@ class Regression(Task):
     dim: int = 100
     outputs: int = 10
     samples: int = 50
-    batch: int | Literal["full"] = 20
     reg: float = 0.1
     noise: float = 0.01
     data_seed: int | None = None  # None: each run makes its data from its own seed
@@ -56,20 +55,18 @@ class Regression(Task):
     def __post_init__(self) -> None:
         for name in ("clients", "dim", "outputs", "samples"):
             at_least(name, getattr(self, name), 1)
-        if self.batch != "full":
-            at_least("batch", self.batch, 1)
         for name in ("het", "target_het", "noise", "reg"):
             if getattr(self, name) != 0:
                 positive(name, getattr(self, name))
 
-    def build(self, seeds: tuple[int, ...], dtype: torch.dtype, weights: Weights = "uniform") -> RegressionProblem:
-        """Load or make A and B, one set a run, and solve for X*."""
+    def build(self, seeds: tuple[int, ...], settings: Settings) -> RegressionProblem:
+        """Loads or makes A and B, one set per run, and solves for X*."""
         if self.data is not None:
             one = _load(Path(self.data))
             data = [one] * len(seeds)
         else:
             data = [self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds]
-        return RegressionProblem(data, seeds, self.batch, self.reg, dtype, weights)
+        return RegressionProblem(data, seeds, self.reg, settings)
 
     def _make(self, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
         n_clients, n, d, m = self.clients, self.samples, self.dim, self.outputs
@@ -92,17 +89,16 @@ class RegressionProblem(Problem):
         self,
         data: list[tuple[Floats, Floats, npt.NDArray[np.int64]]],
         of_runs: tuple[int, ...],
-        batch: int | Literal["full"],
         reg: float,
-        dtype: torch.dtype,
-        weights: Weights,
+        settings: Settings,
     ) -> None:
+        batch, dtype = settings.batch_size, settings.torch_dtype
         (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
         self.seeds, self.batch, self.reg = of_runs, batch, reg
         self.held: tuple[Schedule, int, torch.Tensor] | None = None  # mini-batches drawn ahead
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
-        self.weights = None if weights == "uniform" else self.counts / self.counts.sum()
+        self.weights = None if settings.participation.weights == "uniform" else self.counts / self.counts.sum()
         self.steps_per_epoch = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
         # Rows are kept times 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch with no further factor.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))

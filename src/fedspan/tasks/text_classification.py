@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import at_least, one_of, positive
+from fedspan.core.errors import at_least, one_of
+from fedspan.core.partition import Partition
 from fedspan.core.registry import register
-from fedspan.data import partitions as _partitions
+from fedspan.data.datasets import first_examples
+from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.tasks._module import Material
 from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, sentences
 
@@ -29,24 +31,18 @@ class TextClassification(TextTask):
 
     data: str = "banking77"  # one JSON object a line: text, label
     model: str = "minilm"  # minilm, tiny, or the folder of a model
-    clients: int = 20
-    partition: Literal["iid", "dirichlet", "classes", "quantity"] = "dirichlet"
-    alpha: float = 0.1  # of dirichlet and quantity: the smaller, the more unequal
-    classes_per_client: int = 4  # of classes
+    partition: Partition = field(default_factory=lambda: Dirichlet(clients=20, alpha=0.1))  # who has which examples
     data_seed: int | None = None  # of the partition; None: the run's seed
     classes: int | None = None  # only the first classes of the data set; None: all
     per_class: int | None = None  # training examples of each class that are used; None: all
     test_per_class: int | None = None  # test examples of each class that are scored; None: all
     max_length: int = 64  # tokens of a text; what is longer is cut
-    freeze: tuple[str, ...] = ("*embed*",)  # half of MiniLM's numbers, of which a client's few texts touch few
+    frozen_modules: ClassVar[tuple[str, ...]] = ("*embed*",)  # half of MiniLM, of which a client's few texts use little
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task.data", self.data, FILES)
-        positive("alpha", self.alpha)
         at_least("max_length", self.max_length, 2)
-        for name in ("clients", "classes_per_client"):
-            at_least(name, getattr(self, name), 1)
         for name in ("classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
@@ -80,12 +76,11 @@ class TextClassification(TextTask):
     def _labels(self, part: Literal["train", "test"]) -> tuple[Numbers, Numbers]:
         """The labels of the examples that are used, and their numbers in the file."""
         labels = np.array([row["label"] for row in rows(_path(self.data, part))], np.int64)
-        places = _partitions.some(labels, self.classes, self.per_class if part == "train" else self.test_per_class)
+        places = first_examples(labels, self.classes, self.per_class if part == "train" else self.test_per_class)
         return labels[places], places
 
     def _cut(self, labels: Numbers, seed: int) -> list[Numbers]:
-        seed = seed if self.data_seed is None else self.data_seed
-        return _partitions.cut(self.partition, labels, self.clients, seed, self.alpha, self.classes_per_client)
+        return self.partition.split(labels, seed if self.data_seed is None else self.data_seed)
 
 
 def _path(data: str, part: Literal["train", "test"]) -> Path:

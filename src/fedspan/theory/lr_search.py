@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
@@ -33,20 +34,6 @@ EQUAL = 4  # trials where only the loss is known, or the server scales its steps
 ALIKE = 0.9  # of the farthest fall: as fast as that
 WIDE = 8  # from one rate to the next where the server scales its steps, and how many of them
 DEEP = 8.0  # of the logarithm of an error: a fall that ends in noise
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How much a search may cost."""
-
-    share: float = 0.15  # of the run's rounds, all trials together
-    start: float = 1.0  # the first rate tried
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise SpecError(f"`search.share` must be in (0, 1], got {self.share!r}")
-        if not 0 < self.start < math.inf:
-            raise SpecError(f"`search.start` must be a positive number, got {self.start!r}")
 
 
 @dataclass(frozen=True)

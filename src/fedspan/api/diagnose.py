@@ -1,0 +1,33 @@
+"""`diagnose`: a spec's step sizes against the convergence theory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedspan.api.run import as_spec, built
+from fedspan.core.spec import Spec
+from fedspan.theory.diagnosis import Diagnosis, auto
+from fedspan.theory.diagnosis import diagnose as _diagnose
+
+
+def diagnose(spec: Spec | Path | str | Mapping[str, Any], target: float | None = None) -> Diagnosis:
+    """Holds a spec's step sizes against the conditions of the convergence theorem, before it runs.
+
+    Args:
+        spec: A `Spec`, the path of a TOML file, or a table of plain values. Where its `lr` is "search" or "auto", the
+            step of the corollary is examined.
+        target: ‖∇F‖ to forecast rounds and bytes for; by default a tenth of that at the start.
+
+    Returns:
+        Estimated constants, conditions, safe steps and the forecast.
+
+    """
+    spec = as_spec(spec)
+    method, problem, clients_per_round = built(spec)
+    if isinstance(spec.method.lr, str):
+        lr, server_lr = auto(method, problem, clients_per_round, spec.rounds)
+        method = dataclasses.replace(method, lr=lr, server_lr=server_lr)
+    return _diagnose(method, problem, clients_per_round, spec.rounds, target)

@@ -1,0 +1,158 @@
+"""`run`: a spec to its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedspan.callbacks.progress import Progress
+from fedspan.core.callback import Callback
+from fedspan.core.checkpoint import write_atomic
+from fedspan.core.errors import SpecError, at_least
+from fedspan.core.spec import Spec
+from fedspan.engine.loop import Loop, resolve
+from fedspan.engine.result import CHECKPOINT, OUTCOME, Result, write_outcome
+from fedspan.engine.run_dir import Keeping, check_vacant, execute
+from fedspan.engine.simulator import Simulator
+from fedspan.nn.problem import TorchProblem
+from fedspan.theory.diagnosis import auto
+from fedspan.theory.lr_search import search
+
+LR = "lr.json"  # how the step size was found, in a run directory
+
+
+def run(
+    spec: Spec | Path | str | Mapping[str, Any],
+    run_dir: Path | str | None = None,
+    *,
+    seeds: int = 1,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    keep_checkpoint: bool = False,
+) -> Result:
+    """Runs a spec.
+
+    Args:
+        spec: A `Spec`, the path of a TOML file, or a table of plain values.
+        run_dir: Where history, checkpoints and the model are written. None writes nothing.
+        seeds: Number of runs, with consecutive seeds from `spec.seed`.
+        resume: Continue the run in `run_dir`.
+        callbacks: Callbacks besides those of the spec.
+        progress: Show a progress bar and print every evaluation.
+        keep_checkpoint: Keep the checkpoint of a finished run, so that a later call can run it longer.
+
+    Returns:
+        The result.
+
+    Raises:
+        FedspanError: A setting cannot be used; nothing was written.
+        KeyboardInterrupt: The run was interrupted by Ctrl-C. What was done so far is in `run_dir`.
+
+    """
+    at_least("seeds", seeds, 1)
+    spec = as_spec(spec)
+    out = None if run_dir is None else Path(run_dir)
+    if resume and out is None:
+        raise SpecError("`resume` needs the `run_dir` of the run to continue")
+    spec, found = with_lr(spec, out, resume=resume)
+    shown = [Progress(rounds=spec.rounds)] if progress else []
+    every = [*spec.callbacks, *callbacks, *shown]
+    keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
+    of_runs = tuple(range(spec.seed, spec.seed + seeds))
+    if seeds == 1 or spec.task.several_seeds:
+        result = _run(spec, out, of_runs, keeping, every)
+    else:
+        result = _one_by_one(spec, out, of_runs, keeping, every)
+    result.lr_search = found
+    if found is not None and out is not None and result.finished:
+        write_outcome(out, result.seeds, result.statuses, found)
+    return result
+
+
+def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:
+    """A spec from what a user gives."""
+    if isinstance(given, Spec):
+        return given
+    return Spec.from_table(given) if isinstance(given, Mapping) else Spec.load(given)
+
+
+def _one_by_one(
+    spec: Spec, out: Path | None, of_runs: tuple[int, ...], keeping: Keeping, callbacks: Sequence[Callback]
+) -> Result:
+    """Several seeds of a task that cannot batch them."""
+    results: list[Result] = []
+    for seed in of_runs:
+        folder = None if out is None else out / f"seed-{seed}"
+        begun = folder is not None and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
+        own = dataclasses.replace(keeping, resume=keeping.resume and begun)
+        results.append(_run(dataclasses.replace(spec, seed=seed), folder, (seed,), own, callbacks))
+        if not results[-1].finished:
+            break
+    joined = Result(
+        of_runs[: len(results)],
+        [lines for one in results for lines in one.runs],
+        [status for one in results for status in one.statuses],
+        spec.table(),
+        out,
+        results[0].model,
+        [weights for one in results for weights in one.weights],
+    )
+    if out is not None and joined.finished:
+        write_outcome(out, joined.seeds, joined.statuses, None)
+    return joined
+
+
+def _run(
+    spec: Spec, out: Path | None, of_runs: tuple[int, ...], keeping: Keeping, callbacks: Sequence[Callback]
+) -> Result:
+    problem = spec.task.build(of_runs, spec)
+    method, clients_per_round = resolve(spec, problem)
+    with Simulator(method, problem, spec.engine, resume=keeping.resume, rounds=spec.rounds) as clients:
+        loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out)
+        result = execute(loop, spec, keeping)
+    if isinstance(problem, TorchProblem):
+        result.model = problem.trained(result.weights[0])
+    return result
+
+
+def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) -> tuple[Spec, dict[str, Any] | None]:
+    """The spec with a number for its step size, and how it was found; a resumed run keeps the one it was begun with."""
+    if not isinstance(spec.method.lr, str):
+        return spec, None
+    path = None if run_dir is None else run_dir / LR
+    if path is not None and resume and path.exists():
+        found = json.loads(path.read_text())
+    else:
+        if run_dir is not None:
+            check_vacant(run_dir)
+        found = _find_lr(spec)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, (json.dumps(found, indent=1) + "\n").encode())
+    return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
+
+
+def _find_lr(spec: Spec) -> dict[str, Any]:
+    """The step size by the spec's rule, on its first seed."""
+    rule = spec.method.lr
+    method, problem, clients_per_round = built(spec)
+    if rule == "auto":
+        lr, server_lr = auto(method, problem, clients_per_round, spec.rounds)
+        return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
+    found = search(method, problem, clients_per_round, spec.rounds, spec.search)
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {"rule": "search", "values": {"lr": found.lr}, "rounds": found.rounds, "trials": trials}
+
+
+def built(spec: Spec) -> tuple[Any, Any, int]:
+    """(method, problem of the first seed, clients per round); a step size that is to be found is 1."""
+    problem = spec.task.build((spec.seed,), spec)
+    if isinstance(spec.method.lr, str):
+        spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, lr=1.0))  # type: ignore[type-var]
+    method, clients_per_round = resolve(spec, problem)
+    method.check(problem.layout)
+    return method, problem, clients_per_round

@@ -1,0 +1,33 @@
+"""Gradient norm, drift and errors of the controls in every row, as the theory names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.callback import Callback
+from fedspan.core.registry import register
+
+if TYPE_CHECKING:
+    from fedspan.engine.loop import Loop
+
+
+@register
+@dataclass(frozen=True)
+class Diagnostics(Callback):
+    """Adds `grad_sq`, `drift`, `control_error`, `control_gap` and `correction_cos` to every evaluation.
+
+    An evaluation then costs about two rounds of all clients and a pass over their data.
+    """
+
+    decides: ClassVar[bool] = True
+
+    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The quantities at the server's model."""
+        from fedspan.theory.diagnostics import observe
+
+        return observe(run)

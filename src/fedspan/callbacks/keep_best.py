@@ -1,0 +1,72 @@
+"""Returns the best model of a run instead of the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedspan.core import checkpoint
+from fedspan.core.callback import Callback
+from fedspan.core.registry import register
+from fedspan.engine.result import higher_is_better, judged_by
+
+if TYPE_CHECKING:
+    from fedspan.engine.loop import Loop, Row
+    from fedspan.engine.result import Result
+
+BEST = "best.safetensors"
+
+
+@register
+@dataclass(frozen=True)
+class KeepBest(Callback):
+    """Keeps the model with the best value of a metric; the result and the saved model are that one.
+
+    Args:
+        metric: The metric to judge by; by default the main one, of the validation set where there is one.
+
+    """
+
+    metric: str | None = None
+    _kept: dict[int, tuple[float, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def on_run_start(self, run: Loop) -> None:
+        """Takes up the best model of an interrupted run."""
+        self._kept.clear()
+        if run.t and run.run_dir is not None and (run.run_dir / BEST).exists():
+            arrays, meta = checkpoint.load(run.run_dir / BEST)
+            for key, value in meta["best"].items():
+                prefix = f"{key}."
+                own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+                self._kept[int(key)] = (value, own)
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        """Keeps the model where it is the best so far."""
+        improved = False
+        for number, lines in enumerate(run.lines):
+            metric = judged_by(lines, self.metric)
+            value = lines[-1].get(metric)
+            if value is None:
+                continue
+            signed = value if higher_is_better(metric) else -value
+            if number not in self._kept or signed > self._kept[number][0]:
+                self._kept[number], improved = (signed, run.problem.state_dict(run.model(), run.buffers, number)), True
+        if improved and run.run_dir is not None:
+            self._save(run)
+
+    def on_run_end(self, run: Loop, result: Result) -> None:
+        """Puts the best models in the place of the last ones."""
+        for number, (_, weights) in self._kept.items():
+            result.weights[number] = weights
+        if result.finished and run.run_dir is not None:
+            (run.run_dir / BEST).unlink(missing_ok=True)
+
+    def _save(self, run: Loop) -> None:
+        assert run.run_dir is not None
+        arrays: dict[str, torch.Tensor] = {}
+        for number, (_, weights) in self._kept.items():
+            arrays |= {f"{number}.{name}": value for name, value in weights.items()}
+        meta = {"best": {str(number): value for number, (value, _) in self._kept.items()}}
+        checkpoint.save(run.run_dir / BEST, arrays, meta)

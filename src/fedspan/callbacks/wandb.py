@@ -1,0 +1,50 @@
+"""Logs evaluations to Weights & Biases, offline by default."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedspan.callbacks._sinks import Logger, Sink, Values
+from fedspan.core.extras import needs
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True)
+class WandB(Logger):
+    """Writes a W&B run to disk, which `wandb sync` uploads. The environment's WANDB_MODE overrides "offline".
+
+    Args:
+        project: The W&B project.
+
+    """
+
+    project: str = "fedspan"
+
+    def __post_init__(self) -> None:
+        needs("wandb", "wandb")
+
+    def open(self, folder: Path, name: str, t: int) -> Sink:
+        return _Tracked(self.project, folder, name)
+
+
+class _Tracked:
+    def __init__(self, project: str, folder: Path, name: str) -> None:
+        import wandb
+
+        self.run: Any = wandb.init(
+            project=project,
+            name="/".join((folder / name).parts[-2:]),
+            dir=str(folder),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",  # seeds of one batched computation are runs side by side
+        )
+
+    def log(self, values: Values, t: int) -> None:
+        self.run.log(values, step=t)
+
+    def close(self) -> None:
+        self.run.finish()

@@ -1,0 +1,64 @@
+"""Partitions as values: how a data set is divided among clients. One file each in `fedspan/data/partitions`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core import seeds
+from fedspan.core.errors import SpecError, at_least
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(ABC):
+    """A way of dividing examples among clients."""
+
+    clients: int | None = None  # how many clients there are
+
+    def __post_init__(self) -> None:
+        if self.clients is not None:
+            at_least("clients", self.clients, 1)
+
+    def split(self, labels: Indices, seed: int = 0, owners: Indices | None = None) -> list[Indices]:
+        """Divides examples among clients.
+
+        Args:
+            labels: The class of each example.
+            seed: Decides the random parts.
+            owners: Who made each example, for the natural partition.
+
+        Returns:
+            The example numbers of each client.
+
+        """
+        if self.clients is None:
+            raise SpecError("`partition.clients` is missing; only the partition 'natural' knows how many there are")
+        if self.clients > len(labels):
+            raise SpecError(f"`partition.clients` is {self.clients}, but there are only {len(labels)} examples")
+        return self.assign(labels, self.clients, self._generator(seed))
+
+    @abstractmethod
+    def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """The example numbers of each client."""
+
+    def _generator(self, seed: int) -> np.random.Generator:
+        """A generator of its own: a partition is made once, by whoever holds the data."""
+        return np.random.Generator(np.random.PCG64(seeds.key(seed, f"partition.{type(self).__name__.lower()}")))
+
+
+def fill_empty(parts: list[Indices], rng: np.random.Generator) -> list[Indices]:
+    """Moves one example from the largest client to each client without any."""
+    for client, part in enumerate(parts):
+        if len(part) == 0:
+            largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+            if len(parts[largest]) < 2:
+                raise SpecError(f"there are fewer examples than the {len(parts)} clients")
+            place = int(rng.integers(len(parts[largest])))
+            parts[client] = parts[largest][place : place + 1]
+            parts[largest] = np.delete(parts[largest], place)
+    return parts

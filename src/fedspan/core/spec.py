@@ -1,0 +1,223 @@
+"""A run as a value: `Spec` ⇄ TOML.
+
+A spec holds everything that decides a run. `table` gives it as nested plain values with all defaults, for people and
+files; `decisions` gives only what decides the numbers and differs from a default, so that a run is still recognized
+by a later version that has more settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedspan.core import registry
+from fedspan.core.callback import Callback
+from fedspan.core.config import Search, Settings
+from fedspan.core.errors import SpecError, at_least, positive
+from fedspan.core.method import Method
+from fedspan.core.task import Task
+
+Table = dict[str, Any]
+UNDECIDED = ("rounds", "seed", "engine", "device")  # they do not decide the numbers of a round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec(Settings):
+    """Everything that decides a run.
+
+    Args:
+        rounds: Number of rounds.
+        method: The federated method.
+        task: What is trained on.
+        batch_size: Examples per local step, or "full".
+        epochs: Local steps as passes over the mean client's examples; replaces `method.local_steps`.
+        clients_per_round: Clients that take part in a round. None takes all.
+        seed: Decides every random draw.
+        device: Where local steps run: "auto", "cpu" or a torch device.
+        dtype: The type of the model's numbers.
+        metrics: Names of metrics to report; none takes the task's own.
+        eval_every: Rounds between two evaluations.
+        training, participation, projection, engine: See the classes of these names.
+        callbacks: What follows the run, such as early stopping.
+        search: How `method.lr = "search"` finds the step size.
+
+    """
+
+    rounds: int
+    method: Method[Any, Any, Any, Any]
+    task: Task
+    epochs: float | None = None
+    clients_per_round: int | None = None
+    seed: int = 0
+    eval_every: int = 1
+    callbacks: tuple[Callback, ...] = ()
+    search: Search = field(default_factory=Search)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("rounds", self.rounds, 1)
+        at_least("eval_every", self.eval_every, 1)
+        if self.epochs is not None:
+            positive("epochs", self.epochs)
+        if self.clients_per_round is not None:
+            at_least("clients_per_round", self.clients_per_round, 1)
+        at_least("seed", self.seed, 0)
+        if self.seed >= 2**64:
+            raise SpecError(f"`seed` must be below 2**64, got {self.seed}")
+        object.__setattr__(self, "callbacks", tuple(self.callbacks))
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> Spec:
+        """A spec from nested plain values; every key and type is checked."""
+        table = dict(table)
+        given = table.get("callbacks", [])
+        if not isinstance(given, list | tuple):
+            raise SpecError(f"`callbacks` must be a list of tables, [[callbacks]], got {given!r}")
+        named = [one if isinstance(one, Callback) else registry.build("callback", one, "callbacks") for one in given]
+        metrics = table.pop("metrics", [])
+        if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
+            raise SpecError(f"`metrics` must be a list of names, got {metrics!r}")
+        table.pop("callbacks", None)
+        spec = registry.make(Spec, table, "spec")
+        assert isinstance(spec, Spec)
+        return dataclasses.replace(spec, callbacks=tuple(named), metrics=tuple(metrics))
+
+    @staticmethod
+    def load(path: Path | str, changes: tuple[str, ...] = ()) -> Spec:
+        """A spec from a TOML file, with changes such as `method.lr=0.1` applied."""
+        return Spec.from_table(with_changes(read_toml(Path(path)), changes))
+
+    def table(self) -> Table:
+        """Nested plain values with all defaults."""
+        table: Table = plain(self)
+        return table
+
+    def toml(self) -> str:
+        """`table` as TOML text."""
+        return tomli_w.dumps(self.table())
+
+    def decisions(self) -> Table:
+        """The settings that decide the numbers, where they differ from their defaults."""
+        table = changed(self)
+        for name in UNDECIDED:
+            table.pop(name, None)
+        if self.engine.states_dir is not None and self.engine.states_dtype != "float32":
+            table["states_dtype"] = self.engine.states_dtype
+        table.pop("callbacks", None)
+        deciding = [plain(one) for one in self.callbacks if one.decides]
+        return table | ({"callbacks": deciding} if deciding else {})
+
+    def identity(self) -> str:
+        """A short hash of `decisions`: runs of one identity differ in their seed and length alone."""
+        text = json.dumps(_ordered(self.decisions()))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A value as TOML and JSON can have it: dataclasses as tables without None, functions by name and source."""
+    if isinstance(value, Task) and (given := value.given()) is not None:
+        return given
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = {"name": registry.name_of(value)} if registry.is_registered(value) else {}
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return named | {name: plain(inner) for name, inner in fields.items() if inner is not None}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, str | int | float | bool):
+        return value
+    return source_of(value)
+
+
+def changed(value: Any) -> Table:
+    """A dataclass as a table of the values that differ from their defaults."""
+    if isinstance(value, Task) and (given := value.given()) is not None:
+        return given
+    table: Table = {"name": registry.name_of(value)} if registry.is_registered(value) else {}
+    for one in dataclasses.fields(value):
+        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        inner = getattr(value, one.name)
+        if one.init and inner != default:
+            table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else plain(inner)
+    return table
+
+
+def source_of(function: Any) -> str:
+    """A function's name and a hash of its source, so that a changed one is noticed."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        text = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+    except (OSError, TypeError):
+        return f"{name} (source not known)"
+    return f"{name}#{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+
+
+def read_toml(path: Path) -> Table:
+    """The table of a spec file."""
+    if not path.is_file():
+        raise SpecError(f"spec file {str(path)!r} does not exist")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
+
+
+def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
+    """The table with settings such as `a.b=value`; values are TOML, or else text."""
+    values: Table = {}
+    for change in changes:
+        key, sign, text = change.partition("=")
+        if not sign or not key:
+            raise SpecError(f"--set needs key=value, got {change!r}")
+        values[key.strip()] = toml_value(text)
+    return with_values(table, values)
+
+
+def toml_value(text: str) -> Any:
+    """A value as TOML has it, or else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def with_values(table: Mapping[str, Any], values: Mapping[str, Any]) -> Table:
+    """The table with values at dotted keys."""
+    found: Table = json.loads(json.dumps(table))
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        inner = found
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise SpecError(f"cannot set {path!r}: {parent!r} is a value, not a table")
+        inner[last] = value
+    return found
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
+    """Dotted key → value."""
+    found: Table = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
+def _ordered(value: Any, key: str = "") -> Any:
+    """Fields in the order of their names; the patterns of a `rank` in the order in which they are tried."""
+    if isinstance(value, Mapping):
+        pairs = [[name, _ordered(inner, name)] for name, inner in value.items()]
+        return pairs if key == "rank" else sorted(pairs, key=lambda pair: pair[0])
+    return [_ordered(inner) for inner in value] if isinstance(value, list) else value

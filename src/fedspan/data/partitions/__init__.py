@@ -1,0 +1,1 @@
+"""How a data set is divided among clients: one file per partition."""

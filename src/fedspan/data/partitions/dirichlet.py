@@ -1,0 +1,32 @@
+"""Each class is divided in Dirichlet(α) proportions: the smaller α, the fewer classes per client (Hsu et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedspan.core.errors import positive
+from fedspan.core.partition import Indices, Partition, fill_empty
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(Partition):
+    """Unequal shares of every class."""
+
+    alpha: float = 0.5  # α: the smaller, the more unequal
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("alpha", self.alpha)
+
+    def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            cuts = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))[:-1]
+            for client, share in enumerate(np.split(members, (cuts * len(members)).astype(int))):
+                parts[client].append(share)
+        return fill_empty([np.sort(np.concatenate(part)) for part in parts], rng)

@@ -1,0 +1,30 @@
+"""By who made each example, where the data set says so: writers, speakers, hospitals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedspan.core.errors import SpecError
+from fedspan.core.partition import Indices, Partition
+from fedspan.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Natural(Partition):
+    """One client per owner; with `clients`, those owners that have the most examples."""
+
+    def split(self, labels: Indices, seed: int = 0, owners: Indices | None = None) -> list[Indices]:
+        """The examples of each owner."""
+        if owners is None:
+            raise SpecError("this data set does not say who made which example; use another `partition` than 'natural'")
+        names, counts = np.unique(owners, return_counts=True)
+        if self.clients is not None and self.clients > len(names):
+            raise SpecError(f"`partition.clients` is {self.clients}, but the data set has {len(names)} natural clients")
+        order = names[np.argsort(-counts, kind="stable")][: self.clients]
+        return [np.flatnonzero(owners == name) for name in np.sort(order)]
+
+    def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
+        raise NotImplementedError("a natural partition needs owners; call split()")

@@ -1,0 +1,261 @@
+"""What a run came to: one `Result` for `fit`, `run` and a run directory that is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from fedspan.core import checkpoint
+from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.extras import needs
+from fedspan.engine import history
+from fedspan.engine.loop import Line
+
+MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
+COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
+PLAIN = ("seed", *COSTS, "diverged", "events")
+LOWER_IS_BETTER = ("loss", "err", "perplexity", "mae", "mse", "grad_sq", "drift")
+Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
+
+
+@dataclass(eq=False)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        seeds: The seeds of the runs, one for most.
+        runs: The evaluations of each seed, as plain dictionaries.
+        statuses: How each seed ended.
+        spec: The settings of the run, as a table.
+        run_dir: The run directory, or None.
+        model: The trained module, or None where the task has none.
+        weights: The trained tensors of each seed by name, as in `model.state_dict()`.
+
+    """
+
+    seeds: tuple[int, ...]
+    runs: list[list[Line]]
+    statuses: list[str]
+    spec: dict[str, Any] = field(default_factory=dict)
+    run_dir: Path | None = None
+    model: nn.Module | None = None
+    weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    lr_search: dict[str, Any] | None = None  # how `lr = "search"` or "auto" was resolved
+
+    @property
+    def history(self) -> list[Line]:
+        """All evaluations, one dictionary each; with several seeds every one says its `seed`."""
+        if len(self.seeds) == 1:
+            return self.runs[0]
+        return [{"seed": seed, **line} for seed, lines in zip(self.seeds, self.runs, strict=True) for line in lines]
+
+    @property
+    def status(self) -> str:
+        """How the run ended: "finished", "interrupted", "stopped at round t: reason" or "diverged at round t"."""
+        if len(set(self.statuses)) == 1:
+            return self.statuses[0]
+        return "; ".join(f"seed {seed} {one}" for seed, one in zip(self.seeds, self.statuses, strict=True))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended for good, be it by divergence or early stopping."""
+        return "interrupted" not in self.statuses
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that the evaluations report."""
+        lines = self.history
+        return [name for name in lines[-1] if name not in PLAIN] if lines else []
+
+    @property
+    def best(self) -> Line | None:
+        """The evaluation with the best main metric; None where nothing was measured."""
+        if not self.metrics:
+            return None
+        metric = main_metric(self.metrics)
+        sign = 1 if higher_is_better(metric) else -1
+        known = [line for line in self.history if line.get(metric) is not None]
+        return max(known, key=lambda line: sign * line[metric], default=None)
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes that all clients have sent, in all seeds."""
+        return sum(lines[-1]["up_bytes"] for lines in self.runs if lines)
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes that all clients have received, in all seeds."""
+        return sum(lines[-1]["down_bytes"] for lines in self.runs if lines)
+
+    def to_pandas(self) -> Any:
+        """`history` as a pandas DataFrame."""
+        needs("pandas", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self.history)
+
+    def plot(self, x: Axis = "round", metric: str | None = None, ax: Any = None) -> Any:
+        """Draws a metric.
+
+        Args:
+            x: What it is drawn against: "round", "up_bytes", "total_bytes" or "seconds".
+            metric: The metric; by default the main one.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            The matplotlib axis.
+
+        """
+        one_of("x", x, ("round", "up_bytes", "total_bytes", "seconds"))
+        if not self.metrics:
+            raise SpecError("the run has no evaluations to plot; give `test` to fit")
+        metric = metric or main_metric(self.metrics)
+        one_of("metric", metric, self.metrics)
+        needs("plot", "matplotlib")
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1] if ax is None else ax
+        for seed, lines in zip(self.seeds, self.runs, strict=True):
+            cost = [line["up_bytes"] + line["down_bytes"] if x == "total_bytes" else line[x] for line in lines]
+            values = [float("nan") if line.get(metric) is None else line[metric] for line in lines]
+            ax.plot(cost, values, label=f"seed {seed}" if len(self.seeds) > 1 else None)
+        ax.set_xlabel({"round": "rounds", "up_bytes": "bytes up", "total_bytes": "bytes up and down"}.get(x, x))
+        ax.set_ylabel(metric)
+        if len(self.seeds) > 1:
+            ax.legend()
+        return ax
+
+    def save(self, path: Path | str) -> Path:
+        """Writes the result.
+
+        Args:
+            path: A file that ends in `.safetensors` for the trained weights alone, which `load_state_dict` takes, or a
+                directory for everything, which `fedspan.load` reads.
+
+        Returns:
+            The path.
+
+        """
+        path = Path(path)
+        if path.suffix == ".safetensors":
+            if len(self.weights) != 1:
+                raise SpecError(f"the result has weights of {len(self.weights)} seeds; save it to a directory")
+            checkpoint.write_tensors(path, self.weights[0])
+            return path
+        path.mkdir(parents=True, exist_ok=True)
+        header = {"spec": self.spec}
+        for number, folder in enumerate(seed_dirs(path, self.seeds)):
+            folder.mkdir(parents=True, exist_ok=True)
+            history.write(folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]])
+            if self.weights:
+                checkpoint.write_tensors(folder / MODEL, self.weights[number])
+        write_outcome(path, self.seeds, self.statuses, self.lr_search)
+        checkpoint.write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
+        return path
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        values = [f"{name}={last[name]:.4g}" for name in self.metrics if last.get(name) is not None]
+        sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down"
+        return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes])})"
+
+    def _repr_html_(self) -> str:
+        """The last evaluations as a table, for notebooks."""
+        lines = self.history[-8:]
+        names = [name for name in (*PLAIN, *self.metrics) if any(name in line for line in lines)]
+        cells = "".join("<tr>" + "".join(f"<td>{_cell(line.get(n))}</td>" for n in names) + "</tr>" for line in lines)
+        heads = "".join(f"<th>{name}</th>" for name in names)
+        return f"<p><b>{self.status}</b></p><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether more of a metric is better, by its name."""
+    return not any(word in metric for word in LOWER_IS_BETTER)
+
+
+def main_metric(names: Sequence[str]) -> str:
+    """The metric to judge by: of the validation set before the test set, and before the loss."""
+    validation = [name for name in names if name.startswith("validation_")]
+    among = validation or list(names)
+    return next((name for name in among if not name.endswith("loss")), among[0])
+
+
+def judged_by(lines: Sequence[Line], metric: str | None) -> str:
+    """The metric asked for, or the main one; refused where the evaluations do not have it."""
+    names = [name for name in lines[-1] if name not in PLAIN]
+    if not names:
+        raise SpecError("nothing is evaluated: give `test` or `validation`, or leave such callbacks out")
+    if metric is not None:
+        one_of("metric", metric, names)
+    return metric or main_metric(names)
+
+
+def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
+    """The directories of a run's seeds: the run directory itself for one, `seed-*` below it for several."""
+    return [run_dir] if len(seeds) == 1 else [run_dir / f"seed-{seed}" for seed in seeds]
+
+
+def write_outcome(run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], found: dict[str, Any] | None) -> None:
+    """Notes how a run ended; a run without this file is unfinished."""
+    table = {"seeds": list(seeds), "statuses": list(statuses)} | ({"lr_search": found} if found else {})
+    checkpoint.write_atomic(run_dir / OUTCOME, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
+    """Reads a run directory.
+
+    Args:
+        run_dir: What `run_dir` or `Result.save` was given.
+        model: A module that gets the trained weights.
+
+    Returns:
+        The result, with `status` "interrupted" where the run has not ended.
+
+    Raises:
+        FedspanError: The directory holds no run, or `model` does not fit its weights.
+
+    """
+    run_dir = Path(run_dir)
+    places = [run_dir] if (run_dir / history.NAME).exists() else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
+    dirs = [place if place.is_dir() else place.parent for place in places]
+    if not dirs:
+        raise FedspanError(f"{str(run_dir)!r} holds no run: there is no {history.NAME}")
+    read = [history.read(place / history.NAME) for place in dirs]
+    seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
+    order = sorted(range(len(read)), key=seeds.__getitem__)
+    outcome = run_dir / OUTCOME
+    ended = json.loads(outcome.read_text()) if outcome.exists() else {}
+    how = dict(zip(ended.get("seeds", ()), ended.get("statuses", ()), strict=True))
+    weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
+    if model is not None:
+        if len(weights) != 1:
+            raise FedspanError(
+                f"{str(run_dir)!r} has trained weights of {len(weights)} seeds; `model` takes those of one"
+            )
+        try:
+            model.load_state_dict(weights[0])
+        except RuntimeError as error:
+            raise FedspanError(
+                f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}"
+            ) from None
+    return Result(
+        tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
+        read[0][0]["spec"], run_dir, model, weights, ended.get("lr_search"),
+    )  # fmt: skip
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
