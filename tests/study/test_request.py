@@ -12,8 +12,8 @@ from test_side_by_side import BASE, spec_file
 from conftest import SMALL
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
-from fedspan.study.parse import table_of
 from fedspan.study.model import Part
+from fedspan.study.parse import table_of
 from fedspan.study.request import entries, requested, split
 
 
