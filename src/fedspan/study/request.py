@@ -68,7 +68,7 @@ def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str],
     """Base and variants; the metric is empty if it is not given."""
     tables = [(path, read_toml(path)) for path in specs]
     for path, table in tables:
-        if "variants" in table:
+        if "variants" in table or "parts" in table:
             if len(specs) > 1 or methods:
                 raise SpecError(f"{str(path)!r} is a complete comparison; give it without other specs and --methods")
             base = with_changes(table.get("base", {}), tuple(changes))
