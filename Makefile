@@ -3,37 +3,45 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-flower test test-slow check bench reproduce clean
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+PIP := $(BIN)/pip install -qq -c constraints.txt
 
-demo: .venv/ready
+.PHONY: demo demo-flower test test-slow check bench reproduce docs clean
+
+demo: .venv/demo
 	$(BIN)/fedspan reproduce toy --scale smoke --jobs 2 --out out/demo --again
 
-demo-flower: .venv/ready
+demo-flower: .venv/dev
 	$(BIN)/python examples/flower/demo.py
 
 test: check
 	$(BIN)/pytest -n 2
 
-test-slow: .venv/ready
+test-slow: .venv/dev
 	$(BIN)/pytest -m slow
 
-check: .venv/ready
+check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/ready
+bench: .venv/dev
 	$(BIN)/python benchmarks/toy.py
 
-reproduce: .venv/ready
+reproduce: .venv/demo
 	$(BIN)/fedspan reproduce toy --seeds 3 --jobs 2 --out out/toy
 
-# torch goes first and alone: with its pinned CPU build in place nothing else asks for another one.
-.venv/ready: pyproject.toml constraints.txt
+# What the demo needs. torch comes first and alone: with its pinned CPU build in place nothing asks for another one.
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[plot]'
+	touch $@
+
+# What the checks need as well.
+.venv/dev: .venv/demo
+	$(PIP) -e '.[dev]'
 	touch $@
 
 clean:

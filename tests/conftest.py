@@ -14,6 +14,7 @@ from fedspan.core import registry, wire
 from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
+from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Loop, Replies
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.worker import Replica, answer
@@ -231,7 +232,8 @@ class Scripted:
         there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
         if not len(there):
             return Replies(there, None)
-        found = self.inner.exchange(rnd.subset(there), replace_since(down, there), buffers)
+        down = down.subset(there) if isinstance(down, SyncedDown) else down
+        found = self.inner.exchange(rnd.subset(there), down, buffers)
         return replace(found, places=there)
 
     def save(self) -> Any:
@@ -239,11 +241,6 @@ class Scripted:
 
     def load(self, arrays: Any) -> None:
         self.inner.load(arrays)
-
-
-def replace_since(down: Any, there: np.ndarray) -> Any:
-    sync = getattr(down, "sync", None)
-    return down if sync is None else replace(down, sync=replace(sync, last_round=sync.last_round[:, there]))
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:

@@ -1,4 +1,4 @@
-"""Claims of the theory against what runs measured: predicted, observed, holds or not."""
+"""Claims of the theory against measured runs: predicted, observed, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.api.spec import Spec
-from fedspan.core.layout import DTYPES
-from fedspan.study.paper_trial import Run
+import lemmas
+import transient
+from fedspan.core.spec import Spec
 from fedspan.tasks.regression import RegressionProblem
-from fedspan.theory import corollary, lemmas, theorem, transient
+from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance
-from fedspan.theory.gradient_probe import everyone
+from fedspan.theory.gradient_probe import all_clients
 from fedspan.theory.setting import Setting, Steps
+from runs import Run
 
 Floats = npt.NDArray[np.float64]
 TAIL = 0.5  # share of a run's rows that stand for its floor
@@ -46,7 +47,7 @@ def rank(run: Run) -> int:
 @functools.lru_cache(maxsize=64)
 def problem_of(spec: Spec) -> RegressionProblem:
     """The data of a run."""
-    return cast(RegressionProblem, spec.task.build((spec.seed,), DTYPES[spec.dtype]))
+    return cast(RegressionProblem, spec.task.build((spec.seed,), spec))
 
 
 def setting(run: Run) -> Setting:
@@ -58,7 +59,7 @@ def setting(run: Run) -> Setting:
 def noise(run: Run) -> float:
     """mean_i σ_i² at x⁰."""
     problem = problem_of(run.spec)
-    return float(variance(everyone(problem).draws(problem.x0, 400))[0].mean())
+    return float(variance(all_clients(problem).batch_grads(problem.x0, 400))[0].mean())
 
 
 def factor(run: Run) -> float:
@@ -94,7 +95,7 @@ def drift_ratio(run: Run) -> Floats:
     """Measured drift over Lemma 2's bound, in every row."""
     s = setting(run)
     gap = lemmas.correction_gap(1, 0) * run.mean("control_error") + 2 * run.mean("grad_sq")
-    bounds = np.array([lemmas.drift(s, run.spec.method.lr, float(g)) for g in gap])
+    bounds = np.array([lemmas.drift(s, float(run.spec.method.lr), float(g)) for g in gap])
     found: Floats = run.mean("drift") / bounds
     return found
 
@@ -104,7 +105,7 @@ def drift(runs: list[Run]) -> list[Claim]:
     out = []
     for run in runs:
         s, ratio = setting(run), drift_ratio(run)
-        assert run.spec.method.lr <= 1 / (2 * s.local_steps * s.L)
+        assert float(run.spec.method.lr) <= 1 / (2 * s.local_steps * s.L)
         out.append(
             Claim(
                 f"Lemma 2, ρ = {s.rho:g}: drift within its bound", "ratio ≤ 1", f"{ratio.max():.2g}", ratio.max() <= 1
@@ -117,7 +118,7 @@ def contraction(runs: list[Run]) -> list[Claim]:
     """Lemma 4: the factor."""
     out = []
     for run in runs:
-        rho, share = rank(run) / 40, run.point["participation.clients_per_round"] / 20
+        rho, share = rank(run) / 40, run.point["clients_per_round"] / 20
         seen, ours = factor(run), lemmas.contraction_sampled(rho, share)
         if share == 1:
             limit = lemmas.contraction(rho)
@@ -226,7 +227,7 @@ def sampling(runs: list[Run]) -> list[Claim]:
     """Partial participation."""
     out = []
     for run in runs:
-        control, s = run.point["method.control"], run.point["participation.clients_per_round"]
+        control, s = run.point["method.control"], run.point["clients_per_round"]
         values = run.mean("grad_sq")
         left, exact = float(values[-1] / values[0]), control == "exact" or s == 20
         text = f"ours, control = '{control}', S = {s} of 20: ‖∇F‖² left of the start"
@@ -241,7 +242,7 @@ def predicted_error(run: Run, model: transient.Model) -> Floats:
     start = problem.optimum().numpy().reshape(problem.layout.blocks[0].shape).T
     share = rank(run) / problem.layout.blocks[0].inputs
     return transient.relative_error(
-        hessian, start, run.rounds, lr=method.lr, local_steps=method.local_steps, rho=share, model=model
+        hessian, start, run.rounds, lr=float(method.lr), local_steps=method.local_steps, rho=share, model=model
     )
 
 

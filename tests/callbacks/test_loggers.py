@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from fedspan.api.spec import Spec
 
 import fedspan
 from conftest import SMALL
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.callbacks import loggers
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine import history

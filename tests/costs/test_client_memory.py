@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_map_only
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from fedspan.api.spec import Spec
 from test_report_page import SHORT, browse, drawn
 from test_text_tasks import CLASSIFY, SPEAK, data  # noqa: F401 (a fixture)
 
 from conftest import METHODS, SMALL, advance, start
 from conftest import model as model_of
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.optimizer import SGD

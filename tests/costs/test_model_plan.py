@@ -16,12 +16,12 @@ from torch import nn
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from fedspan.api.spec import Spec
 from test_run import fedspan as command
 from test_text_tasks import data  # noqa: F401
 
 from conftest import advance, start
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.costs.dry_run import Live, peak_of

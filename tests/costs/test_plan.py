@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from fedspan.api.spec import Spec
 from test_run import fedspan as command
 
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 
 TABLE = {

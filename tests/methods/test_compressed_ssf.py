@@ -62,7 +62,7 @@ def test_what_a_compressor_left_out_is_in_the_next_message() -> None:
     for t in range(5):  # 5 · 5 ≥ 24
         rnd = Round(t, (5,), 7, problem.layout, np.array([[2]]), np.array([[-1]]), local_steps=3)
         state, up = method.client_step(state, replace(method.broadcast(server, rnd), Pc=torch.zeros_like(left)), f, rnd)
-        sent = method.trace(up, rnd)
+        sent = method.state_change(up, rnd)
         torch.testing.assert_close(sent, torch.where(sent == 0, 0, left), rtol=1e-10, atol=1e-12)
         left = left - sent
         torch.testing.assert_close(f.g - state.c, left, rtol=1e-10, atol=1e-12)
@@ -112,7 +112,7 @@ def test_momentum_stays_inside_the_subspace_of_its_round() -> None:
         after = state.c + state.u
         torch.testing.assert_close(P @ after, 0.75 * (P @ before) + 0.25 * (P @ f.g), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(after - P.T @ (P @ after), before - P.T @ (P @ before), rtol=1e-10, atol=1e-12)
-        assert int((method.trace(up, rnd) != 0).sum()) < P.rank
+        assert int((method.state_change(up, rnd) != 0).sum()) < P.rank
 
 
 def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:

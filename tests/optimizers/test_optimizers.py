@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedspan.api.spec import Spec
 from test_moments import STEPS, layout
 
 import fedspan
 from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
-from fedspan.api.spec import Spec
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
 from fedspan.core.optimizer import SGD, Optimizer
 from fedspan.optimizers.adamw import AdamW
-from fedspan.theory.diagnosis import auto
+from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
 
 IDENTITY = {"name": "identity"}
@@ -186,7 +186,7 @@ def test_every_method_takes_adamw_or_says_why_not() -> None:
 def test_the_corollary_does_not_know_it_and_the_search_does() -> None:
     method, problem = build("ssf", rank=6, optimizer=ADAMW), small()
     with pytest.raises(SpecError, match="does not cover ssf with adamw"):
-        auto(method, problem, 7, 100)
+        corollary_lr(method, problem, 7, 100)
     found = search(method, problem, 7, 400)
     before, after = (
         float(problem.evaluate(x)["rel_err"][0])

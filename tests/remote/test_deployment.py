@@ -18,10 +18,10 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 
 from cluster import Cluster, kill, quietly
+from fedspan.api.spec import Spec
 
 from conftest import METHODS, SMALL, Scripted, close
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import checkpoint, wire
 from fedspan.core.layout import DTYPES
 from fedspan.engine.history import Rounds

@@ -15,12 +15,12 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
+from fedspan.api.spec import Spec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from conftest import METHODS, SMALL
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.engine.history import Rounds

@@ -18,11 +18,11 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
 
 import transformers
+from fedspan.api.spec import Spec
 from test_flower import FakeGrid, inside_a_task, serve  # noqa: F401
 from test_text_tasks import CLASSIFY, QUESTIONS, SPEAK, data  # noqa: F401
 
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import DataError
 from fedspan.engine.history import Line

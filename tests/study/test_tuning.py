@@ -199,7 +199,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     ssf = Variant("ssf", "SSF", "#0072B2", {"method": {"name": "ssf", "rank": 0.5}}, {})
     parts = [
         Part(name="comparison", variants=[STEPS], **plain),
-        Part(name="search", variants=[STEPS], **het | {"rows": rows[:1] + [Row({"het": 1.0})]}),
+        Part(name="search", variants=[STEPS], **het | {"rows": [rows[0], Row({"het": 1.0})]}),
         Part(name="others", variants=[STEPS, ssf], tuned_in="search.fedavg", **het),
     ]
     found = Runs(Study("toy", parts), tmp_path_factory.mktemp("toy"))

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from fedspan.api.spec import Spec
 from test_run import fedspan as command
 
 import fedspan
 from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
 from fedspan.core.projector import draw

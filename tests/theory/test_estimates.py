@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import choose
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
-from fedspan.theory.gradient_probe import everyone
+from fedspan.theory.gradient_probe import all_clients
 
 
 def exact_smoothness(problem: object) -> np.ndarray:
@@ -33,10 +34,10 @@ def test_smoothness_of_the_toy(het: float, dtype: torch.dtype) -> None:
     each, mean = problem.smoothness()
     np.testing.assert_allclose(each[0], known, rtol=1e-5)
     assert estimate(problem).L.value == pytest.approx(known.max(), rel=1e-5)
-    asked = everyone(problem)
-    iterated = smoothness(asked.full, problem.x0.expand(-1, 20, -1))
+    asked = all_clients(problem)
+    iterated = smoothness(asked.full_grads, problem.x0.expand(-1, 20, -1))
     np.testing.assert_allclose(iterated.values[0], known, rtol=0.05)  # the generic way, to 5 %
-    whole = smoothness(lambda y: asked.full(y).mean(1, keepdim=True), problem.x0)
+    whole = smoothness(lambda y: asked.full_grads(y).mean(1, keepdim=True), problem.x0)
     assert whole.values[0, 0] == pytest.approx(mean[0], rel=0.05)
 
 
@@ -47,7 +48,7 @@ def test_variance_of_the_toy() -> None:
     rows = problem.data.double().numpy()[0] / problem.scale[:, None, None]  # type: ignore[attr-defined]
     single = np.einsum("inm,ind->inmd", -rows[..., d:], rows[..., :d]).reshape(7, -1, m * d)  # at x = 0
     known = ((single - single.mean(1, keepdims=True)) ** 2).sum(-1).mean(1) / 4
-    found, error = variance(everyone(problem).draws(problem.x0, 4000))
+    found, error = variance(all_clients(problem).batch_grads(problem.x0, 4000))
     np.testing.assert_allclose(found[0], known, rtol=0.1)
     assert error < 0.05
 
@@ -57,21 +58,27 @@ def test_gap_and_control_of_the_toy() -> None:
     found = estimate(problem)
     best = problem.evaluate(problem.optimum())["loss"][0]  # type: ignore[attr-defined]
     assert found.gap.value == pytest.approx(problem.evaluate(problem.x0)["loss"][0] - best)
-    grads = everyone(problem).full(problem.x0)
+    grads = all_clients(problem).full_grads(problem.x0)
     assert found.control.value == pytest.approx(float(grads.square().sum(-1).mean()))
     assert found.grad_sq.value == pytest.approx(float(grads.mean(1).square().sum()))
 
 
-def network(model: torch.nn.Module, clients: int, examples: int, batch: int, shape: tuple[int, ...]) -> TorchProblem:
+def network(
+    model: torch.nn.Module, clients: int, examples: int, batch: int, shape: tuple[int, ...], apart: float = 0.0,
+    **settings: Any,
+) -> TorchProblem:  # fmt: skip
+    """Ten classes of random inputs, whose means are `apart`."""
     generator = torch.Generator().manual_seed(0)
     data = [
         (torch.randn(examples, *shape, generator=generator), torch.randint(0, 10, (examples,), generator=generator))
         for _ in range(clients)
     ]
+    means = apart * torch.randn(10, *shape, generator=generator)
+    data = [(inputs + means[targets], targets) for inputs, targets in data]
     sources = [as_client_data(one, "client") for one in data]
     loss = torch.nn.functional.cross_entropy
     return TorchProblem(
-        model, sources, lambda m, b: loss(m(b[0]), b[1]), choose(model, (), (), 64), seed=0, batch=batch
+        model, sources, lambda m, b: loss(m(b[0]), b[1]), choose(model, (), (), 64), seed=0, batch=batch, **settings
     )
 
 

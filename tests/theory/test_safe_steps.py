@@ -15,7 +15,7 @@ from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate
-from fedspan.theory.gradient_probe import everyone
+from fedspan.theory.gradient_probe import all_clients
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def check(number: int) -> None:
         projector=draft.projector,
     )
     loop = start(method, problem, problem.clients)
-    asked, squares = everyone(problem), []
+    asked, squares = all_clients(problem), []
     first = problem.evaluate(problem.x0)["loss"]
     with torch.inference_mode():
         for _ in range(one.rounds):
-            squares.append(float(asked.full(model(loop)).mean(1).square().sum(-1).mean()))
+            squares.append(float(asked.full_grads(model(loop)).mean(1).square().sum(-1).mean()))
             loop.step()
     last = problem.evaluate(model(loop))["loss"]
     assert np.isfinite(squares).all()

@@ -18,7 +18,7 @@ from fedspan.engine.result import CHECKPOINT, OUTCOME, Result, write_outcome
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
-from fedspan.theory.diagnosis import auto
+from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
 
 LR = "lr.json"  # how the step size was found, in a run directory
@@ -141,7 +141,7 @@ def _find_lr(spec: Spec) -> dict[str, Any]:
     rule = spec.method.lr
     method, problem, clients_per_round = built(spec)
     if rule == "auto":
-        lr, server_lr = auto(method, problem, clients_per_round, spec.rounds)
+        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     found = search(method, problem, clients_per_round, spec.rounds, spec.search)
     trials = [dataclasses.asdict(trial) for trial in found.trials]

@@ -28,6 +28,6 @@ class Diagnostics(Callback):
 
     def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
         """The quantities at the server's model."""
-        from fedspan.theory.diagnostics import observe
+        from fedspan.theory.diagnostics import measure
 
-        return observe(run)
+        return measure(run)

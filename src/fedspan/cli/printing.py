@@ -73,23 +73,25 @@ def model_costs(plan: ModelPlan, console: Console) -> None:
 
 
 def diagnosis(found: Diagnosis, console: Console) -> None:
-    """Estimates, conditions, safe steps and what is promised."""
+    """Estimates, conditions, step sizes, guaranteed rounds and bytes, and what lies outside the theory."""
     known = found.estimates
-    rows = {"L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control}
-    rows["‖∇F(x⁰)‖²"] = known.grad_sq
+    rows = {
+        "L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control,
+        "‖∇F(x⁰)‖²": known.grad_sq,
+    }  # fmt: skip
     console.print(_listed(("estimate", "value", "how"), [(k, f"{e.value:.4g}", e.note) for k, e in rows.items()]), "")
     checked = [(c.name, f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.conditions]
-    checked += [(f"enough: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved]
+    checked += [(f"sufficient: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved]
     console.print(_listed(("condition", "value", "limit", "holds"), checked), "")
-    own, safe, steps = found.steps, found.safe, found.setting.local_steps
-    lines = [(n, f"{s.local:.3g}", f"{s.server(steps):.3g}", f"{s.effective:.3g}") for n, s in
-             (("of the spec", own), ("safe: the corollary's", safe))]  # fmt: skip
+    own = {} if found.steps == found.safe else {"of the spec": found.steps}
+    lines = [(n, f"{s.local:.3g}", f"{s.server(found.setting.local_steps):.3g}", f"{s.effective:.3g}")
+             for n, s in (own | {"safe: the corollary's": found.safe}).items()]  # fmt: skip
     console.print(_listed(("steps", "η_l = lr", "η_g = server_lr", "η̃"), lines))
     console.print(
-        f"after {found.setting.rounds:,} rounds the safe steps promise min ‖∇F‖² ≤ {found.bound:.3g} "
-        f"(as printed; as proved {found.bound_proved:.3g})\n", highlight=False, soft_wrap=True,
+        f"guaranteed after {found.setting.rounds:,} rounds with the safe steps: min ‖∇F‖² ≤ {found.bound:.3g} as "
+        f"printed, {found.bound_proved:.3g} as proved\n", highlight=False, soft_wrap=True,
     )  # fmt: skip
-    console.print(f"promised rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
+    console.print(f"guaranteed rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
     ahead = [(f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", size(f.up), size(f.down)) for f in found.forecast]
     console.print(_listed(("ρ", "rounds, as printed", "as proved", "up", "down"), ahead))
     for warning in found.warnings:
@@ -122,4 +124,4 @@ def _listed(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def _met(condition: Condition) -> str:
-    return "[green]yes[/]" if condition.holds else f"[red]no[/], {condition.excess:.3g} times over"
+    return "[green]yes[/]" if condition.holds else f"[red]no[/], {condition.excess:.3g} times the limit"

@@ -1,6 +1,6 @@
-"""Errors a user can cause. Each is one line that names the value and the remedy.
+"""Errors that a user can cause, and checks of values. Each message is one line that names the value and the remedy.
 
-The command line prints these without a traceback; anything else that escapes is a defect of fedspan.
+The command line prints these errors without a traceback. Any other exception is a bug in fedspan.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 
 class FedspanError(Exception):
-    """Something the user can put right; the message says how."""
+    """Base class of errors that the user can correct; the message says how."""
 
 
 class SpecError(FedspanError):
-    """A spec, option or hyper-parameter has a value that cannot be used."""
+    """A spec, an argument or a hyper-parameter has a value that cannot be used."""
 
 
 class DataError(FedspanError):
@@ -23,48 +24,61 @@ class DataError(FedspanError):
 
 
 class CheckpointError(FedspanError):
-    """A checkpoint or history cannot be continued from."""
+    """A checkpoint or a history cannot be resumed."""
 
 
 class ProtocolError(FedspanError):
-    """Two ends of a run do not agree on what they compute."""
+    """Server and client do not agree on what they compute."""
 
 
-def positive(name: str, value: float) -> None:
-    """Refuse what is not a finite number above zero."""
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+def positive(name: str, value: object) -> None:
+    """Refuses what is not a finite number above zero."""
+    if not (_finite(value) and value > 0):
         raise SpecError(f"`{name}` must be a positive number, got {value!r}")
 
 
-def not_negative(name: str, value: float) -> None:
-    """Refuse what is not a finite number of at least zero."""
-    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+def not_negative(name: str, value: object) -> None:
+    """Refuses what is not a finite number of at least zero."""
+    if not (_finite(value) and value >= 0):
         raise SpecError(f"`{name}` must be a number of at least 0, got {value!r}")
 
 
-def below_one(name: str, value: float) -> None:
-    """Refuse what is not a share that leaves something over, such as a momentum."""
-    if not 0 <= value < 1:
+def below_one(name: str, value: object) -> None:
+    """Refuses what is not a number in [0, 1), such as a momentum."""
+    if not (_finite(value) and 0 <= value < 1):
         raise SpecError(f"`{name}` must be at least 0 and below 1, got {value!r}")
 
 
-def at_least(name: str, value: int, least: int) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+def positive_share(name: str, value: object) -> None:
+    """Refuses what is not a number in (0, 1]."""
+    if not (_finite(value) and 0 < value <= 1):
+        raise SpecError(f"`{name}` must be above 0 and at most 1, got {value!r}")
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Refuses what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SpecError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
 
 
-def count_or_ratio(name: str, value: float) -> None:
-    """Refuse what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
-    ok = value >= 1 if isinstance(value, int) else 0 < value <= 1
-    if isinstance(value, bool) or not ok:
+def count_or_ratio(name: str, value: object) -> None:
+    """Refuses what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
+    if not (_finite(value) and (value >= 1 if isinstance(value, int) else 0 < value <= 1)):
         raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {value!r}")
 
 
+def _finite(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse what is not among the choices, naming them and the nearest one."""
+    """Refuses what is not among the choices, and names them and the nearest one."""
     known = sorted(choices)
     if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise SpecError(f"`{name}` must be one of {', '.join(known)}, got {value!r}{hint}")
+        raise SpecError(f"`{name}` must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """A hint at the nearest of the known names, if one is near."""
+    near = difflib.get_close_matches(str(value), known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,24 +1,40 @@
-"""A method is a value: a frozen dataclass of hyper-parameters with pure functions over named, immutable state."""
+"""A method is a value: a frozen dataclass of hyper-parameters with pure functions over named, immutable state.
+
+`Method` has five required functions. A method that keeps a state at its clients is also `Restorable`, and one that
+sends changes of the model instead of the model also `LogsChanges`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Objective
 
-ServerState = TypeVar("ServerState")
+
+class HasModel(Protocol):
+    """What every server state is: something with a model."""
+
+    @property
+    def x(self) -> Vector:
+        """The model, (runs, 1, d)."""
+
+
+ServerState = TypeVar("ServerState", bound=HasModel)
 ClientState = TypeVar("ClientState")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
+LearningRate = float | Literal["search", "auto"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,34 +54,34 @@ def flat_rows(ids: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What both ends know of a round without talking, for the clients that take part in it."""
+    """What server and clients know of a round without a message, for the clients that take part in it."""
 
     t: int
-    seeds: tuple[int, ...]  # one a run
+    seeds: tuple[int, ...]  # one per run
     clients: int  # N
     layout: Layout
     ids: npt.NDArray[np.int64]  # (runs, S): who takes part
-    last_round: npt.NDArray[np.int64]  # (runs, S): the round each one's copy of x dates from, -1 for none
+    last_round: npt.NDArray[np.int64]  # (runs, S): the round in which each one last took part, -1 for none
     weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
-    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `since` of all clients; the server's knowledge
-    local_steps: int = 1  # K, so that a task may draw a round's mini-batches at once
-    schedule: Schedule | None = None  # whom the server has drawn for the next rounds, where it knows
+    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
+    local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
+    schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
 
     @functools.cached_property
     def share(self) -> torch.Tensor | float:
-        """Σ_S w_i: the part of all clients that is here; S/N with equal weights."""
+        """Σ_S w_i: the share of all clients that takes part; S/N with equal weights."""
         if self.weights is None:
             return float(self.ids.shape[1] / self.clients)
         return self.weights.sum(1, keepdim=True)
 
     @property
     def oldest(self) -> int:
-        """The earliest round that any of the N clients may still have to hear of."""
+        """The earliest round whose change some client may not have received."""
         return 0 if self.everyone is None else max(0, int(self.everyone.min()))
 
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
-        """Where the cohort stands among all runs and clients, as flat numbers run · N + client, in order."""
+        """The cohort as flat numbers run · N + client, in order."""
         return flat_rows(self.ids, self.clients)
 
     def mean(self, v: Vector) -> Vector:
@@ -75,7 +91,7 @@ class Round:
         return (self.weights * v).sum(1, keepdim=True) / self.share
 
     def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
-        """The round as it stands when only these places of the cohort replied (the same in every run)."""
+        """The round with some places of the cohort only, the same in every run: those that replied."""
         weights = None if self.weights is None else self.weights[:, arrived]
         return replace(
             self, ids=self.ids[:, arrived], last_round=self.last_round[:, arrived], weights=weights, schedule=None
@@ -83,22 +99,18 @@ class Round:
 
 
 class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
-    """The five functions of a federated method. The four types are frozen dataclasses of vectors."""
+    """A federated method: five functions over four types.
 
-    lr: float | Literal["search", "auto"]  # η_l
+    `ServerState`, `ClientState`, `Down` and `Up` are frozen dataclasses of vectors (runs, clients, size). The
+    functions do not change their arguments. Most methods derive from `LocalSteps` or `InSubspace` in
+    `fedspan.methods.base`.
+    """
+
+    lr: LearningRate  # η_l
     local_steps: int  # K
 
-    @property
-    def private(self) -> tuple[str, ...]:
-        """Fields of the client's state that follow from its own data and not from what it sends.
-
-        Such as what error feedback has yet to send. No server can keep a copy; a client that loses them begins them
-        anew, as `init_client` has them.
-        """
-        return ()
-
     def check(self, layout: Layout) -> None:
-        """Raise SpecError if the method cannot work on this model; called before anything is written."""
+        """Raises SpecError if the method cannot train this model; called before anything is written."""
 
     @abstractmethod
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
@@ -106,9 +118,9 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     @abstractmethod
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        """What one client holds before it first takes part, besides its copy of x.
+        """What a client keeps before it first takes part, besides its copy of x.
 
-        It may depend on the shape and type of x0 alone: a client on its own machine has no x0 and is sent x.
+        It may depend on the shape and type of `x0` only: a client on its own machine has no x0 and is sent x.
         """
 
     @abstractmethod
@@ -117,39 +129,15 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     @abstractmethod
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        """The local work of the cohort, and what it sends back."""
+        """The local work of the cohort: its new states, and what it sends back."""
 
     @abstractmethod
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        """Take in the replies of the clients in `rnd`."""
-
-    def skip(self, server: ServerState, rnd: Round) -> ServerState:
-        """A round in which nobody replied."""
-        return server
-
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        """The state that the cohort has after replying `up`: lets a server keep what its clients keep.
-
-        Private fields come in as `client_step` has left them before the reply, and are right at the client only.
-        Methods that do not say it cannot restore a client that lost its state, nor round what they send.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not say what a reply does to a client's state")
-
-    def trace(self, up: Up, rnd: Round) -> Vector | None:
-        """The part of a reply that the client's new state follows from, by `grow`; None: it takes more than that."""
-        return None
-
-    def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
-        """The state after a round whose trace is `entry`; only for methods that have a trace."""
-        raise NotImplementedError(f"{type(self).__name__} has no trace from which a state could be made again")
+        """The server's state after the replies of the clients in `rnd`."""
 
     def model(self, server: ServerState) -> Vector:
         """x."""
-        return typing.cast(Vector, server.x)  # type: ignore[attr-defined]
-
-    def expand(self, entry: Any, rnd: Round) -> Vector:
-        """The change of x that a log entry of round `rnd` stands for; only for methods that keep a log."""
-        raise NotImplementedError(f"{type(self).__name__} sends the whole model and keeps no log")
+        return server.x
 
     @classmethod
     def types(cls) -> tuple[type, type, type, type]:
@@ -160,8 +148,74 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         return typing.cast(tuple[type, type, type, type], found)
 
 
+AnyMethod = Method[Any, Any, Any, Any]
+
+
+class Restorable(ABC, Generic[ClientState, Down, Up]):
+    """A method that says what a reply does to the state of the client that sent it.
+
+    Every method with a client state needs this on a network: the server can then keep a copy of each state and restore
+    it for a client that lost it, and replies can be rounded.
+    """
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Fields of the state that follow from the client's data and not from its replies.
+
+        Such as what error feedback has not sent yet. No server can keep a copy; a client that loses them starts again
+        with those of `init_client`.
+        """
+        return ()
+
+    @abstractmethod
+    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        """The states of the cohort after it has replied `up`.
+
+        Private fields come in as `client_step` has them before the reply, and are right at the client only.
+        """
+
+
+class Replayable(Restorable[ClientState, Down, Up]):
+    """A method whose client states can be computed again from what the clients sent, for `compact_states`."""
+
+    @abstractmethod
+    def state_change(self, up: Up, rnd: Round) -> Vector:
+        """The part of a reply from which `replay` makes the new state."""
+
+    @abstractmethod
+    def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
+        """The state after a round in which the client sent `change`."""
+
+    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+        return self.replay(client, self.state_change(up, rnd), rnd)
+
+
+class LogsChanges(ABC, Generic[ServerState]):
+    """A method whose server keeps a log of the changes of x and sends each client those it missed."""
+
+    @abstractmethod
+    def expand_entry(self, entry: Any, rnd: Round) -> Vector:
+        """The change of x, d numbers, that the log entry of round `rnd` stands for."""
+
+    @abstractmethod
+    def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
+        """The server's state after a round without replies: x stays, and the log has an entry that says so."""
+
+
+def restorable(method: AnyMethod) -> Restorable[Any, Any, Any] | None:
+    """The method as one that says what becomes of client states; None if its clients keep no state."""
+    if isinstance(method, Restorable):
+        return method
+    if kept := [field.name for field in dataclasses.fields(method.types()[1])]:
+        raise SpecError(
+            f"clients of {type(method).__name__} keep {', '.join(kept)}, and nothing says what a reply does to that; "
+            "derive the class from fedspan.Restorable too"
+        )
+    return None
+
+
 def _arguments(cls: type) -> tuple[Any, ...]:
-    """What a class puts for the four types of `Method`, through all the generic classes in between."""
+    """What a class gives for the four types of `Method`, through all generic classes in between."""
     if cls is Method:
         own: tuple[Any, ...] = typing.cast(Any, Method).__parameters__
         return own
@@ -170,4 +224,4 @@ def _arguments(cls: type) -> tuple[Any, ...]:
         if isinstance(origin, type) and issubclass(origin, Method):
             given = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False))
             return tuple(given.get(argument, argument) for argument in _arguments(origin))
-    raise TypeError(f"{cls.__name__} is no Method")
+    raise TypeError(f"{cls.__name__} is not a Method")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear import LinearMap
+from fedspan.core.projector import LinearMap
 
 if TYPE_CHECKING:
     from fedspan.core.method import Round
@@ -81,13 +81,13 @@ class Problem(ABC):
     clients: int  # N
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
-    together: int | None = None  # clients that move as one computation; None: the whole cohort
+    cohort_mode: Literal["batched", "per_client"] = "batched"  # whether `cohort` takes all clients of a round at once
     buffers0: Vector | None = (
         None  # (runs, 1, n): numbers averaged beside x, such as running statistics; None: there are none
     )
 
     def can_batch(self) -> bool:
-        """Whether a problem that goes client by client could also take a cohort as one computation."""
+        """Whether a problem that is "per_client" could also take all clients of a round as one computation."""
         return False
 
     def smoothness(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
@@ -109,6 +109,10 @@ class Problem(ABC):
     def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
         """The tensors of one run's model by name, as they are saved."""
         return {name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()}
+
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64] | None:
+        """Mean loss on a fixed sample of the clients' own data, one number per run; None where it is not available."""
+        return None
 
     @abstractmethod
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:

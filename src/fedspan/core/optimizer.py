@@ -14,8 +14,8 @@ import torch
 
 from fedspan.core.errors import below_one
 from fedspan.core.layout import Vector
-from fedspan.core.linear import Factor, LinearMap
 from fedspan.core.objective import Direction
+from fedspan.core.projector import Factor, LinearMap
 
 
 class Optimizer(ABC):

@@ -1,7 +1,11 @@
-"""Projectors as values: a kind of random subspace and its rank. Both ends draw the same one from the common seed.
+"""Random subspaces: P as something that can be applied, and the distribution from which both ends draw it.
 
-Any P with P Pᵀ = I and E[PᵀP] = (r/d) I serves the theory. Draws are made block by block in a fixed order from the
-bit stream of `core.seeds`, in float64 on the CPU, and cast to the layout's type last.
+A `Factor` is P of one block: a weight W (out × in) becomes W Pᵀ (out × r). A `LinearMap` joins the factors of all
+blocks: `P @ v` goes from d numbers to r, `P.T @ z` back. P is never a d × d array, nor one r × d array for a model.
+
+A `Projector` is a kind of random subspace and its rank. Any P with P Pᵀ = I and E[PᵀP] = (r/d) I satisfies the theory.
+Server and clients draw the same P from the shared seed: block by block in a fixed order from the bit stream of
+`core.seeds`, in float64 on the CPU, cast to the type of the layout last.
 """
 
 from __future__ import annotations
@@ -11,28 +15,160 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.errors import SpecError, count_or_ratio
-from fedspan.core.layout import Block, Layout
-from fedspan.core.linear import Factor, LinearMap
+from fedspan.core.errors import ProtocolError, SpecError, count_or_ratio
+from fedspan.core.layout import Block, Layout, Vector
+
+PROBE_TOLERANCE = 1e-9  # far above rounding between machines (1e-12), far below any real difference
+Rank = int | float | Mapping[str, int | float]  # a number of directions, a share of them, or one per name pattern
+
+
+class Factor(Protocol):
+    """P of one block: r orthonormal rows over its d inputs, applied to the last axis."""
+
+    @property
+    def rank(self) -> int:
+        """r."""
+
+    def down(self, v: torch.Tensor) -> torch.Tensor:
+        """v Pᵀ: (runs, n, d) → (runs, n, r)."""
+
+    def up(self, z: torch.Tensor) -> torch.Tensor:
+        """z P: (runs, n, r) → (runs, n, d)."""
+
+    def columns(self) -> torch.Tensor:
+        """Pᵀ as an array (runs, d, r), for tasks that multiply their data by it."""
+
+    def probe(self) -> torch.Tensor:
+        """One float64 number per run that differs between different P; shape (runs, 1, 1)."""
+
+    def cut(self, runs: slice) -> Factor:
+        """The same for some of the runs."""
+
+    def to(self, device: torch.device) -> Factor:
+        """The same on another device."""
+
+
+@runtime_checkable
+class CoordinateFactor(Factor, Protocol):
+    """A factor that picks r of the d inputs: applying it is a gather, without a product."""
+
+    @property
+    def index(self) -> torch.Tensor:
+        """Which inputs, (runs, 1, r)."""
+
+
+def picked(factor: Factor | None) -> torch.Tensor | None:
+    """The inputs that a factor picks; None if it is not a choice of coordinates."""
+    return factor.index if isinstance(factor, CoordinateFactor) else None
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """P_t of a whole layout: one factor per projected block, None for a block that is sent in full."""
+
+    layout: Layout
+    factors: tuple[Factor | None, ...]
+    probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
+
+    def __matmul__(self, v: Vector) -> Vector:
+        """P v."""
+        if len(self.factors) == 1:
+            return _down(self.factors[0], self.layout.blocks[0], v)
+        sizes = [block.size for block in self.layout.blocks]
+        parts = zip(self.factors, self.layout.blocks, v.split(sizes, -1), strict=True)
+        return torch.cat([_down(f, b, part) for f, b, part in parts], -1)
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802 (the letter of the algebra)
+        """Pᵀ."""
+        return Transposed(self)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers that each block has inside the subspace."""
+        pairs = zip(self.factors, self.layout.blocks, strict=True)
+        return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
+
+    @functools.cached_property
+    def rank(self) -> int:
+        """Numbers that are sent instead of d."""
+        return sum(self.sizes)
+
+    def cut(self, runs: slice) -> LinearMap:
+        """The same for some of the runs."""
+        return LinearMap(self.layout, tuple(f and f.cut(runs) for f in self.factors), self.probe[runs])
+
+    def agree(self, probe: torch.Tensor) -> None:
+        """Raises ProtocolError unless the other end drew the same P."""
+        if probe is self.probe:
+            return
+        if not torch.allclose(probe, self.probe, rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE):
+            raise ProtocolError(
+                f"this client drew another projector (probe {self.probe.flatten().tolist()}) than the server "
+                f"(probe {probe.flatten().tolist()}); give both the same seed, projector and fedspan version"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed:
+    """Pᵀ of a LinearMap."""
+
+    of: LinearMap
+
+    def __matmul__(self, z: Vector) -> Vector:
+        """Pᵀ z."""
+        P = self.of
+        if len(P.factors) == 1:
+            return _up(P.factors[0], P.layout.blocks[0], z)
+        out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
+        places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
+        for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
+            place.copy_(_up(factor, block, part))
+        return out
+
+
+def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
+    if factor is None:
+        return v
+    runs, clients, _ = v.shape
+    return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
+
+
+def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
+    if factor is None:
+        return z
+    runs, clients, _ = z.shape
+    v = factor.up(z.reshape(runs, -1, factor.rank))
+    return block.vector(v.unflatten(1, (clients, -1)))
 
 
 class Ranks(dict[str, int | float]):
-    """Name pattern of a block → rank; the first that matches counts."""
+    """Name pattern of a block → rank. The first pattern that matches counts, so their order is part of the value."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and list(self.items()) == list(other.items())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Projector(ABC):
-    """A distribution of subspaces. `rank` is a number of directions (20), a share of them (0.2), or one by layer."""
+    """A distribution of random subspaces.
 
-    rank: int | float | Mapping[str, int | float]
+    Args:
+        rank: Directions per block: a whole number (20), a share of the block's inputs (0.2), or a table of these by
+            pattern of the block's name (`{"head*": 1.0, "*": 0.1}`), of which the first match counts.
+
+    """
+
+    rank: Rank = 0.1  # directions per block: a number, a share of its inputs, or a table by name pattern
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, Mapping):
@@ -41,7 +177,7 @@ class Projector(ABC):
             count_or_ratio("rank", rank)
 
     def rank_of(self, block: Block) -> int:
-        """r for one block."""
+        """r of one block."""
         rank = self.asked(block)
         if isinstance(rank, float):
             return max(1, round(rank * block.inputs))
@@ -53,7 +189,7 @@ class Projector(ABC):
         return rank
 
     def asked(self, block: Block) -> int | float:
-        """What `rank` says of one block: a number of directions or a share of them."""
+        """What `rank` says of one block: a number of directions or a share of its inputs."""
         if not isinstance(self.rank, Mapping):
             return self.rank
         for pattern, rank in self.rank.items():
@@ -63,10 +199,10 @@ class Projector(ABC):
 
     @abstractmethod
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Factor | None:
-        """Draw P for one block, one for each key; None means the block goes whole."""
+        """P of one block, drawn for each key; None if the block is sent in full."""
 
     def sample(self, layout: Layout, keys: seeds.Keys) -> LinearMap:
-        """Draw P for every projected block of a layout; `keys` has one key a run."""
+        """P of every projected block of a layout; `keys` has one key per run."""
         factors: list[Factor | None] = []
         for number, block in enumerate(layout.blocks):
             if block.axis is None:
@@ -79,21 +215,21 @@ class Projector(ABC):
 
 
 SMALL = 1 << 18  # numbers of P below which several epochs are drawn at once
-AHEAD = 16
+AT_ONCE = 16  # epochs
 
 
 @functools.lru_cache(maxsize=64)
 def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
-    """The projector of one refresh epoch; cached, because both ends and several steps of a round ask for it."""
+    """P of one epoch between two refreshes; cached, because both ends and several steps of a round ask for it."""
     numbers = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
-    ahead = AHEAD if numbers <= SMALL // AHEAD else 1
+    ahead = AT_ONCE if numbers <= SMALL // AT_ONCE else 1
     return _epochs(projector, layout, of_runs, epoch // ahead, ahead)[epoch % ahead]
 
 
 @functools.lru_cache(maxsize=16)
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
-    """`ahead` consecutive epochs in one draw; each depends on its own key alone, so this changes no bit."""
+    """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     epochs = range(part * ahead, (part + 1) * ahead)
     keys = np.concatenate([seeds.keys(of_runs, "projector", epoch) for epoch in epochs])
-    together, runs = projector.sample(layout, keys), len(of_runs)
-    return [together.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]
+    drawn, runs = projector.sample(layout, keys), len(of_runs)
+    return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

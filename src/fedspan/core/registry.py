@@ -1,25 +1,27 @@
-"""Folder = axis, file = choice: what is registered under which name, and how it is built from a spec's table.
+"""Folder = axis, file = choice: what is registered under which name, and how it is built from a table of a spec.
 
-`@register` files a class under the name of its module. Everything in `fedspan/methods`, `projectors`, `compressors`,
-`optimizers` and `tasks` is found by looking into the folder; a file elsewhere once it is imported (`load_file`).
+`@register` files a class under the name of its module. Every file of a kind's folder is found by discovery; a file
+elsewhere once it is imported (`load_file`). A new kind is one line in `KINDS`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fedspan.core.callback import Callback
 from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError, did_you_mean, one_of
 from fedspan.core.method import Method
 from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
@@ -27,43 +29,72 @@ from fedspan.core.projector import Projector
 from fedspan.core.task import Task
 
 C = TypeVar("C", bound=type)
+Table = Mapping[str, Any]
 
-KINDS: dict[str, type] = {
-    "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
-    "partition": Partition, "callback": Callback,
-}  # fmt: skip
-_FOLDERS = {kind: f"fedspan.{kind}s" for kind in KINDS} | {"partition": "fedspan.data.partitions"}
+
+class Kind(NamedTuple):
+    """One axis of variation."""
+
+    base: type  # what its choices derive from
+    folder: str  # the package with one file per choice
+
+
+KINDS: dict[str, Kind] = {
+    "method": Kind(Method, "fedspan.methods"),
+    "projector": Kind(Projector, "fedspan.projectors"),
+    "compressor": Kind(Compressor, "fedspan.compressors"),
+    "optimizer": Kind(Optimizer, "fedspan.optimizers"),
+    "task": Kind(Task, "fedspan.tasks"),
+    "partition": Kind(Partition, "fedspan.data.partitions"),
+    "callback": Kind(Callback, "fedspan.callbacks"),
+}
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
-_searched: set[str] = set()
 
 
 def register(cls: C) -> C:
-    """File a method, projector, compressor, optimizer or task under the name of the file it stands in."""
-    kind = next((k for k, base in KINDS.items() if issubclass(cls, base)), None)
+    """Registers a method, projector, compressor, optimizer or task under the name of the file it is in.
+
+    Args:
+        cls: A frozen dataclass that derives from the base class of its kind, such as `fedspan.Method`.
+
+    Returns:
+        The class itself, so that this serves as a decorator.
+
+    """
+    kind = kind_of(cls)
     if kind is None:
-        raise TypeError(f"{cls.__name__} is neither a Method, a Projector, a Compressor, an Optimizer nor a Task")
+        bases = ", ".join(known.base.__name__ for known in KINDS.values())
+        raise TypeError(f"{cls.__name__} cannot be registered; derive it from one of {bases}")
     _known[kind][_file_name(cls)] = cls
     return cls
 
 
+def kind_of(cls: Any) -> str | None:
+    """The kind that a class is of, such as "method"."""
+    cls = typing.get_origin(cls) or cls
+    return next((k for k, kind in KINDS.items() if isinstance(cls, type) and issubclass(cls, kind.base)), None)
+
+
 def choices(kind: str) -> dict[str, type]:
-    """Name → class of all there is of a kind."""
-    if kind not in _searched:
-        _searched.add(kind)
-        folder = importlib.import_module(_FOLDERS[kind])
-        for module in pkgutil.iter_modules(folder.__path__):
-            if not module.name.startswith("_"):
-                importlib.import_module(f"{_FOLDERS[kind]}.{module.name}")
+    """Name → class of everything that is registered of a kind."""
+    _discover(KINDS[kind].folder)
     return dict(sorted(_known[kind].items()))
+
+
+@functools.cache
+def _discover(folder: str) -> None:
+    for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{folder}.{module.name}")
 
 
 def name_of(value: object) -> str:
     """The registered name of a value's class."""
-    for table in _known.values():
-        for name, cls in table.items():
+    for known in _known.values():
+        for name, cls in known.items():
             if cls is type(value):
                 return name
-    raise SpecError(f"{type(value).__name__} is not registered; put @register above the class")
+    raise SpecError(f"{type(value).__name__} is not registered; put @fedspan.register above the class")
 
 
 def is_registered(value: object) -> bool:
@@ -72,13 +103,13 @@ def is_registered(value: object) -> bool:
 
 
 def summary(cls: type) -> str:
-    """The one-line description: the first line of its module's docstring, without the name it repeats."""
+    """The one-line description of a choice: the first paragraph of its module's docstring."""
     text = (sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip().split("\n\n")[0]
     return " ".join(text.split())
 
 
 def load_file(path: Path) -> None:
-    """Import a user's own file so that what it registers can be named in a spec."""
+    """Imports a user's own file, so that a spec can name what it registers."""
     if not path.is_file():
         raise SpecError(f"plugin file {str(path)!r} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -89,8 +120,49 @@ def load_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def build(kind: str, table: dict[str, Any], where: str | None = None) -> Any:
-    """The value that a spec's table describes: `name` picks the class, the other keys are its fields."""
+def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
+    """A value of a kind from what a user may write for it.
+
+    Args:
+        kind: Such as "compressor".
+        value: An instance (`QSGD(levels=3)`), a name ("qsgd") or a table (`{"name": "qsgd", "levels": 3}`).
+        where: What the value is called in error messages; `kind` by default.
+
+    Raises:
+        SpecError: The value is none of these, or a name whose class has settings without a default.
+
+    """
+    where = where or kind
+    if isinstance(value, KINDS[kind].base):
+        return value
+    if isinstance(value, Mapping):
+        return build(kind, value, where)
+    if not isinstance(value, str):
+        hint = f"; write {value.__name__}(…)" if isinstance(value, type) else ""
+        raise SpecError(f"`{where}` must be a {kind}, its name or a table with `name`, got {value!r}{hint}")
+    one_of(where, value, choices(kind))
+    if missing := _missing(choices(kind)[value], ()):
+        raise SpecError(f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}")
+    return build(kind, {"name": value}, where)
+
+
+def accept_choices(value: Any) -> None:
+    """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`."""
+    for name, kind in _choice_fields(type(value)):
+        held = getattr(value, name)
+        if held is not None:
+            object.__setattr__(value, name, as_choice(kind, held, name))
+
+
+def _choice_fields(cls: type) -> list[tuple[str, str]]:
+    """(field, kind) of the fields that hold a choice."""
+    hints = typing.get_type_hints(cls)
+    found = ((f.name, kind_of(option)) for f in dataclasses.fields(cls) for option in _options(hints[f.name]))
+    return [(name, kind) for name, kind in found if kind is not None]
+
+
+def build(kind: str, table: Table, where: str | None = None) -> Any:
+    """The value that a table describes: `name` selects the class, the other keys are its fields."""
     where = where or kind
     if "name" not in table:
         raise SpecError(f"`[{where}]` needs a `name`; one of {', '.join(choices(kind))}")
@@ -98,82 +170,95 @@ def build(kind: str, table: dict[str, Any], where: str | None = None) -> Any:
     return make(choices(kind)[table["name"]], {k: v for k, v in table.items() if k != "name"}, where)
 
 
-def make(cls: type, table: dict[str, Any], where: str) -> Any:
-    """A dataclass from a table of plain values, each checked against the field's type."""
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    hints = typing.get_type_hints(cls)
+def make(cls: type, table: Table, where: str = "") -> Any:
+    """A dataclass from a table of plain values, each checked against the type of its field.
+
+    `where` is the table's name in the spec, which error messages put in front of keys.
+    """
+    fields = {f.name for f in dataclasses.fields(cls) if f.init}
     for key in table:
-        one_of(f"key of [{where}]", key, fields)
-    for field in fields.values():
-        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if missing and field.name not in table:
-            raise SpecError(f"`{where}.{field.name}` is missing; it has no default")
-    return cls(**{key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()})
+        if key not in fields:
+            known = ", ".join(sorted(fields))
+            raise SpecError(f"`[{where or 'spec'}]` has no key {key!r}{did_you_mean(key, fields)}; it has {known}")
+    if missing := _missing(cls, table):
+        raise SpecError(f"`{_dotted(where, missing[0])}` is missing; it has no default")
+    hints = typing.get_type_hints(cls)
+    values = {key: _value(hints[key], value, _dotted(where, key)) for key, value in table.items()}
+    try:
+        return cls(**values)
+    except SpecError as error:  # the class names its argument; a spec's reader looks for the key
+        named = re.match(r"`(\w+)`", str(error))
+        inside = where and named is not None and named[1] in fields
+        raise SpecError(f"`{where}.{str(error)[1:]}" if inside else str(error)) from None
+
+
+def _missing(cls: type, given: Iterable[str]) -> list[str]:
+    """The fields without a default that are not given."""
+    none = dataclasses.MISSING
+    fields = [f.name for f in dataclasses.fields(cls) if f.init and f.default is none and f.default_factory is none]
+    return [name for name in fields if name not in given]
+
+
+def _dotted(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
 
 
 def describe(value: Any) -> dict[str, Any]:
-    """The table that `build` would make this value from, defaults included."""
-    table: dict[str, Any] = {"name": name_of(value)}
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        if inner is not None:
-            table[field.name] = _plain(inner)
-    return table
+    """The table from which `build` makes this value, defaults included and in the order of its fields."""
+    return {"name": name_of(value)} | {
+        field.name: plain(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if getattr(value, field.name) is not None
+    }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as TOML and JSON can hold it."""
     if dataclasses.is_dataclass(value):
         return describe(value)
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of anything else, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    real = [option for option in options if option is not type(None)]
-    if len(real) == 1 and value is not None:
-        (hint,) = options = (real[0],)
-    for kind, base in KINDS.items():
-        cls = typing.get_origin(hint) or hint
-        if isinstance(cls, type) and issubclass(cls, base):
-            if isinstance(value, base):
-                return value
-            if not isinstance(value, dict):
-                raise SpecError(f"`{where}` must be a table such as {{name = …}}, got {value!r}")
-            return build(kind, value, where)
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return make(typing.cast(type, hint), value, where)
-    if typing.get_origin(hint) is typing.Literal:
-        one_of(where, value, typing.get_args(hint))
-        return value
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise SpecError(f"`{where}` must be a list of texts, got {value!r}")
-        return tuple(value)
+    """A plain value as the type of its field."""
+    options = _options(hint)
     for option in options:
-        if typing.get_origin(option) is typing.Literal:
-            if value in typing.get_args(option):
-                return value
-        elif type(value) is option:
+        origin, inner, kind = typing.get_origin(option), typing.get_args(option), kind_of(option)
+        if option is Any or type(value) is option or (origin is typing.Literal and value in inner):
             return value
-        elif typing.get_origin(option) is Mapping and isinstance(value, dict):
-            kinds = typing.get_args(typing.get_args(option)[1])
-            if all(type(inner) in kinds for inner in value.values()):
-                return value
+        if kind is not None and value is not None:
+            return as_choice(kind, value, where)
+        if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+            return make(typing.cast(type, option), value, where)
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(_value(inner[0], item, f"{where}[{number}]") for number, item in enumerate(value))
+        if origin is Mapping and isinstance(value, Mapping):
+            return {key: _value(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if float in options and type(value) is int:
         return float(value)
-    wanted = " or ".join(_readable(option) for option in real)
+    if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
+        one_of(where, value, typing.get_args(hint))
+    wanted = " or ".join(_readable(option) for option in options if option is not type(None))
     raise SpecError(f"`{where}` must be {wanted}, got {value!r}")
 
 
 def _readable(option: Any) -> str:
-    if typing.get_origin(option) is typing.Literal:
-        return " or ".join(repr(a) for a in typing.get_args(option))
-    if typing.get_origin(option) is Mapping:
-        return "a table of numbers by name pattern"
+    if (kind := kind_of(option)) is not None:
+        return f"the name of a {kind} or a table with `name`"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return words.get(option, getattr(option, "__name__", str(option)))
+    origin = typing.get_origin(option)
+    if origin is typing.Literal:
+        return " or ".join(repr(argument) for argument in typing.get_args(option))
+    if origin is tuple:
+        return "a list"
+    return "a table of numbers by name pattern" if origin is Mapping else words.get(option, str(option))
 
 
 def _file_name(cls: type) -> str:

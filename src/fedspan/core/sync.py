@@ -1,10 +1,9 @@
-"""How a client gets x when only r numbers a round travel.
+"""How a client gets x when only r numbers are sent per round.
 
-A client keeps its copy of x and the round it dates from. The server keeps a `Log` of the last rounds' changes of x as
-they travel: r numbers in a round's own subspace, or the code of a compressed change. It sends what the client missed,
-or the whole x when that is fewer bytes or the client is new. `Catchup` is that download for a whole cohort. In one
-process `x` is simply there; across a wire `pick` cuts out what one client is sent and `open` rebuilds x at the other
-end.
+A client keeps its copy of x and the round it is from. The server keeps a `Log` of the changes of x in the last rounds,
+each as it is sent: r numbers in the subspace of its round, or a compressed change. It sends the changes that the client
+missed, or x in full when that is fewer bytes or the client is new. `ModelSync` is this download for a whole cohort. In
+one process `x` is simply there. Over a network, `pick` selects what one client is sent and `open` rebuilds x there.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +23,18 @@ from fedspan.core.layout import Vector
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
+Expand = Callable[[Any, int], Vector]  # (entry, round) → the change of x that the entry stands for
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Changes of x in rounds `end - len(entries)` … `end - 1`, each as it travels."""
+    """Changes of x in rounds `end - len(entries)` … `end - 1`, each as it is sent."""
 
     entries: tuple[Entry, ...] = ()
     end: int = 0
 
     def push(self, entry: Entry, keep: int) -> Log:
-        """The log with one more round, holding at most the last `keep`."""
+        """The log with one more round, cut to the last `keep`."""
         return Log((*self.entries, entry)[-keep:], self.end + 1)
 
     def at(self, t: int) -> Any:
@@ -49,18 +49,18 @@ class Log:
 class ModelSync:
     """What each client of a cohort lacks of x.
 
-    `keep` says which log entries a client is sent even when x comes whole: none, the one of the round it last took
-    part in ("first"), or all it missed.
+    `keep` says which log entries a client is sent even when it gets x in full: none, that of the round it last took
+    part in ("first"), or all that it missed.
     """
 
-    x: Vector | None  # as the server has it; after a wire only where it came whole
+    x: Vector | None  # the server's; at a client on its own machine only if it was sent in full
     log: Log
-    last_round: npt.NDArray[np.int64]  # (runs, clients): round each copy dates from, -1 for none
+    last_round: npt.NDArray[np.int64]  # (runs, clients): the round of each client's copy, -1 for none
     keep: Keep = "none"
 
     @functools.cached_property
-    def whole(self) -> npt.NDArray[np.bool_]:
-        """Who gets x itself: whoever is new, and whoever it costs fewer bytes than what was missed."""
+    def full(self) -> npt.NDArray[np.bool_]:
+        """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
         new = self.last_round < 0
         if not self.log.entries or self.keep == "all":
             return new
@@ -69,49 +69,49 @@ class ModelSync:
 
     @property
     def model(self) -> Vector:
-        """x as the cohort has it once it has caught up."""
+        """x as the cohort has it once it has all changes."""
         if self.x is None:
-            raise ProtocolError("this download holds changes only; `open` it with the client's copy of the model first")
+            raise ProtocolError("this download holds only changes of the model; `open` it with the client's copy first")
         return self.x
 
     @functools.cached_property
     def entries_sent(self) -> npt.NDArray[np.int64]:
-        """How many log entries travel to each client."""
+        """How many log entries are sent to each client."""
         gap = self.log.end - np.maximum(self.last_round, 0)
         if self.keep == "all":
             return gap
-        beside = np.where(self.last_round < 0, 0, 1) if self.keep == "first" else 0
-        return np.where(self.whole, beside, gap)
+        extra = np.where(self.last_round < 0, 0, 1) if self.keep == "first" else 0
+        return np.where(self.full, extra, gap)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
         entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
         if self.keep == "none":
-            return np.where(self.whole, bytes_of(self.model), (self.log.end - self.last_round) * entry)
-        return self.whole * bytes_of(self.model) + self.entries_sent * entry
+            return np.where(self.full, bytes_of(self.model), (self.log.end - self.last_round) * entry)
+        return self.full * bytes_of(self.model) + self.entries_sent * entry
 
-    def pick(self, client: int, whole: bool = False) -> ModelSync:
-        """The download of one client of a single run, holding only what is sent to it; `whole` sends x in any case."""
+    def pick(self, client: int, full: bool = False) -> ModelSync:
+        """What is sent to one client of a single run; `full` sends x in any case."""
         start, sent = max(int(self.last_round[0, client]), 0), int(self.entries_sent[0, client])
-        if whole and self.keep != "all":
+        if full and self.keep != "all":
             sent = int(self.keep == "first" and self.last_round[0, client] >= 0)
         entries = tuple(self.log.at(t) for t in range(start, start + sent))
-        x = self.x if whole or self.whole[0, client] else None
+        x = self.x if full or self.full[0, client] else None
         return ModelSync(x, Log(entries, start + sent), self.last_round[:, client : client + 1], self.keep)
 
     def arrays(self) -> dict[str, Vector]:
-        """What travels to one client: x, or the missed entries in order, or both."""
+        """What is sent to one client: x, or the missed entries in order, or both."""
         missed = _joined(self.log.entries)
         return missed if self.x is None else {"x": self.x, **missed}
 
     @staticmethod
     def from_arrays(arrays: dict[str, Vector]) -> ModelSync:
-        """The other end of `arrays`. The client alone knows what its copy dates from: `open` fills that in."""
+        """The inverse of `arrays`. Only the client knows the round of its copy: `open` fills it in."""
         entries = _apart({name: array for name, array in arrays.items() if name != "x"})
         return ModelSync(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
-    def open(self, copy: Vector | None, last_round: int, expand: Callable[[Any, int], Vector]) -> ModelSync:
-        """At a client with a copy of x from round `since`: rebuild x; `expand(entry, t)` lifts a round's change."""
+    def open(self, copy: Vector | None, last_round: int, expand: Expand) -> ModelSync:
+        """At a client with a copy of x from round `last_round`: rebuilds x."""
         start = max(last_round, 0)
         log = Log(self.log.entries, start + len(self.log.entries))
         x = self.x
@@ -126,8 +126,29 @@ class ModelSync:
         return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
 
 
+@dataclass(frozen=True, eq=False)
+class SyncedDown:
+    """A download that brings the model as a `ModelSync`; methods derive from it and add their own fields."""
+
+    sync: ModelSync
+
+    def opened(self, copy: Vector | None, last_round: int, expand: Expand) -> Self:
+        """At a client: the download with x rebuilt from the client's copy."""
+        return replace(self, sync=self.sync.open(copy, last_round, expand))
+
+    def subset(self, places: npt.NDArray[np.int64]) -> Self:
+        """The download of some places of the cohort."""
+        return replace(self, sync=replace(self.sync, last_round=self.sync.last_round[:, places]))
+
+    def dated(self, place: int, last_round: int) -> Self:
+        """The download with another date for the copy of the client at one place of a single run."""
+        dates = self.sync.last_round.copy()
+        dates[0, place] = last_round
+        return replace(self, sync=replace(self.sync, last_round=dates))
+
+
 def bytes_of(entry: Entry) -> int:
-    """Bytes in which it travels."""
+    """Bytes that an entry takes in a message."""
     return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.element_size()
 
 
@@ -135,14 +156,14 @@ MISSED = "missed"
 
 
 def _joined(entries: tuple[Entry, ...]) -> dict[str, torch.Tensor]:
-    """Entries one after the other along the clients' axis; of codes each part by itself."""
+    """Entries one after the other along the axis of clients; each part of compressed ones by itself."""
     named = [entry.parts if isinstance(entry, Encoded) else {"": entry} for entry in entries]
     joined = {name: torch.cat([parts[name] for parts in named], 1) for name in (named[0] if named else ())}
     return {f"{MISSED}.{name}" if name else MISSED: array for name, array in joined.items()}
 
 
 def _apart(arrays: dict[str, torch.Tensor]) -> tuple[Entry, ...]:
-    """The other end of `_joined`."""
+    """The inverse of `_joined`."""
     if MISSED in arrays:
         return tuple(arrays[MISSED].split(1, 1))
     names = [name.removeprefix(f"{MISSED}.") for name in arrays]

@@ -1,8 +1,8 @@
-"""The one codec: a frozen dataclass of tensors ⇄ named flat arrays. No pickle, no code, only names and numbers.
+"""The one codec, a frozen dataclass of tensors ⇄ named flat arrays, and the ledger of the bytes that it packs.
 
-Messages, client states, server states and checkpoints all pass through here. A field is a tensor, a whole number, a
-`Catchup`, another such dataclass (the `Code` of a compressed vector), a tuple of these, or None. `sizes` is what the
-ledger counts: the bytes of the arrays that `pack` would send to each client.
+Messages, client states, server states and checkpoints are all packed here: names and numbers, no pickle, no code. A
+field is a tensor, a whole number, a `ModelSync`, another such dataclass (`Encoded` for a compressed vector), a tuple of
+these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,9 +18,11 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import ProtocolError
+from fedspan.core.method import Round
 from fedspan.core.sync import ModelSync
 
 Arrays = dict[str, torch.Tensor]
+Counts = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -32,12 +35,12 @@ def pack(value: Any, prefix: str = "") -> Arrays:
 
 
 def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
-    """The dataclass that `pack` took apart; raises ProtocolError on missing arrays."""
+    """The inverse of `pack`; raises ProtocolError if an array is missing."""
     made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(kind).items()}
     return kind(**made)
 
 
-def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
+def sizes(message: Any, shape: tuple[int, int]) -> Counts:
     """Payload bytes of a cohort's message for each client, (runs, clients)."""
     fixed, total = 0, None
     for name in _names(type(message)):
@@ -52,15 +55,15 @@ def sizes(message: Any, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
     return np.full(shape, fixed, np.int64) if total is None else total + fixed
 
 
-def pick(message: T, client: int, whole: bool = False) -> T:
-    """What one client of a single-run cohort is sent (or sent back): the cohort's message cut to one place."""
+def pick(message: T, client: int, full: bool = False) -> T:
+    """The message of one client, from that of the cohort of a single run; `full` sends it x in any case."""
     cut: dict[str, Any] = {}
     for name in _names(type(message)):
         value = getattr(message, name)
         if isinstance(value, ModelSync):
-            value = value.pick(client, whole)
+            value = value.pick(client, full)
         elif dataclasses.is_dataclass(value):
-            value = pick(value, client, whole)
+            value = pick(value, client, full)
         elif value is not None and value.shape[1] > 1:
             value = value[:, client : client + 1]
         cut[name] = value
@@ -68,7 +71,7 @@ def pick(message: T, client: int, whole: bool = False) -> T:
 
 
 def gather(messages: list[T]) -> T:
-    """Replies of single clients put together as a cohort's message."""
+    """Messages of single clients as the message of a cohort."""
     joined: dict[str, Any] = {}
     for name in _names(type(messages[0])):
         values = [getattr(m, name) for m in messages]
@@ -77,6 +80,31 @@ def gather(messages: list[T]) -> T:
         else:
             joined[name] = None if values[0] is None else torch.cat(values, 1)
     return type(messages[0])(**joined)
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Bytes sent so far, as packed; each array is (runs, N) and is added to in place."""
+
+    up: Counts
+    down: Counts
+
+    @staticmethod
+    def empty(runs: int, clients: int) -> Ledger:
+        """A ledger before the first round."""
+        return Ledger(*(np.zeros((runs, clients), np.int64) for _ in range(2)))
+
+    def sent(self, rnd: Round, sizes: Counts) -> None:
+        """Counts the downloads of a round; `sizes` is (runs, S)."""
+        self.down.reshape(-1)[rnd.rows] += sizes.reshape(-1)
+
+    def received(self, rnd: Round, sizes: Counts) -> None:
+        """Counts the replies of a round."""
+        self.up.reshape(-1)[rnd.rows] += sizes.reshape(-1)
+
+    def totals(self) -> tuple[Counts, Counts]:
+        """(up, down) of each run so far."""
+        return self.up.sum(1), self.down.sum(1)
 
 
 _fields: dict[type, tuple[str, ...]] = {}
@@ -116,7 +144,7 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         nested = any(key.startswith(f"{name}.") for key in arrays)
-        for option in arguments:  # of a tensor or a dataclass, the one that is there; None where neither is
+        for option in arguments:  # a tensor or a dataclass, whichever is there; None if neither is
             if nested if dataclasses.is_dataclass(option) or option is ModelSync else name in arrays:
                 return _unpack_one(option, arrays, name)
         return None

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fedspan.core import seeds
 from fedspan.core.layout import Block, Layout
-from fedspan.core.linear import LinearMap
-from fedspan.core.projector import Projector
+from fedspan.core.projector import LinearMap, Projector
 from fedspan.costs.dry_run import peak_of, rehearsal
 from fedspan.nn.module import FlatModule, Loss, Restricted
 from fedspan.nn.projection_rules import ProjectionRule, kept_in, layout_of

@@ -19,6 +19,7 @@ from fedspan.core import wire
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Flat, Objective, Problem
+from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 
@@ -28,7 +29,8 @@ WALKED = 40  # rounds that are walked through
 class FlatProblem(Problem):
     """A model of the right size over clients that have nothing to learn."""
 
-    together, seeds = 1, (0,)
+    seeds = (0,)
+    cohort_mode = "per_client"
 
     def __init__(self, layout: Layout, x0: Vector, clients: int) -> None:
         self.layout, self.x0, self.clients, self.weights = layout, x0, clients, None
@@ -92,7 +94,7 @@ def cost(method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round
     course = Course(tuple(totals), (up, down))
     first = method.init_client(flat.x0, flat.layout)
     state = sum(_bytes(getattr(first, f.name)) for f in dataclasses.fields(first))
-    copy = _bytes(flat.x0) if any(f.name == "sync" for f in dataclasses.fields(method.types()[2])) else 0
+    copy = _bytes(flat.x0) if issubclass(method.types()[2], SyncedDown) else 0
     server = sum(_bytes(array) for array in wire.pack(loop.server).values())
     return Cost(
         up / clients_per_round, down / clients_per_round, *course.after(rounds),

@@ -1,6 +1,6 @@
-"""Real data sets by name, from a folder the user names. Nothing is downloaded and nothing is unpickled.
+"""Data sets by name, read from a directory of yours. Nothing is downloaded and nothing is unpickled.
 
-The folder is FEDSPAN_DATA, else `../shared/data` beside the working directory or the checkout.
+The directory is FEDSPAN_DATA, else `../shared/data` beside the working directory or the checkout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import DataError, SpecError
-from fedspan.data import archives as _archives
+from fedspan.data import archives
 
 Array = npt.NDArray[Any]
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
@@ -25,7 +25,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fa
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images (n, height, width[, 3]) as bytes, labels, and who each example belongs to where that is known."""
+    """Images (n, height, width[, 3]) as bytes, labels, and the owner of each example where it is known."""
 
     x: npt.NDArray[np.uint8]
     y: npt.NDArray[np.int64]
@@ -42,26 +42,36 @@ def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class
 
 @functools.lru_cache(maxsize=2)
 def load(name: str) -> tuple[Split, Split]:
-    """(train, test) of a data set."""
+    """Reads a data set.
+
+    Args:
+        name: mnist, fashion_mnist, cifar10, cifar100, cifar100_mini or digits.
+
+    Returns:
+        The training and the test examples.
+
+    Raises:
+        DataError: The name is not known, or the files are not there.
+    """
     if name not in LOADERS:
-        raise DataError(f"unknown data set {name!r}; there are {', '.join(LOADERS)}")
+        raise DataError(f"unknown data set {name!r}; known are {', '.join(LOADERS)}")
     return LOADERS[name]()
 
 
 def folder() -> Path:
-    """Where the data files are."""
+    """The directory of the data files."""
     named = os.environ.get("FEDSPAN_DATA")
     places = [Path(named)] if named else [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
     for place in places:
         if place.is_dir():
             return place
-    raise DataError(f"no data folder at {str(places[0])!r}; set FEDSPAN_DATA to the folder that holds the data files")
+    raise DataError(f"no data directory at {str(places[0])!r}; set FEDSPAN_DATA to the directory of the data files")
 
 
 def _open(file: str) -> dict[str, Array]:
     path = folder() / file
     if not path.is_file():
-        raise DataError(f"{str(path)!r} is missing; put the file there or set FEDSPAN_DATA to the folder that has it")
+        raise DataError(f"{str(path)!r} is missing; put the file there or set FEDSPAN_DATA to its directory")
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
@@ -75,7 +85,7 @@ def _mnist() -> tuple[Split, Split]:
 
 def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
     if file == "cifar100.npz" and not (folder() / file).is_file():
-        official = _archives.read(folder(), "cifar-100")
+        official = archives.read(folder(), "cifar-100")
         if official is not None:
             return Split(*official[0]), Split(*official[1])
     found = _open(file)
@@ -84,7 +94,7 @@ def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
 
 
 def _cifar10() -> tuple[Split, Split]:
-    official = _archives.read(folder(), "cifar-10")
+    official = archives.read(folder(), "cifar-10")
     if official is None:
         raise DataError(
             f"CIFAR-10 is not in {str(folder())!r}; put cifar-10-python.tar.gz or cifar-10-binary.tar.gz there "

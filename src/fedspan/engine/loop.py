@@ -22,8 +22,7 @@ from fedspan.core import wire
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.ledger import Ledger
-from fedspan.core.method import Method, Round, Schedule, flat_rows
+from fedspan.core.method import LogsChanges, Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 
@@ -121,7 +120,7 @@ class Loop:
     reason: str = ""  # why the run was ended
     server: Any = field(init=False)
     last_round: npt.NDArray[np.int64] = field(init=False)  # (runs, N): the round of each client's copy of x
-    ledger: Ledger = field(init=False)
+    ledger: wire.Ledger = field(init=False)
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
 
@@ -132,7 +131,7 @@ class Loop:
         self.method.check(self.problem.layout)
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
         self.last_round = np.full((len(self.seeds), n), -1, np.int64)
-        self.ledger = Ledger.empty(len(self.seeds), n)
+        self.ledger = wire.Ledger.empty(len(self.seeds), n)
         self.buffers = self.problem.buffers0
         self.lines = [[] for _ in self.seeds]
         self._each_round = [one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end]
@@ -176,7 +175,8 @@ class Loop:
         if len(found.places) < rnd.ids.shape[1]:
             rnd = rnd.subset(found.places)
         if not len(found.places):
-            self.server = self.method.skip(self.server, rnd)
+            if isinstance(self.method, LogsChanges):
+                self.server = self.method.empty_round(self.server, rnd)
         else:
             self.server = self.method.server_step(self.server, found.up, rnd)
             received = found.received
@@ -238,7 +238,7 @@ class Loop:
         self.server = wire.unpack(type(self.server), parts["server"])
         self.transport.load(parts["clients"])
         self.last_round = parts["loop"]["last_round"].numpy()
-        self.ledger = Ledger(*(parts["loop"][name].numpy() for name in ("up", "down")))
+        self.ledger = wire.Ledger(*(parts["loop"][name].numpy() for name in ("up", "down")))
         self.buffers = parts["loop"].get("buffers")
         clock = parts["loop"]["clock"].tolist()
         self.t, self.seconds = int(clock[0]), clock[1]

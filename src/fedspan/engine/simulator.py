@@ -26,7 +26,7 @@ from fedspan.core import wire
 from fedspan.core.config import Engine, Simulate
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Replayable, Round
 from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies
@@ -54,13 +54,13 @@ class Simulator:
         engine = engine or Engine(simulate="loop")
         simulate = engine.simulate
         folder = None if engine.states_dir is None else Path(engine.states_dir)
-        if simulate == "batched" and problem.together is not None and not problem.can_batch():
+        if simulate == "batched" and problem.cohort_mode == "per_client" and not problem.can_batch():
             raise SpecError(
                 "simulate 'batched' needs batches of equal size, tensors as data and a network without running "
                 "statistics; use 'auto', 'loop' or 'pool'"
             )
         self.method, self.problem, self.rounds, self.workers = method, problem, rounds, engine.workers
-        self.way: Simulate = "batched" if problem.together is None else simulate
+        self.way: Simulate = "batched" if problem.cohort_mode == "batched" else simulate
         self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
         self._pool: Pool | None = None
         one = method.init_client(problem.x0[:1], problem.layout)
@@ -148,23 +148,24 @@ class Simulator:
     def _put(self, rnd: Round, new: Any, up: Any) -> None:
         for name, states in self._population.items():
             if isinstance(states, CompactStates):
-                states.note(rnd.rows, rnd.t, self.method.trace(up, rnd).flatten(0, 1))  # type: ignore[union-attr]
+                assert isinstance(self.method, Replayable)
+                states.note(rnd.rows, rnd.t, self.method.state_change(up, rnd).flatten(0, 1))
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
     def _trails(self, one: Any, field: str, rows: int) -> CompactStates:
-        name = type(self.method).__name__
-        if type(self.method).trace is Method.trace:
-            raise SpecError(f"{name} has no trace that its clients' states could be made of; leave `trail` out")
-        if self.method.private:
-            kept = ", ".join(self.method.private)
-            raise SpecError(f"{name} keeps {kept}, which no trace of its replies tells; leave `trail` out")
+        name, method = type(self.method).__name__, self.method
+        if not isinstance(method, Replayable):
+            raise SpecError(f"{name}'s client states do not follow from its replies; leave `compact_states` out")
+        if method.private:
+            kept = ", ".join(method.private)
+            raise SpecError(f"{name}'s clients keep {kept}, which no reply tells; leave `compact_states` out")
         problem, clients = self.problem, self.problem.clients
 
         def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
             seed, client = problem.seeds[row // clients], np.array([[row % clients]])
             rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
-            grown = self.method.grow(dataclasses.replace(one, **{field: state}), entry, rnd)
+            grown = method.replay(dataclasses.replace(one, **{field: state}), entry, rnd)
             return cast(Vector, getattr(grown, field))
 
         return CompactStates(getattr(one, field)[0], rows, grow)

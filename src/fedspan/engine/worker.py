@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import LogsChanges, Method, Round
 from fedspan.core.objective import Problem
-from fedspan.core.sync import ModelSync
+from fedspan.core.sync import SyncedDown
 
 
 def work(
@@ -41,14 +42,24 @@ def answer(
     method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
-    message: Any = wire.unpack(method.types()[2], down)
-    x = getattr(message, "x", None)
-    sync = getattr(message, "sync", None)
-    if isinstance(sync, ModelSync):
-        sync = sync.open(replica.x, replica.last_round, lambda entry, t: method.expand(entry, replace(rnd, t=t)))
-        message, x = replace(message, sync=sync), sync.model
+    message = opened(method, replica, down, rnd)
+    x = message.sync.model if isinstance(message, SyncedDown) else None
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
         state, up, buffers = work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
     beside = {} if buffers is None else {BUFFERS: buffers}
     return Replica(state, x, rnd.t), wire.pack(up) | beside
+
+
+def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
+    """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
+    message: Any = wire.unpack(method.types()[2], down)
+
+    def expand(entry: Any, t: int) -> Vector:
+        if not isinstance(method, LogsChanges):
+            raise ProtocolError(
+                f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
+            )
+        return method.expand_entry(entry, replace(rnd, t=t))
+
+    return message.opened(replica.x, replica.last_round, expand) if isinstance(message, SyncedDown) else message

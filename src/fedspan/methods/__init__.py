@@ -1,1 +1,29 @@
-"""One file a method; the file's name is the method's name in a spec. Each docstring holds the box it implements."""
+"""Federated methods, one file per method; the file name is the name in a spec, its docstring holds the algorithm."""
+
+from typing import TYPE_CHECKING
+
+from fedspan.core.namespace import lazy
+
+if TYPE_CHECKING:
+    from fedspan.methods.compressed import Compressed as Compressed
+    from fedspan.methods.doublesqueeze import DoubleSqueeze as DoubleSqueeze
+    from fedspan.methods.ef import EF as EF
+    from fedspan.methods.ef21 import EF21 as EF21
+    from fedspan.methods.fedadagrad import FedAdagrad as FedAdagrad
+    from fedspan.methods.fedadam import FedAdam as FedAdam
+    from fedspan.methods.fedavg import FedAvg as FedAvg
+    from fedspan.methods.fedavgm import FedAvgM as FedAvgM
+    from fedspan.methods.fedit import FedIT as FedIT
+    from fedspan.methods.fedprox import FedProx as FedProx
+    from fedspan.methods.fedsub import FedSub as FedSub
+    from fedspan.methods.fedyogi import FedYogi as FedYogi
+    from fedspan.methods.ffalora import FFALoRA as FFALoRA
+    from fedspan.methods.powersgd import PowerSGD as PowerSGD
+    from fedspan.methods.qsparse import Qsparse as Qsparse
+    from fedspan.methods.scafcom import Scafcom as Scafcom
+    from fedspan.methods.scaffold import Scaffold as Scaffold
+    from fedspan.methods.scallion import Scallion as Scallion
+    from fedspan.methods.ssf import SSF as SSF
+    from fedspan.methods.subavg import SubAvg as SubAvg
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

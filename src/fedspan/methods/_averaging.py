@@ -1,10 +1,10 @@
-"""What FedAvg's family shares: the model goes down whole, its change comes up whole, clients remember nothing.
+"""What FedAvg's family shares: model and change are sent in full, and clients keep nothing between rounds.
 
      1  send x to the clients in S
      2  y ← y − η_l g_i(y)             K times, from y = x;  send Δ_i = y − x
 
-What the server makes of Δ = mean_S Δ_i stands in each method's own file. `Adaptive` is the server of Reddi et al.
-(2021, arXiv:2003.00295), Algorithm 2, whose members differ in line 5 alone:
+What the server does with Δ = mean_S Δ_i is in the file of each method. `Adaptive` is the server of Reddi et al.
+(2021, arXiv:2003.00295), Algorithm 2, whose members differ only in line 5:
 
      4  m ← β_1 m + (1 − β_1) Δ
      5  v ← …                          from Δ², elementwise; starts at τ²
@@ -22,21 +22,16 @@ from fedspan.core.errors import below_one, positive
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
-from fedspan.methods.base import LocalSteps
+from fedspan.methods.base import LocalSteps, NoState
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The model, and the moments of Δ where the server keeps any."""
+    """The model, and the moments of Δ if the server keeps any."""
 
     x: Vector
     m: Vector | None = None
     v: Vector | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """Clients remember nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,33 +49,30 @@ class Up:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(LocalSteps[ServerState, ClientState, Down, Up]):
-    """Plain local steps; the method says what becomes of their mean."""
+class Averaging(LocalSteps[ServerState, NoState, Down, Up]):
+    """Local steps from the server's model; a method says what becomes of their mean."""
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0)
 
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState()
+    def init_client(self, x0: Vector, layout: Layout) -> NoState:
+        return NoState()
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         return Down(server.x)  # 1
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         y = self.descend(down.x, f.direction(), self.rate(rnd.t))  # 2
         return client, Up(y - down.x)
-
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        return client
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Averaging):
-    """A server that scales every coordinate by what its changes have been."""
+    """A server that divides each coordinate by the size of its past changes."""
 
-    server_lr: float = 0.01  # η_g: about how far a coordinate goes in a round
-    beta1: float = 0.9  # β_1
-    tau: float = 1e-3  # τ: changes well below it are not scaled up
+    server_lr: float = 0.01  # η_g: about how far a coordinate moves per round
+    beta1: float = 0.9  # β_1: momentum of the server
+    tau: float = 1e-3  # τ: changes much smaller than this are not enlarged
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,4 +92,4 @@ class Adaptive(Averaging):
 
     @abstractmethod
     def second_moment(self, v: Vector, square: Vector) -> Vector:
-        """Line 5: v with this round's Δ² taken in."""
+        """Line 5: v after this round's Δ²."""

@@ -1,7 +1,7 @@
-"""What methods with compressed uploads share: the compressor, what theory needs of it, and codes of local work.
+"""What methods with compressed uploads share: the compressor, and what theory needs of it.
 
-Both ends go by C(v) as the code gives it back, never by v: what the server adds to x is what the client takes off its
-own account.
+Server and client both use C(v) as decoded, never v: what the server adds to x is what the client subtracts from what
+it still has to send.
 """
 
 from __future__ import annotations
@@ -23,39 +23,37 @@ TENTH = TopK(k=0.1)
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
-    """d numbers: what the server holds and sends."""
-
-    x: Vector
-
-
-@dataclass(frozen=True, eq=False)
 class Up:
-    """The code of one vector."""
+    """One compressed vector."""
 
     q: Encoded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
-    """A method of local steps whose clients send one compressed vector."""
+    """A method with local steps whose clients send one compressed vector.
 
-    compressor: Compressor = TENTH  # C
+    Args:
+        compressor: How uploads are compressed: a compressor, its name, or a table with `name`.
+
+    """
+
+    compressor: Compressor = TENTH  # C: how uploads are compressed
     needs: ClassVar[Literal["unbiased", "contractive"] | None] = None
 
     def check(self, layout: Layout) -> None:
-        """The compressor must be what the method needs on this many numbers."""
+        """The compressor must be what the method needs for a model of this size."""
         n, name, compressor = layout.size, name_of(self), name_of(self.compressor)
         omega, delta = self.compressor.omega(n), self.compressor.delta(n)
         if self.needs == "unbiased" and omega is None:
             raise SpecError(
-                f"{name} needs an unbiased compressor, and {compressor} is not as it stands; "
-                "use randk, qsgd or natural, with unbiased = true"
+                f"`compressor` {compressor!r} is biased with these settings, and {name} needs an unbiased one; "
+                "use randk, qsgd or natural with unbiased = true"
             )
         if self.needs == "contractive" and delta is None:
             raise SpecError(
-                f"{name} needs a contractive compressor, and {compressor} is not on {n} numbers as it stands; "
-                "use topk or sign, or set its unbiased = false"
+                f"`compressor` {compressor!r} is not contractive for {n} numbers with these settings, and {name} needs "
+                "a contractive one; use topk or sign, or set its unbiased = false"
             )
 
     def moved(self, x: Vector, f: Objective, rnd: Round, plus: Vector | None = None) -> Vector:
@@ -63,7 +61,7 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
         return x - self.descend(x, f.direction(plus), self.rate(rnd.t))
 
     def encode(self, v: Vector, rnd: Round) -> Encoded:
-        """The code of C(v), for each client with its own key of the round."""
+        """v compressed, for each client with its own key of the round."""
         return self.compressor.compress(v, self.compressor.keys(rnd))
 
     def decode(self, code: Encoded, rnd: Round) -> Vector:

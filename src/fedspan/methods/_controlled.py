@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import ClientState, Round
+from fedspan.core.method import ClientState, Restorable, Round
 from fedspan.core.objective import Objective
 from fedspan.methods._coded import Coded, Up
 
@@ -20,12 +20,12 @@ class Controls:
     c: Vector
 
 
-class Controlled(Coded[Controls, ClientState, Controls]):
+class Controlled(Coded[Controls, ClientState, Controls], Restorable[ClientState, Controls, Up]):
     """A method whose clients send a compressed change of their control."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.only_plain("its controls are mean gradients, which the end point then does not tell")
+        self.only_plain("its controls are mean gradients, which follow from the end point of plain steps only")
 
     def init_server(self, x0: Vector, layout: Layout) -> Controls:
         return Controls(x0, torch.zeros_like(x0))
@@ -33,7 +33,7 @@ class Controlled(Coded[Controls, ClientState, Controls]):
     def broadcast(self, server: Controls, rnd: Round) -> Controls:
         return server
 
-    def change(self, c_i: Vector, down: Controls, f: Objective, rnd: Round) -> Vector:
+    def control_change(self, c_i: Vector, down: Controls, f: Objective, rnd: Round) -> Vector:
         """(x − y)/(η_l K) − c after K steps along g_i − c_i + c: what SCAFFOLD would add to c_i."""
         total = self.moved(down.x, f, rnd, plus=down.c - c_i)
         return total / (self.rate(rnd.t) * self.local_steps) - down.c

@@ -1,19 +1,18 @@
-"""What federated LoRA methods share: base weights that stay where they began, and small adapters that are trained.
+"""What federated LoRA methods share: base weights that do not change, and small adapters that are trained.
 
-A block W (its projected axis last: a convolution is (out · kh · kw) × in) becomes W + (α/r) B A with A r × in. A starts
-at orthonormal rows that both ends draw from the common seed, B at zero. u is all that is trained, flat and block by
-block, as a change from that start: it begins at zero, and it alone travels. The base weights travel once, to a client
-that is new. Blocks that are not adapted (biases, norms, heads) are trained whole beside them or stay frozen.
+A block W (its projected axis last: a convolution is (out · kh · kw) × in) becomes W + (α/r) B A, where A is r × in. A
+starts with orthonormal rows that server and clients draw from the shared seed, B with zeros. u is all that is trained,
+flat and block by block, as a change from that start. Only u is sent in each round; the base weights are sent once, to
+a new client. Blocks without an adapter (biases, norms, heads) are trained in full or stay frozen.
 
-Differences from LoRA (Hu et al. 2021, arXiv:2106.09685): its A has Kaiming-uniform entries, rows nearly orthogonal and
-of norm 1/√3; here they are orthonormal, so that the same α and step go three times as far. There A acts on a whole
-patch of a convolution, here on its channels.
+Differences from LoRA (Hu et al. 2021, arXiv:2106.09685): its A has Kaiming-uniform entries, with nearly orthogonal
+rows of norm 1/√3. Here the rows are orthonormal, so that the same α and step size go three times as far. There A acts
+on a whole patch of a convolution, here on its channels.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,11 +20,10 @@ import torch
 
 from fedspan.core.errors import SpecError, one_of, positive
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
-from fedspan.core.projector import draw
-from fedspan.core.sync import Log, ModelSync
-from fedspan.methods.base import LocalSteps
+from fedspan.core.projector import LinearMap, Rank, draw
+from fedspan.core.sync import Log, ModelSync, SyncedDown
+from fedspan.methods.base import LocalSteps, NoState
 from fedspan.projectors.gaussian import Gaussian
 
 
@@ -39,15 +37,9 @@ class ServerState:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientState:
-    """Clients remember nothing but their copy of the base weights."""
+class Down(SyncedDown):
+    """The base weights for new clients, all that is trained, and one number to check the start of A."""
 
-
-@dataclass(frozen=True, eq=False)
-class Down:
-    """The base weights for who is new, all that is trained, and one number to check A's start."""
-
-    sync: ModelSync
     u: Vector
     probe: torch.Tensor
 
@@ -60,52 +52,61 @@ class Up:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
-    """Adapters on every projected block, averaged as they are."""
+class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
+    """Adapters on every projected block, averaged as they are.
 
-    rank: int | float | Mapping[str, int | float] = 0.1  # r: a number, a share of a block's inputs, or one by layer
-    alpha: float | None = None  # α; None: that of each block is its r, so that the scale α/r is 1
-    others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without adapters
+    Args:
+        rank: Rank r of the adapters: a number, a share of a block's inputs, or a table of these by name pattern.
+        alpha: α of the scale α/r. None takes r, so that the scale is 1.
+        others: Whether blocks without an adapter are `"trained"` in full or `"frozen"`.
+
+    """
+
+    rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
+    alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
+    others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without an adapter
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Gaussian(rank=self.rank)  # refuses what is no rank
+        Gaussian(rank=self.rank)  # checks the rank
         if self.alpha is not None:
             positive("alpha", self.alpha)
         one_of("others", self.others, ("trained", "frozen"))
 
     def check(self, layout: Layout) -> None:
-        """The rank must fit every adapted block, and something must be trained."""
+        """The rank must fit every block with an adapter, and something must be trained."""
         if not sum(self.sizes(layout)):
-            raise SpecError("`others` 'frozen' leaves nothing to train: no block of this model is adapted")
+            raise SpecError(
+                "`others` 'frozen' leaves nothing to train: no block of this model has an adapter; set it to 'trained'"
+            )
 
     def start(self, rnd: Round) -> LinearMap:
-        """A as it starts, the same at both ends and in every round."""
+        """A before round 0, the same for server and clients."""
         return draw(Gaussian(rank=self.rank), rnd.layout, rnd.seeds, 0)
 
     def rank_of(self, block: Block) -> int:
-        """r of an adapted block."""
+        """r of a block with an adapter."""
         return Gaussian(rank=self.rank).rank_of(block)
 
     def scale(self, block: Block) -> float:
-        """α/r of an adapted block."""
+        """α/r of a block with an adapter."""
         return 1.0 if self.alpha is None else self.alpha / self.rank_of(block)
 
     def sizes(self, layout: Layout) -> list[int]:
-        """Numbers trained of each block."""
+        """Trained numbers of each block."""
         whole = self.others == "trained"
         return [self.adapter(b) if b.axis is not None else b.size if whole else 0 for b in layout.blocks]
 
     @abstractmethod
     def adapter(self, block: Block) -> int:
-        """Numbers trained of an adapted block."""
+        """Trained numbers of a block with an adapter."""
 
     @abstractmethod
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
-        """The model that base weights and adapters stand for."""
+        """The model that base weights and adapters make."""
 
     def origin(self, base: Vector, rnd: Round) -> Vector | None:
-        """What u is a change from, for an optimizer whose weights decay: no B, the A that was drawn, W elsewhere."""
+        """What u is a change from, for an optimizer with weight decay: zeros for B, the drawn A, W elsewhere."""
         if not self.solver.decay:
             return None
         parts, sizes = base.split([b.size for b in rnd.layout.blocks], -1), self.sizes(rnd.layout)
@@ -120,14 +121,11 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, x0, x0.new_zeros(*x0.shape[:-1], sum(self.sizes(layout))))
 
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState()
+    def init_client(self, x0: Vector, layout: Layout) -> NoState:
+        return NoState()
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         return Down(ModelSync(server.base, Log(), rnd.last_round), server.u, self.start(rnd).probe)  # 2 of both boxes
-
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        return client
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         u = server.u + self.server_lr * rnd.mean(up.du)  # 4 of both boxes
@@ -135,5 +133,5 @@ class Adapted(LocalSteps[ServerState, ClientState, Down, Up]):
 
 
 def of_cohort(v: Vector, rnd: Round) -> Vector:
-    """What the server sent, once for each client of a round."""
+    """What the server sent, once per client of the round."""
     return v.expand(*rnd.ids.shape, -1).contiguous()

@@ -1,39 +1,58 @@
-"""What local methods share: the way to the one local solver, and the hyper-parameters everybody has."""
+"""What methods with local steps share: their hyper-parameters, the local solver, and the shared subspace."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 
 from fedspan.core.errors import SpecError, at_least, below_one, one_of, positive
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear import LinearMap
-from fedspan.core.method import ClientState, Down, Method, Round, ServerState, Up
+from fedspan.core.method import (
+    ClientState,
+    Down,
+    HasModel,
+    LearningRate,
+    LogsChanges,
+    Method,
+    Round,
+    ServerState,
+    Up,
+)  # fmt: skip
 from fedspan.core.objective import Direction
 from fedspan.core.optimizer import SGD, Optimizer
-from fedspan.core.projector import Projector, draw
-from fedspan.core.registry import name_of
+from fedspan.core.projector import LinearMap, Projector, Rank, draw
+from fedspan.core.registry import accept_choices, name_of
 from fedspan.core.sync import Log
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 
+TENTH = Coordinate(rank=0.1)
 
-DEFAULT_RANK = 0.1
+
+@dataclass(frozen=True, eq=False)
+class FullModel:
+    """The model in full, d numbers, as a server holds and sends it."""
+
+    x: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class NoState:
+    """Clients keep nothing between rounds."""
 
 
 class Averaged:
-    """A direction that remembers the mean of what it gave; only plain steps tell it by their end point."""
+    """A direction that remembers the mean of its values; only after plain steps the end point tells it."""
 
-    def __init__(self, grad: Callable[[Vector], Vector]) -> None:
-        self.grad, self.total, self.calls = grad, torch.zeros(()), 0
+    def __init__(self, direction: Direction) -> None:
+        self.direction, self.total, self.calls = direction, torch.zeros(()), 0
 
     def __call__(self, y: Vector) -> Vector:
-        g = self.grad(y)
+        g = self.direction(y)
         self.total, self.calls = self.total + g, self.calls + 1
         return g
 
@@ -45,35 +64,44 @@ class Averaged:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(Method[ServerState, ClientState, Down, Up]):
-    """A method of K local steps: plain ones, or with momentum or another optimizer."""
+    """A method whose clients take K local steps: SGD, with momentum, or another optimizer.
 
-    lr: float | Literal["search", "auto"] = "search"  # η_l
-    local_steps: int = 10  # K
-    server_lr: float = 1.0  # η_g
-    momentum: float = 0.0  # β of the local steps
-    optimizer: Optimizer | None = None  # of the local steps, such as adamw; None: SGD with `momentum`
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of lr over rounds
-    schedule_rounds: int | None = None  # when a schedule has run out
+    Args:
+        lr: Local step size η_l. `"search"` tries several before the run, `"auto"` takes that of the theory.
+        local_steps: Local steps per round, K.
+        server_lr: Server step size η_g, which multiplies the mean change.
+        momentum: Momentum of the local steps.
+        optimizer: Optimizer of the local steps, such as `AdamW()` or `"adamw"`. None is SGD with `momentum`.
+        schedule: How `lr` falls over rounds.
+        schedule_rounds: The round at which the schedule ends.
+
+    """
+
+    lr: LearningRate = "search"  # η_l: local step size, "search" or "auto"
+    local_steps: int = 10  # K: local steps per round
+    server_lr: float = 1.0  # η_g: server step size
+    momentum: float = 0.0  # momentum of the local steps
+    optimizer: Optimizer | None = None  # optimizer of the local steps; none: SGD with `momentum`
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how `lr` falls over rounds
+    schedule_rounds: int | None = None  # the round at which the schedule ends
 
     def __post_init__(self) -> None:
+        accept_choices(self)
         if isinstance(self.lr, str):
-            one_of("lr", self.lr, ("search", "auto"))
+            if self.lr not in ("search", "auto"):
+                raise SpecError(f"`lr` must be a positive number, 'search' or 'auto', got {self.lr!r}")
         else:
             positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
         positive("server_lr", self.server_lr)
         below_one("momentum", self.momentum)
         if self.momentum and self.optimizer is not None:
-            raise SpecError(
-                f"`momentum` is that of SGD, got {self.momentum!r} with `optimizer` {name_of(self.optimizer)!r}, which "
-                "has its own; leave it at 0"
-            )
+            name = name_of(self.optimizer)
+            raise SpecError(f"`momentum` {self.momentum!r} is for SGD, and {name!r} has its own; leave it at 0")
         one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
         if self.schedule != "constant":
             if self.schedule_rounds is None:
-                raise SpecError(
-                    f"`schedule` {self.schedule!r} needs `schedule_rounds`, the round at which it has run out"
-                )
+                raise SpecError(f"`schedule` {self.schedule!r} needs `schedule_rounds`, the round at which it ends")
             at_least("schedule_rounds", self.schedule_rounds, 1)
 
     @property
@@ -82,63 +110,80 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         return SGD(momentum=self.momentum) if self.optimizer is None else self.optimizer
 
     def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
-        """Where K local steps along a direction lead; the optimizer starts at rest."""
+        """The end point of K local steps along a direction; the optimizer starts without memory."""
         return self.solver.descend(start, direction, lr, self.local_steps, origin)[0]
 
     def only_plain(self, why: str) -> None:
-        """Refuse momentum and optimizers."""
+        """Refuses momentum and optimizers, for methods that need plain steps."""
         if self.momentum:
-            raise SpecError(f"{name_of(self)} takes no local `momentum`, got {self.momentum!r}: {why}; leave it at 0")
+            raise SpecError(f"`momentum` {self.momentum!r} is not for {name_of(self)}: {why}; leave it at 0")
         if self.optimizer is not None:
-            kind = name_of(self.optimizer)
-            raise SpecError(f"{name_of(self)} takes no local `optimizer`, got {kind!r}: {why}; leave it out")
+            name = name_of(self.optimizer)
+            raise SpecError(f"`optimizer` {name!r} is not for {name_of(self)}: {why}; leave it out")
 
     def rate(self, t: int) -> float:
-        """η_l in round t: lr times what the schedule leaves of it, never less than a thousandth."""
+        """η_l in round t: `lr` times what the schedule leaves of it, at least a thousandth."""
         if isinstance(self.lr, str):
-            raise SpecError(f"`lr` is {self.lr!r}: `fedspan.run` and `fedspan.fit` find the number; give one here")
+            raise SpecError(f"`lr` is still {self.lr!r}: fedspan.run and fedspan.fit find the number; or set one")
         if self.schedule_rounds is None or self.schedule == "constant":
             return self.lr
-        gone = min(t / self.schedule_rounds, 1.0)
-        left = 1 - gone if self.schedule == "linear" else (1 + math.cos(math.pi * gone)) / 2
+        done = min(t / self.schedule_rounds, 1.0)
+        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.lr * max(left, 1e-3)
 
 
-@dataclass(frozen=True, kw_only=True)
-class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
-    """A method whose local steps stay in x + range(Pᵀ), with P drawn by both ends."""
+class HasLog(HasModel, Protocol):
+    """A server state with a log of the changes of x."""
 
-    projector: Projector = None  # type: ignore[assignment]  # set from `rank` where it is not given
-    rank: int | float | Mapping[str, int | float] | None = None  # short for a coordinate projector of this rank
-    refresh: int = 1  # rounds between two draws of P
-    rank_boost: float = 1.0  # η_l = lr · min(d/r, rank_boost): a step that knows the rank; 1 leaves lr as it is
-    moments: Literal["reset", "keep", "project"] | None = (
-        None  # the optimizer's, between a client's rounds; None: reset
-    )
+    @property
+    def log(self) -> Log:
+        """The changes of the last rounds."""
+
+
+LoggedState = TypeVar("LoggedState", bound=HasLog)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[LoggedState]):
+    """A method whose local steps stay in x + range(Pᵀ), with a P that server and clients draw from the shared seed.
+
+    Args:
+        projector: The random subspace: a projector, its name, or a table with `name`.
+        rank: Replaces the rank of `projector`: a number of directions, a share of them, or a table by name pattern.
+        refresh: Rounds after which a new P is drawn.
+        rank_boost: Uses lr · min(d/r, rank_boost) as the local step size. 1 leaves `lr` as it is.
+        moments: What becomes of the optimizer's memory between a client's rounds: `"reset"` drops it, `"keep"` keeps it
+            while P is the same, `"project"` also carries it over to the next P.
+
+    """
+
+    projector: Projector = TENTH  # the random subspace
+    rank: Rank | None = None  # replaces the projector's rank: 20 directions, a share of 0.2, or a table by name pattern
+    refresh: int = 1  # rounds after which a new P is drawn
+    rank_boost: float = 1.0  # the local step size is lr · min(d/r, rank_boost)
+    moments: Literal["reset", "keep", "project"] = "reset"  # the optimizer's memory between a client's rounds
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.projector is None and self.rank is None:
-            object.__setattr__(self, "rank", DEFAULT_RANK)
-        if (self.projector is None) == (self.rank is None):
-            raise SpecError("give either `projector`, such as {name = 'gaussian', rank = 20}, or `rank`, such as 0.2")
         if self.rank is not None:
-            object.__setattr__(self, "projector", Coordinate(rank=self.rank))
+            object.__setattr__(self, "projector", replace(self.projector, rank=self.rank))
             object.__setattr__(self, "rank", None)
         at_least("refresh", self.refresh, 1)
         if not self.rank_boost >= 1:
             raise SpecError(f"`rank_boost` must be at least 1, got {self.rank_boost!r}")
-        if self.moments == "reset":
-            object.__setattr__(self, "moments", None)
-        if self.moments is not None:
-            one_of("moments", self.moments, ("reset", "keep", "project"))
-            if self.solver.plain:
-                raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum` or `optimizer`")
+        one_of("moments", self.moments, ("reset", "keep", "project"))
+        if self.keeps_moments and self.solver.plain:
+            raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum` or `optimizer`")
         if self.moments == "keep" and self.refresh == 1 and not isinstance(self.projector, Identity):
             raise SpecError(
-                "`moments` 'keep' keeps nothing where P is drawn anew in every round; set `refresh` above 1, or "
+                "`moments` 'keep' keeps nothing if P is drawn in every round; set `refresh` above 1, or "
                 "`moments` to 'project'"
             )
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether clients keep the optimizer's memory between rounds."""
+        return self.moments != "reset"
 
     def check(self, layout: Layout) -> None:
         """The rank must fit every block."""
@@ -157,11 +202,11 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
     @property
     def private(self) -> tuple[str, ...]:
         """Moments follow from a client's own gradients."""
-        return () if self.moments is None else ("moments",)
+        return ("moments",) if self.keeps_moments else ()
 
-    def at_rest(self, x0: Vector, layout: Layout) -> Vector:
-        """The moments of a client that has not taken part; no numbers at all where none are kept."""
-        kept = 0 if self.moments is None else self.solver.size(draw(self.projector, layout, (0,), 0).rank)
+    def no_moments(self, x0: Vector, layout: Layout) -> Vector:
+        """The moments of a client that has not taken part yet; empty if none are kept."""
+        kept = self.solver.size(draw(self.projector, layout, (0,), 0).rank) if self.keeps_moments else 0
         return x0.new_zeros(*x0.shape[:-1], kept)
 
     def descend_inside(
@@ -170,12 +215,12 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
         """(z, moments to keep) of K local steps from z = 0 inside x + range(Pᵀ)."""
         start = x.new_zeros(*rnd.ids.shape, P.rank)
         origin = P @ x if self.solver.decay else None
-        begin = None if self.moments is None else self.recalled(held, P, rnd)
+        begin = self.carried(held, P, rnd) if self.keeps_moments else None
         z, memory = self.solver.descend(start, direction, self.step(P, rnd.t), self.local_steps, origin, begin)
-        return z, held if self.moments is None else memory
+        return z, memory if self.keeps_moments else held
 
-    def recalled(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
-        """A cohort's moments as they are in P: those of another P are re-projected, or given up."""
+    def carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
+        """A cohort's moments inside P: those of another P are projected again, or dropped."""
         if all(factor is None for factor in P.factors):
             return held
         now = rnd.t // self.refresh
@@ -187,16 +232,14 @@ class InSubspace(LocalSteps[ServerState, ClientState, Down, Up]):
             held = torch.where(torch.from_numpy(then == epoch).unsqueeze(-1), new, held)
         return held
 
-    def expand(self, entry: Vector, rnd: Round) -> Vector:
-        """Pᵀ δ: the log holds what a round added to x in its own subspace."""
-        return self.subspace(rnd).T @ entry
-
     def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
         """The log with this round's change, and as many before it as are worth sending: beyond d/r x is cheaper."""
         return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
 
-    def skip(self, server: ServerState, rnd: Round) -> ServerState:
-        """Nobody replied: x stays, and the log says so."""
-        held: Any = server
-        entry = held.x.new_zeros(*held.x.shape[:-1], self.subspace(rnd).rank)
-        return cast(ServerState, replace(held, log=self.push(held.log, entry, rnd)))
+    def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
+        """Pᵀ δ: the log holds what a round added to x in its own subspace."""
+        return self.subspace(rnd).T @ entry
+
+    def empty_round(self, server: LoggedState, rnd: Round) -> LoggedState:
+        entry = server.x.new_zeros(*server.x.shape[:-1], self.subspace(rnd).rank)
+        return cast(LoggedState, replace(cast(Any, server), log=self.push(server.log, entry, rnd)))

@@ -5,8 +5,8 @@
      3  q_i ← C(D_i);  send q_i
      4  x ← x − η_g mean_S q_i
 
-Differences from the paper: a server step η_g, which is 1 there. Nothing is kept of what C leaves out, so a biased C,
-such as top-k, leads to a wrong place: use `ef` with it.
+Differences from the paper: a server step size η_g, which is 1 there. What C leaves out is lost, so a biased C such as
+top-k leads to a wrong model: use `ef` with it.
 """
 
 from __future__ import annotations
@@ -19,37 +19,30 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._coded import Coded, Model, Up
+from fedspan.methods._coded import Coded, Up
+from fedspan.methods.base import FullModel, NoState
 
 FOUR_BITS = QSGD(levels=7, bucket=512)
 
 
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """Clients remember nothing."""
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
-class Compressed(Coded[Model, ClientState, Model]):
-    """Average of compressed local progress."""
+class Compressed(Coded[FullModel, NoState, FullModel]):
+    """Mean of compressed local changes."""
 
-    compressor: Compressor = FOUR_BITS
+    compressor: Compressor = FOUR_BITS  # C: how uploads are compressed
 
-    def init_server(self, x0: Vector, layout: Layout) -> Model:
-        return Model(x0)
+    def init_server(self, x0: Vector, layout: Layout) -> FullModel:
+        return FullModel(x0)
 
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState()
+    def init_client(self, x0: Vector, layout: Layout) -> NoState:
+        return NoState()
 
-    def broadcast(self, server: Model, rnd: Round) -> Model:
+    def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
         return server  # 1
 
-    def client_step(self, client: ClientState, down: Model, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: NoState, down: FullModel, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         return client, Up(self.encode(self.moved(down.x, f, rnd), rnd))  # 2, 3
 
-    def settle(self, client: ClientState, down: Model, up: Up, rnd: Round) -> ClientState:
-        return client
-
-    def server_step(self, server: Model, up: Up, rnd: Round) -> Model:
-        return Model(server.x - self.server_lr * rnd.mean(self.decode(up.q, rnd)))  # 4
+    def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:
+        return FullModel(server.x - self.server_lr * rnd.mean(self.decode(up.q, rnd)))  # 4

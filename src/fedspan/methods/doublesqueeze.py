@@ -7,12 +7,12 @@
      5  e_i ← u − q_i
      6  w ← E + mean_S q_i
      7  Q ← C(w);  E ← w − Q
-     8  x ← x − η_g Q                     at the server, and at each client when it is next in touch
+     8  x ← x − η_g Q                     at the server, and at each client when it next takes part
 
-C must be contractive, as top-k is. Differences from the paper: K local steps, a server step η_g, and client sampling.
-A client that was away is sent every Q it missed, each as it was packed, or the whole x when that is fewer bytes. A
-round without any reply has a Q of zeros. A reply that is lost has not happened: the client goes back to the e_i it had
-before. As in `ef` no server can keep a copy of e_i; a client that loses it goes on from zero.
+C must be contractive, as top-k is. Differences from the paper: K local steps, a server step size η_g, and client
+sampling. A client is sent every Q that it missed, each as it was packed, or x in full if that is fewer bytes. A round
+without replies has a Q of zeros. After a lost reply the client returns to the e_i it had. As in `ef`, no server can
+keep a copy of e_i; a client that loses it continues from zero.
 """
 
 from __future__ import annotations
@@ -24,42 +24,35 @@ import torch
 from fedspan.core import seeds
 from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
+from fedspan.core.method import LogsChanges, Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync, bytes_of
+from fedspan.core.sync import Log, ModelSync, SyncedDown, bytes_of
 from fedspan.methods._coded import Up
 from fedspan.methods._feedback import Feedback, Unsent
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The model, what the server has yet to send, and the codes it sent last."""
+    """The model, what the server has not sent yet, and the compressed changes of the last rounds."""
 
     x: Vector
     e: Vector  # E
     log: Log
 
 
-@dataclass(frozen=True, eq=False)
-class Down:
-    """What is missing of x, as codes or whole."""
-
-    sync: ModelSync
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
-class DoubleSqueeze(Feedback[ServerState, Down]):
+class DoubleSqueeze(Feedback[ServerState, SyncedDown], LogsChanges[ServerState]):
     """Few bytes in both directions."""
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), Log())
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(ModelSync(server.x, server.log, rnd.last_round))  # 1
+    def broadcast(self, server: ServerState, rnd: Round) -> SyncedDown:
+        return SyncedDown(ModelSync(server.x, server.log, rnd.last_round))  # 1
 
-    def client_step(self, client: Unsent, down: Down, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
+    def client_step(self, client: Unsent, down: SyncedDown, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
         return self.feed_back(client, down.sync.model, f, rnd)  # 2 to 5
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
@@ -68,11 +61,10 @@ class DoubleSqueeze(Feedback[ServerState, Down]):
         sent = self._opened(Q, rnd)
         return ServerState(server.x - self.server_lr * sent, w - sent, self._push(server, Q))  # 8, 7
 
-    def skip(self, server: ServerState, rnd: Round) -> ServerState:
-        """Nobody replied: x stays, and the log says so."""
+    def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
         return replace(server, log=self._push(server, self.compressor.compress(torch.zeros_like(server.x), _keys(rnd))))
 
-    def expand(self, entry: Encoded, rnd: Round) -> Vector:
+    def expand_entry(self, entry: Encoded, rnd: Round) -> Vector:
         """−η_g Q."""
         return -self.server_lr * self._opened(entry, rnd)
 
@@ -80,10 +72,10 @@ class DoubleSqueeze(Feedback[ServerState, Down]):
         return self.compressor.decompress(Q, rnd.layout.size, _keys(rnd), rnd.layout.dtype)
 
     def _push(self, server: ServerState, Q: Encoded) -> Log:
-        """The log with this round's Q, and as many before it as are worth sending."""
+        """The log with this round's Q, and as many before it as are cheaper than x."""
         return server.log.push(Q, max(1, bytes_of(server.x) // Q.bytes))
 
 
 def _keys(rnd: Round) -> seeds.Keys:
-    """The server's own, one a run."""
+    """The server's own keys, one per run."""
     return seeds.keys(rnd.seeds, "broadcast", rnd.t)[:, None]

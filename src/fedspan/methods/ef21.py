@@ -7,9 +7,9 @@
      5  h ← h + (|S|/N) mean_S q_i        keeps h = mean_i h_i over ALL clients
      6  x ← x − γ h,   γ = η_g η_l K
 
-C must be contractive, as top-k is. Differences from the paper: K local steps, whose mean gradient D_i/(η_l K) stands in
-for ∇f_i(x), and h starts at zero. Client sampling is that of EF21-PP (arXiv:2110.03294). Clients may have weights w_i;
-then h = Σ w_i h_i. A reply that is lost has not happened: the client goes back to the h_i it had, and h does not move.
+C must be contractive, as top-k is. Differences from the paper: K local steps, whose mean gradient D_i/(η_l K) replaces
+∇f_i(x), and h starts at zero. Client sampling is that of EF21-PP (arXiv:2110.03294). Clients may have weights w_i; then
+h = Σ w_i h_i. After a lost reply the client returns to the h_i it had, and h does not change.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import torch
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
+from fedspan.core.method import Restorable, Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
 from fedspan.methods._coded import Coded, Up
+from fedspan.methods.base import FullModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,22 +36,15 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The estimate of the client's gradient, as the server could have it too."""
+    """The estimate of the client's gradient."""
 
     h: Vector
 
 
-@dataclass(frozen=True, eq=False)
-class Down:
-    """d numbers."""
-
-    x: Vector
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
-class EF21(Coded[ServerState, ClientState, Down]):
-    """Contractive compression of what changes."""
+class EF21(Coded[ServerState, ClientState, FullModel], Restorable[ClientState, FullModel, Up]):
+    """Contractive compression of the change of a gradient estimate."""
 
     needs = "contractive"
 
@@ -60,15 +54,15 @@ class EF21(Coded[ServerState, ClientState, Down]):
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0))
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(server.x)  # 1
+    def broadcast(self, server: ServerState, rnd: Round) -> FullModel:
+        return FullModel(server.x)  # 1
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: ClientState, down: FullModel, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         g = self.moved(down.x, f, rnd) / (self.rate(rnd.t) * self.local_steps)  # 2
         up = Up(self.encode(g - client.h, rnd))  # 3
-        return self.settle(client, down, up, rnd), up
+        return self.update_client_state(client, down, up, rnd), up
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: FullModel, up: Up, rnd: Round) -> ClientState:
         return ClientState(client.h + self.decode(up.q, rnd))  # 4
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

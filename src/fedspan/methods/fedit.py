@@ -23,11 +23,12 @@ from dataclasses import dataclass
 import torch
 
 from fedspan.core.layout import Block, Vector
-from fedspan.core.linear import Factor
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
+from fedspan.core.projector import Factor
 from fedspan.core.registry import register
-from fedspan.methods._lora import Adapted, ClientState, Down, Up, of_cohort
+from fedspan.methods._lora import Adapted, Down, Up, of_cohort
+from fedspan.methods.base import NoState
 
 Part = tuple[Block, Vector, Vector, Factor | None]
 
@@ -40,7 +41,7 @@ class FedIT(Adapted):
     def adapter(self, block: Block) -> int:
         return self.rank_of(block) * (block.size // block.inputs + block.inputs)
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         base, u = down.sync.model, of_cohort(down.u, rnd)
         self.start(rnd).agree(down.probe)
 

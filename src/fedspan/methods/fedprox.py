@@ -19,7 +19,8 @@ from fedspan.core.errors import not_negative
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.methods._averaging import Averaging, ClientState, Down, ServerState, Up
+from fedspan.methods._averaging import Averaging, Down, ServerState, Up
+from fedspan.methods.base import NoState
 
 
 @register
@@ -33,7 +34,7 @@ class FedProx(Averaging):
         super().__post_init__()
         not_negative("mu", self.mu)
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         x = down.x
         direction = f.direction(plus=lambda y: self.mu * (y - x))
         y = self.descend(x, direction, self.rate(rnd.t))  # 2

@@ -9,11 +9,11 @@
      6  when P is refreshed:  Λ_i ← (P_new P_oldᵀ) Λ_i   (and E_i)
 
 Differences from the paper: it defines no client sampling. Line 5 for the sampled clients keeps Σ Λ_i = 0 (the default,
-`variant = "zero_sum"`). Line 5' is the one reading found that shows the divergence at r = 50 which the SSF paper
-reports. A server step η_g is added, 1 there.
+`variant = "zero_sum"`). Line 5' is the only reading we found that diverges at r = 50, as the SSF paper reports. A
+server step size η_g is added, which is 1 there.
 
-A client learns b̄ of a round only when it is next in touch, so lines 5 and 6 are done then, for all the rounds since;
-the result is the same. When x comes whole, the b̄ that line 5 needs (one vector; for 5' all of them) comes beside it.
+A client receives b̄ of a round only when it takes part again. It then does lines 5 and 6 for all rounds since; the
+result is the same. If it is sent x in full, the b̄ that line 5 needs is sent too (one vector; for 5' all of them).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
+from fedspan.core.method import Restorable, Round
 from fedspan.core.objective import Objective
 from fedspan.core.projector import draw
 from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync
+from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import InSubspace
 
 
@@ -44,17 +44,16 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """Λ_i + b_i of its last round, in the basis of that round; the stale variant keeps the two apart."""
+    """Λ_i + b_i of its last round, in the basis of that round; the stale variant keeps them separate."""
 
     dual: Vector  # Λ_i + b_i; stale: Λ_i
-    end: Vector  # nothing; stale: E_i
+    end: Vector  # empty; stale: E_i
 
 
 @dataclass(frozen=True, eq=False)
-class Down:
+class Down(SyncedDown):
     """The missed b̄, or x; and one number to check P."""
 
-    sync: ModelSync
     probe: torch.Tensor
 
 
@@ -67,19 +66,19 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
-    """Drift correction by duals that are rotated from subspace to subspace."""
+class FedSub(InSubspace[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+    """Drift correction by dual variables that are rotated from subspace to subspace."""
 
-    refresh: int = 5
-    variant: Literal["zero_sum", "stale"] = "zero_sum"
+    refresh: int = 5  # rounds after which a new P is drawn
+    variant: Literal["zero_sum", "stale"] = "zero_sum"  # line 5, for the clients that took part, or 5', for all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("variant", self.variant, ("zero_sum", "stale"))
         if self.optimizer is not None:
-            self.only_plain("its duals are end points that stand for η_l K times a mean gradient")
-        if self.moments is not None:
-            raise SpecError(f"fedsub keeps duals and no `moments`, got {self.moments!r}; leave it out")
+            self.only_plain("its duals are end points, which must be η_l K times a mean gradient")
+        if self.keeps_moments:
+            raise SpecError(f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out")
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, Log())
@@ -102,7 +101,7 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         b = self.descend(torch.zeros_like(dual), direction, lr)  # 3
         return self._after(client, dual, b), Up(b)
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return self._after(client, self._dual_now(client, down.sync, rnd), up.b)
 
     def _after(self, client: ClientState, dual: Vector, b: Vector) -> ClientState:
@@ -114,15 +113,15 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up]):
         return ServerState(x, self.push(server.log, mean_b, rnd))
 
     def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
-        """All b̄ that some client has yet to hear of."""
+        """All b̄ that some client has not received."""
         return log.push(entry, rnd.t + 1 - rnd.oldest)
 
-    def expand(self, entry: Vector, rnd: Round) -> Vector:
+    def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
         """η_g Pᵀ b̄."""
-        return self.server_lr * super().expand(entry, rnd)
+        return self.server_lr * super().expand_entry(entry, rnd)
 
     def _dual_now(self, client: ClientState, sync: ModelSync, rnd: Round) -> Vector:
-        """Λ_i as it stands at the start of round t, for a cohort that last took part in rounds `since`."""
+        """Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""
         dual, end = client.dual, client.end
         stale = self.variant == "stale"
         last_round = np.maximum(rnd.last_round, 0) if stale else np.where(rnd.last_round < 0, rnd.t, rnd.last_round)

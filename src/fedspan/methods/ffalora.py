@@ -24,7 +24,8 @@ from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective
 from fedspan.core.registry import register
-from fedspan.methods._lora import Adapted, ClientState, Down, Up, of_cohort
+from fedspan.methods._lora import Adapted, Down, Up, of_cohort
+from fedspan.methods.base import NoState
 
 
 @register
@@ -35,7 +36,7 @@ class FFALoRA(Adapted):
     def adapter(self, block: Block) -> int:
         return self.rank_of(block) * (block.size // block.inputs)
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         A, base, u = self.start(rnd), down.sync.model, of_cohort(down.u, rnd)  # 1
         A.agree(down.probe)
         s, gradient = self.scales(u, rnd.layout), f.restrict(base, A)

@@ -2,12 +2,12 @@
 
 A matrix block of the model is n × m: out × all the rest, as torch keeps it. P has r orthonormal rows for each block. In
 even rounds they act on its rows and z = M Pᵀ is n × r, in odd rounds on its columns and z = Mᵀ Pᵀ is m × r. Other
-blocks go whole.
+blocks are sent in full.
 
-     1  send what i lacks of x, and P                        r m numbers a block, or r n
+     1  send what i lacks of x, and P                        r m numbers per block, or r n
      2  y ← y − η_l g_i(y)                                   K times, from y = x
      3  M_i ← y − x + e_i
-     4  z_i ← P M_i;  send z_i                               r n numbers a block, or r m
+     4  z_i ← P M_i;  send z_i                               r n numbers per block, or r m
      5  e_i ← M_i − Pᵀ z_i                                   what was not sent is kept
      6  x ← x + η_g Pᵀ mean_S z_i
      7  P of the other side ← orthonormalized mean_S z_i     for the next round
@@ -16,19 +16,19 @@ Two rounds are one power iteration on M. So P turns to where the changes of the 
 largest; SSF and SubAvg draw theirs at random. The first P is drawn.
 
 Differences from the paper: its step has two exchanges, mean M Q and then mean Mᵀ P̂ with P̂ = orth(mean M Q), and the
-second carries the change. A federated round has one, so the two take turns, and each carries as much of the change as
-it sees. P is one round old, and at r = 1 only a smaller step is stable than with the paper's two. What is sent is
-linear in M_i, as there, so only the mean of replies is needed. There e_i is what the mean of all left over; here it is
-what the client's own projection did, which it knows at once. Gradients became changes by local steps, the server has
-no momentum, and Gram-Schmidt became QR. A block goes whole where r ≥ min(n, m), for then a side saves nothing.
+second carries the change. A federated round has one exchange. So the two alternate, and each carries the part of the
+change that its P sees. P is one round old; at r = 1 the largest stable step is smaller than with the paper's two
+exchanges. As there, what is sent is linear in M_i, so only the mean of replies is needed. There e_i is what is left of
+the mean of all clients; here it is what is left of the client's own change, which it knows at once. Changes by local
+steps replace gradients, the server has no momentum, and QR replaces Gram-Schmidt. A block with r ≥ min(n, m) is sent in
+full, because a side then saves nothing.
 
-A change of x is logged, and sent, as its two factors: min(d, G r (n + m)) numbers for the G rounds that i missed. e_i
+A change of x is logged and sent as its two factors: min(d, G r (n + m)) numbers for the G rounds that i missed. e_i
 follows from the client's own data: no server can keep a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -37,11 +37,11 @@ import torch
 
 from fedspan.core import seeds
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.linear import LinearMap
-from fedspan.core.method import Round
+from fedspan.core.method import LogsChanges, Restorable, Round
 from fedspan.core.objective import Objective
+from fedspan.core.projector import LinearMap, Rank
 from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync
+from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import LocalSteps
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.gaussian import Gaussian
@@ -49,7 +49,7 @@ from fedspan.projectors.gaussian import Gaussian
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The model, P of either side once there is one, and the last changes of the model."""
+    """The model, P of each side once there is one, and the last changes of the model."""
 
     x: Vector
     rows: Vector | None  # P of even rounds, flat
@@ -59,22 +59,21 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """What the client has yet to send."""
+    """What the client has not sent yet."""
 
     e: Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Down:
-    """What is missing of x, and P."""
+class Down(SyncedDown):
+    """What the client lacks of x, and P."""
 
-    sync: ModelSync
     basis: Vector
 
 
 @dataclass(frozen=True, eq=False)
 class Up:
-    """r numbers a row or a column."""
+    """r numbers per row or column."""
 
     z: Vector
 
@@ -84,11 +83,11 @@ class Side:
     """The model as matrices of which P acts on one side."""
 
     layout: Layout  # matrix blocks are n × m, and projected along this side
-    ranks: tuple[int | None, ...]  # None where a block goes whole
+    ranks: tuple[int | None, ...]  # None for a block that is sent in full
 
     @property
     def matrices(self) -> list[tuple[int, Block, int]]:
-        """(number, block, r) of those that do not go whole."""
+        """(number, block, r) of the blocks that are not sent in full."""
         blocks = enumerate(zip(self.layout.blocks, self.ranks, strict=True))
         return [(number, block, r) for number, (block, r) in blocks if r is not None]
 
@@ -98,7 +97,7 @@ class Side:
         return sum(r * block.inputs for _, block, r in self.matrices)
 
     def drawn(self, of_runs: tuple[int, ...], side: int) -> Vector:
-        """A random P, flat, for a side that has none yet."""
+        """A random P, flat, for the first round of a side."""
         keys, found = seeds.keys(of_runs, "powersgd", side), [torch.zeros(len(of_runs), 0, dtype=self.layout.dtype)]
         for number, block, r in self.matrices:
             own = seeds.children(keys, np.full(keys.shape, number))
@@ -106,7 +105,7 @@ class Side:
         return torch.cat(found, 1).unsqueeze(1)
 
     def subspace(self, basis: Vector) -> LinearMap:
-        """P of flat numbers, as something that can be applied."""
+        """P from its flat numbers."""
         parts = basis.split([r * block.inputs for _, block, r in self.matrices], -1)
         factors: list[Dense | None] = [None] * len(self.ranks)
         for (number, _, r), part in zip(self.matrices, parts, strict=True):
@@ -127,16 +126,18 @@ class Side:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
+class PowerSGD(
+    LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up], LogsChanges[ServerState]
+):
     """A subspace that follows the changes of the model."""
 
-    rank: int | float | Mapping[str, int | float] = 4  # r: a number, a share of min(n, m), or one by layer
+    rank: Rank = 4  # r: a number, a share of min(n, m), or a table of these by name pattern
 
     private: ClassVar[tuple[str, ...]] = ("e",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Gaussian(rank=self.rank)  # refuses what is no rank
+        Gaussian(rank=self.rank)  # checks the rank
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, None, None, Log())
@@ -154,7 +155,7 @@ class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
         z = P @ M  # 4
         return ClientState(M - P.T @ z), Up(z)  # 5
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return client
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
@@ -165,25 +166,24 @@ class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
         turned = side.turned(mean)  # 7
         return replace(new, rows=turned) if rnd.t % 2 else replace(new, columns=turned)
 
-    def skip(self, server: ServerState, rnd: Round) -> ServerState:
-        """Nobody replied: x and both bases stay, and the log says so."""
+    def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
         basis = self.basis(server, rnd)
         nothing = basis.new_zeros(*basis.shape[:-1], self.side(rnd).subspace(basis).rank)
         return replace(server, log=self.push(server.log, nothing, basis, rnd))
 
     def push(self, log: Log, delta: Vector, basis: Vector, rnd: Round) -> Log:
-        """The log with this round's change, and as many before it as are worth sending."""
+        """The log with this round's change, and as many before it as are cheaper than x."""
         entry = torch.cat([delta, basis], -1)
         return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
 
-    def expand(self, entry: Vector, rnd: Round) -> Vector:
+    def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
         """Pᵀ δ; an entry holds δ, then P."""
         side = self.side(rnd)
         own = entry.shape[-1] - side.size
         return side.subspace(entry[..., own:]).T @ entry[..., :own]
 
     def basis(self, server: ServerState, rnd: Round) -> Vector:
-        """P of this round, flat: made of the replies of the round before, or drawn where there are none."""
+        """P of this round, flat: from the replies of the round before, or drawn if there are none."""
         held = server.columns if rnd.t % 2 else server.rows
         return self.side(rnd).drawn(rnd.seeds, rnd.t % 2) if held is None else held
 
@@ -196,7 +196,7 @@ class PowerSGD(LocalSteps[ServerState, ClientState, Down, Up]):
         return Side(Layout(tuple(shaped), rnd.layout.dtype), ranks)
 
     def rank_of(self, block: Block) -> int | None:
-        """r of a block; None where it goes whole."""
+        """r of a block; None if it is sent in full."""
         if block.axis is None:
             return None
         asked, full = Gaussian(rank=self.rank).asked(block), min(block.shape[0], block.size // block.shape[0])

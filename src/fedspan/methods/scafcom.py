@@ -10,10 +10,10 @@
 
 C must be contractive, as top-k is. With C = I and β = 1 it is SCAFFOLD.
 
-Differences from the paper: v_i is kept as u_i = v_i − c_i, which is what C works on; line 3 is then
-u_i ← (1 − β) u_i + β ((x − y)/(η_l K) − c), and line 5 takes q_i off it. Clients may have weights w_i; then
-c = Σ w_i c_i. A reply that is lost has not happened: the client goes back to the c_i and u_i it had. A server can keep
-a copy of c_i and not of u_i: a client that loses both goes on with its c_i, and with v_i = c_i.
+Differences from the paper: v_i is kept as u_i = v_i − c_i, which is what C compresses. Line 3 is then
+u_i ← (1 − β) u_i + β ((x − y)/(η_l K) − c), and line 5 subtracts q_i from it. Clients may have weights w_i; then
+c = Σ w_i c_i. After a lost reply the client returns to the c_i and u_i it had. A server can keep a copy of c_i but not
+of u_i: a client that loses both continues with its c_i and with v_i = c_i.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import positive_share
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
@@ -33,7 +33,7 @@ from fedspan.methods._controlled import Controlled, Controls
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The client's control, and how far its momentum is ahead of it."""
+    """The client's control, and what its running mean has beyond it."""
 
     c: Vector
     u: Vector  # v_i − c_i
@@ -44,23 +44,22 @@ class ClientState:
 class Scafcom(Controlled[ClientState]):
     """Drift correction with contractive compression."""
 
-    beta: float = 0.2  # β
+    beta: float = 0.2  # β: weight of this round's gradient in the running mean v_i
     needs = "contractive"
     private = ("u",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.beta <= 1:
-            raise SpecError(f"`beta` must be above 0 and at most 1, got {self.beta!r}")
+        positive_share("beta", self.beta)
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0), torch.zeros_like(x0))
 
     def client_step(self, client: ClientState, down: Controls, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        u = (1 - self.beta) * client.u + self.beta * self.change(client.c, down, f, rnd)  # 2, 3
+        u = (1 - self.beta) * client.u + self.beta * self.control_change(client.c, down, f, rnd)  # 2, 3
         up = Up(self.encode(u, rnd))  # 4
-        return self.settle(ClientState(client.c, u), down, up, rnd), up
+        return self.update_client_state(ClientState(client.c, u), down, up, rnd), up
 
-    def settle(self, client: ClientState, down: Controls, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: Controls, up: Up, rnd: Round) -> ClientState:
         q = self.decode(up.q, rnd)
         return ClientState(client.c + q, client.u - q)  # 5

@@ -6,10 +6,10 @@
         c_i⁺ ← c_i − c + (x − y) / (K η_l)          option II
     17  x ← x + η_g mean_S Δy;  c ← c + (|S|/N) mean_S Δc
 
-Differences from the paper: the clients send Δy alone by default (`uplink = "one"`), because with option II the server
-knows Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. With
-local momentum or another optimizer, which the corrected gradient feeds, the end point does not tell the mean gradient:
-c_i⁺ is that mean, and both vectors are sent.
+Differences from the paper: by default clients send only Δy (`uplink = "one"`), because with option II the server can
+compute Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. Local
+momentum or another optimizer works on the corrected gradient. The mean gradient then does not follow from the end
+point: c_i⁺ is the mean itself, and both vectors are sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
+from fedspan.core.method import Restorable, Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
 from fedspan.methods.base import Averaged, LocalSteps
@@ -60,11 +60,11 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
-    """Drift correction by full-size control variates."""
+class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+    """Drift correction by control variates of the size of the model."""
 
-    option: Literal["I", "II"] = "II"
-    uplink: Literal["one", "classic"] = "one"
+    option: Literal["I", "II"] = "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
+    uplink: Literal["one", "classic"] = "one"  # what is sent: Δy, from which Δc follows, or both
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,9 +95,9 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up]):
         elif self.uplink == "classic":
             dc = self._control_change(dy, c, rnd)
         up = Up(dy, dc)
-        return self.settle(client, down, up, rnd), up
+        return self.update_client_state(client, down, up, rnd), up
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         dc = self._control_change(up.dy, down.c, rnd) if up.dc is None else up.dc
         return ClientState(client.c + dc)  # 12
 

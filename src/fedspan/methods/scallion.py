@@ -8,11 +8,11 @@
      6  x ← x − η_g η_l K (c + mean_S q_i)
      7  c ← c + (|S|/N) mean_S q_i                  keeps c = mean_i c_i over ALL clients
 
-C must be unbiased, as rand-k, QSGD and natural compression are. `alpha` is 1/(1 + ω) unless it is given: the largest
-contraction of c_i's error, which is multiplied by 1 − 2α + α²(1 + ω) in the mean. With C = I and α = 1 it is SCAFFOLD.
+C must be unbiased, as rand-k, QSGD and natural compression are. By default α is 1/(1 + ω), which shrinks the error of
+c_i most: it is multiplied by 1 − 2α + α²(1 + ω) on average. With C = I and α = 1 it is SCAFFOLD.
 
-Differences from the paper: clients may have weights w_i; then c = Σ w_i c_i. A reply that is lost has not happened: the
-client goes back to the c_i it had, and c does not move.
+Differences from the paper: clients may have weights w_i; then c = Σ w_i c_i. After a lost reply the client returns to
+the c_i it had, and c does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from fedspan.compressors.randk import RandK
 from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import positive_share
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective
@@ -46,24 +46,24 @@ class ClientState:
 class Scallion(Controlled[ClientState]):
     """Drift correction with unbiased compression."""
 
-    compressor: Compressor = TENTH
-    alpha: float | None = None  # α; None: 1/(1 + ω)
+    compressor: Compressor = TENTH  # C: how uploads are compressed; unbiased
+    alpha: float | None = None  # α: step of the controls; none: 1/(1 + ω)
     needs = "unbiased"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha is not None and not 0 < self.alpha <= 1:
-            raise SpecError(f"`alpha` must be above 0 and at most 1, got {self.alpha!r}")
+        if self.alpha is not None:
+            positive_share("alpha", self.alpha)
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0))
 
     def client_step(self, client: ClientState, down: Controls, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        delta = self._alpha(rnd) * self.change(client.c, down, f, rnd)  # 2, 3
+        delta = self._alpha(rnd) * self.control_change(client.c, down, f, rnd)  # 2, 3
         up = Up(self.encode(delta, rnd))  # 4
-        return self.settle(client, down, up, rnd), up
+        return self.update_client_state(client, down, up, rnd), up
 
-    def settle(self, client: ClientState, down: Controls, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: Controls, up: Up, rnd: Round) -> ClientState:
         return ClientState(client.c + self.decode(up.q, rnd))  # 5
 
     def _alpha(self, rnd: Round) -> float:

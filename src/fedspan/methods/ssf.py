@@ -1,6 +1,6 @@
-"""SSF: SCAFFOLD inside a random subspace that every party draws from a common seed (arXiv:2604.25467), Algorithm 1.
+"""SSF: SCAFFOLD inside a random subspace that all parties draw from a shared seed (arXiv:2604.25467), Algorithm 1.
 
-     1  P ← projector(seed, t)                       both ends; nothing but the seed is agreed on
+     1  P ← projector(seed, t)                       server and clients; only the seed is shared
      2  send what i lacks of x, and P c              r numbers each
      3  u ← P c − P c_i;  z ← 0
      4  z ← z − η_l (P ∇f_i(x + Pᵀz; ξ) + u)         K times
@@ -10,25 +10,24 @@
      8  c ← c + (|S|/N) Pᵀ mean_S a_i                keeps c = mean_i c_i over ALL clients
     8'  c ← c + Pᵀ(mean_S P ḡ_i − P c)               control = "paper"
 
-With a `compressor` C line 5 sends C(a_i), and lines 6 to 8 have C(a_i) in the place of a_i at both ends, so that
-c = mean c_i holds as before. c_i is then the memory of an error feedback: what C left out of a_i is still missing from
-c_i, and so stands in the client's next a_i. A second memory of it would count it twice; none is kept. C must be
+With a `compressor` C, line 5 sends C(a_i), and lines 6 to 8 use C(a_i) instead of a_i at the server and at the client,
+so that c = mean c_i still holds. c_i then is the memory of an error feedback: what C left out of a_i is missing from
+c_i too, and so is part of the client's next a_i. A second memory would count it twice; there is none. C must be
 contractive, as top-k is, and QSGD with many levels: an unbiased C with ω ≥ 1 would add more error than it removes.
 
 Near the optimum a_i is mostly the noise of this round's mini-batches, and so is what C leaves out of it. With `beta`
-below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c_i, and it is u_i that is compressed:
+below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c_i, and compresses u_i:
 
     5'  P u_i ← (1 − β) P u_i + β (−z/(η_l K) − P c);  a_i ← C(P u_i), sent;  u_i ← u_i − Pᵀ a_i
 
-and outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
-al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers on its own host.
+Outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
+al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers of its own memory.
 
-With momentum or another optimizer the corrected gradient of line 4 feeds it. a_i stays P ḡ_i − P c_i, from the mean of
-the gradients themselves, so that c = mean c_i holds as before; z no longer follows from it and is sent too, and line 7
-becomes x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's memory: each round starts at rest
-("reset"), or where the client's last round ended, if P is still the same ("keep") or also if not, by P' Pᵀ ("project").
+Momentum or another optimizer works on the corrected gradient of line 4. a_i stays P ḡ_i − P c_i, from the mean of the
+gradients themselves, so that c = mean c_i still holds. z no longer follows from a_i and is sent too, and line 7 becomes
+x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's memory between two rounds of a client.
 
-Differences from the paper: its box knows no client sampling. Read literally under sampling it is line 8', which breaks
+Differences from the paper: its box has no client sampling. Read literally under sampling it is line 8', which breaks
 c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made
 with it. With full participation 8 and 8' are the same. Clients may have weights w_i; then c = Σ w_i c_i.
 """
@@ -42,14 +41,13 @@ import torch
 
 from fedspan.core.compressor import Compressor
 from fedspan.core.encoded import Encoded
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError, one_of, positive_share
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear import LinearMap
-from fedspan.core.method import Round
+from fedspan.core.method import Replayable, Round
 from fedspan.core.objective import Objective
-from fedspan.core.projector import draw
+from fedspan.core.projector import LinearMap, draw
 from fedspan.core.registry import name_of, register
-from fedspan.core.sync import Log, ModelSync
+from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import Averaged, InSubspace
 
 
@@ -64,56 +62,59 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The client's control, d numbers on its own host, never sent; the rest is empty where it is not asked for."""
+    """The client's control, d numbers in its own memory, never sent; the other fields are empty by default."""
 
     c: Vector
-    u: Vector  # v_i − c_i; with β = 1 nothing would be left of it after a round
-    moments: Vector  # the optimizer's
+    u: Vector  # v_i − c_i; empty if β = 1
+    moments: Vector  # of the optimizer; empty if they are reset
 
 
 @dataclass(frozen=True, eq=False)
-class Down:
-    """What is missing of x, r numbers of control, one number to check P."""
+class Down(SyncedDown):
+    """What the client lacks of x, r numbers of control, and one number to check P."""
 
-    sync: ModelSync
     Pc: Vector
     probe: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Up:
-    """r numbers; r more each with control = "paper" and with steps that are not plain, where a does not tell z."""
+    """r numbers; r more for each of control = "paper" and of steps that are not plain."""
 
     a: Vector | None
     Pg: Vector | None = None
     z: Vector | None = None
-    q: Encoded | None = None  # a_i compressed, in the place of a
+    q: Encoded | None = None  # a_i compressed, instead of a
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SSF(InSubspace[ServerState, ClientState, Down, Up]):
-    """Drift correction with r numbers on the wire."""
+class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
+    """Drift correction with r numbers per message.
 
-    control: Literal["exact", "paper"] = "exact"
-    compressor: Compressor | None = None  # of the uplink; None: r numbers as they are
-    beta: float = 1.0  # β: the weight of this round's gradient in what is compressed
+    Args:
+        control: How the server renews c: `"exact"` is line 8, `"paper"` line 8'.
+        compressor: How the upload is compressed: a compressor, its name, or a table with `name`. None sends a_i as is.
+        beta: Weight β of this round's gradient in what is compressed (line 5').
+
+    """
+
+    control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
+    compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
+    beta: float = 1.0  # β: weight of this round's gradient in what is compressed
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("control", self.control, ("exact", "paper"))
         if self.compressor is not None and (not self.solver.plain or self.control == "paper"):
-            raise SpecError(
-                "`compressor` stands for a_i alone; leave out `momentum`, `optimizer` and control = 'paper'"
-            )
-        if not 0 < self.beta <= 1:
-            raise SpecError(f"`beta` must be above 0 and at most 1, got {self.beta!r}")
+            raise SpecError("`compressor` needs plain steps; leave out `momentum`, `optimizer` and control = 'paper'")
+        positive_share("beta", self.beta)
         if self.beta < 1 and self.compressor is None:
-            raise SpecError(f"`beta` {self.beta!r} is for what a `compressor` leaves out; name one or leave it at 1")
+            raise SpecError(f"`beta` {self.beta!r} needs a `compressor`; set one, or leave `beta` at 1")
 
     @property
     def private(self) -> tuple[str, ...]:
-        """What a client has yet to send, and its moments."""
+        """Moments, and what a client has not sent yet."""
         return (*super().private, *(("u",) if self.beta < 1 else ()))
 
     def check(self, layout: Layout) -> None:
@@ -122,16 +123,16 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         r = draw(self.projector, layout, (0,), 0).rank
         if self.compressor is not None and self.compressor.delta(r) is None:
             raise SpecError(
-                f"ssf needs a contractive compressor, and {name_of(self.compressor)} is not on {r} numbers as it "
-                "stands; set its unbiased = false, or give it more levels or smaller buckets"
+                f"`compressor` {name_of(self.compressor)!r} is not contractive for {r} numbers with these settings, "
+                "and ssf needs a contractive one; set its unbiased = false, or give it more levels or smaller buckets"
             )
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        ahead = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
-        return ClientState(torch.zeros_like(x0), ahead, self.at_rest(x0, layout))
+        unsent = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
+        return ClientState(torch.zeros_like(x0), unsent, self.no_moments(x0, layout))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
@@ -147,23 +148,36 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd.t) * self.local_steps)
         a = mean - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
-        a, ahead = self._running_mean(client.u, a, P)  # 5'
+        a, u = self._running_mean(client.u, a, P)  # 5'
         up = Up(a, Pg, None if self.solver.plain else z) if self.compressor is None else self._compressed(a, rnd)
-        return self.settle(ClientState(c_i, ahead, moments), down, up, rnd), up
+        return self.update_client_state(ClientState(c_i, u, moments), down, up, rnd), up
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        return self.grow(client, self.trace(up, rnd), rnd)
-
-    def trace(self, up: Up, rnd: Round) -> Vector:
-        """a_i as it arrived, at either end."""
+    def state_change(self, up: Up, rnd: Round) -> Vector:
+        """a_i as it was sent."""
         if up.a is not None:
             return up.a
         assert self.compressor is not None
         assert up.q is not None
         return self.compressor.decompress(up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype)
 
+    def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
+        backfill = self.subspace(rnd).T @ change
+        u = client.u - backfill if self.beta < 1 else client.u
+        return ClientState(client.c + backfill, u, client.moments)  # 6
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        P, x, c = self.subspace(rnd), server.x, server.c
+        Pc, mean_a = P @ c, rnd.mean(self.state_change(up, rnd))
+        if up.z is None:
+            delta = -self.server_lr * self.step(P, rnd.t) * self.local_steps * (Pc + mean_a)
+        else:
+            delta = self.server_lr * rnd.mean(up.z)
+        x = x + P.T @ delta  # 7
+        change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
+        return ServerState(x, c + P.T @ change, self.push(server.log, delta, rnd))  # 8
+
     def _running_mean(self, u: Vector, a: Vector, P: LinearMap) -> tuple[Vector, Vector]:
-        """Line 5' up to what is sent: P u_i with this round in it, and u_i with that inside the subspace."""
+        """Line 5' up to what is sent: P u_i after this round, and u_i with that inside the subspace."""
         if self.beta == 1:
             return a, u
         Pu = P @ u
@@ -173,19 +187,3 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up]):
     def _compressed(self, a: Vector, rnd: Round) -> Up:
         assert self.compressor is not None
         return Up(None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
-
-    def grow(self, client: ClientState, entry: Vector, rnd: Round) -> ClientState:
-        change = self.subspace(rnd).T @ entry
-        ahead = client.u - change if self.beta < 1 else client.u
-        return ClientState(client.c + change, ahead, client.moments)  # 6
-
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        P, x, c = self.subspace(rnd), server.x, server.c
-        Pc, mean_a = P @ c, rnd.mean(self.trace(up, rnd))
-        if up.z is None:
-            delta = -self.server_lr * self.step(P, rnd.t) * self.local_steps * (Pc + mean_a)
-        else:
-            delta = self.server_lr * rnd.mean(up.z)
-        x = x + P.T @ delta  # 7
-        change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
-        return ServerState(x, c + P.T @ change, self.push(server.log, delta, rnd))  # 8

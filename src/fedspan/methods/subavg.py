@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
+from fedspan.core.method import Restorable, Round
 from fedspan.core.objective import Objective
 from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync
+from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import InSubspace
 
 
@@ -30,16 +30,15 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """The optimizer's moments where they are kept; else clients remember nothing but their copy of x."""
+    """The optimizer's moments if they are kept; empty otherwise."""
 
     moments: Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Down:
-    """What is missing of x, and one number to check P."""
+class Down(SyncedDown):
+    """What the client lacks of x, and one number to check P."""
 
-    sync: ModelSync
     probe: torch.Tensor
 
 
@@ -52,14 +51,14 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
-    """r numbers on the wire, and no drift correction."""
+class SubAvg(InSubspace[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+    """r numbers per message, and no drift correction."""
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(self.at_rest(x0, layout))
+        return ClientState(self.no_moments(x0, layout))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
@@ -72,7 +71,7 @@ class SubAvg(InSubspace[ServerState, ClientState, Down, Up]):
         z, moments = self.descend_inside(x, P, grad, client.moments, rnd)  # 3
         return ClientState(moments), Up(z)
 
-    def settle(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         return client
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.linear import Factor
+from fedspan.core.projector import Factor
 from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor

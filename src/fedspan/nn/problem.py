@@ -13,9 +13,9 @@ from torch import nn
 from fedspan.core import seeds
 from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, Problem, term
+from fedspan.core.projector import LinearMap
 from fedspan.nn.batched import Cohort
 from fedspan.nn.client_data import Batch, ClientData, Loss, Tensors, placed
 from fedspan.nn.module import FlatModule, Restricted, shrink
@@ -23,12 +23,13 @@ from fedspan.nn.projection_rules import ProjectionRule, digest, kept_in, layout_
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Augment = Callable[[Batch, torch.Generator], Batch]
+SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
 class TorchProblem(Problem):
     """A module, its clients' examples, and how to score it."""
 
-    together = 1
+    cohort_mode = "per_client"
 
     def __init__(
         self,
@@ -118,6 +119,29 @@ class TorchProblem(Problem):
         self.release()
         self.model.load_state_dict(weights)
         return self.model.eval()
+
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
+        """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
+        self.release()
+        self.module.load(x)
+        self.write_buffers(buffers)
+        self.model.eval()
+        clients = self._sample(SAMPLED_CLIENTS, self.clients, 0)
+        with torch.inference_mode():
+            losses = [self._sampled_loss(client) for client in clients]
+        return np.array([np.average(losses, weights=None if self.weights is None else self.weights[clients])])
+
+    def _sampled_loss(self, client: int) -> float:
+        source = self.sources[client]
+        index = torch.tensor(self._sample(SAMPLED_EXAMPLES, len(source), 1 + client))
+        parts = [(len(part), placed(source.take(part), self.device)) for part in index.split(self.batch)]
+        return sum(n * float(self.loss(self.model, batch)) for n, batch in parts) / len(index)
+
+    def _sample(self, size: int, of: int, stream: int) -> list[int]:
+        """Different numbers below `of`, the same in every call and from a stream that no run uses."""
+        key = np.array([seeds.key(self.seeds[0], "training loss", stream)], np.uint64)
+        chosen: list[int] = seeds.choose(key, of, min(size, of))[0].tolist()
+        return chosen
 
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""

@@ -1,1 +1,10 @@
-"""One file an optimizer of local steps; the file's name is its name in a spec. A spec that names none has SGD."""
+"""Optimizers of local steps, one file each; the file's name is the name in a spec. Without one, steps are SGD."""
+
+from typing import TYPE_CHECKING
+
+from fedspan.core.namespace import lazy
+
+if TYPE_CHECKING:
+    from fedspan.optimizers.adamw import AdamW as AdamW
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -17,9 +17,9 @@ import torch
 
 from fedspan.core.errors import below_one, not_negative, positive
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.objective import Direction
 from fedspan.core.optimizer import Optimizer, turned, turned_squares
+from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 
 

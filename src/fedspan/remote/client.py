@@ -8,7 +8,7 @@ counted is never lost.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Problem
-from fedspan.engine.worker import BUFFERS, Replica, answer
+from fedspan.engine.worker import BUFFERS, Replica, answer, opened
 from fedspan.remote.messages import REASON, RoundMessage, fingerprint, restored, rounded
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -65,12 +65,12 @@ class Store:
         state: Any = wire.unpack(kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")})
         return Replica(state, own.get("x"), meta["last_round"][number])
 
-    def save(self, seq: int, before: Replica, after: Replica, mark: str, keep_x: bool) -> None:
+    def save(self, seq: int, before: Replica, after: Replica, mark: str) -> None:
         """Write both versions, in one step that survives a crash; x only where the server sends changes of it."""
         arrays: wire.Arrays = {}
         for number, one in enumerate((before, after)):
             arrays |= {f"{number}.state.{k}": v for k, v in wire.pack(one.state).items()}
-            arrays |= {} if one.x is None or not keep_x else {f"{number}.x": one.x}
+            arrays |= {} if one.x is None else {f"{number}.x": one.x}
         last_round = [before.last_round, after.last_round]
         checkpoint.save(self.path, arrays, {"fingerprint": mark, "seqs": [seq, seq + 1], "last_round": last_round})
 
@@ -118,8 +118,7 @@ class Client:
         if sent is not up:  # the client must go by the rounded numbers too, as the server will
             there = restored(sent, message.cast, self.problem.layout.dtype)
             after = replace(after, state=settled(self.method, before, down, there, rnd))
-        changes = any(field.name == "sync" for field in fields(self.method.types()[2]))
-        self.store.save(message.seq, before, after, mark, changes)
+        self.store.save(message.seq, before, after, mark)
         return sent
 
     def _down(self, message: RoundMessage) -> wire.Arrays:
@@ -139,11 +138,8 @@ class Client:
 
 def settled(method: Method[Any, Any, Any, Any], before: Replica, down: wire.Arrays, up: wire.Arrays, rnd: Round) -> Any:
     """A client's state after a reply as it arrived."""
-    message: Any = wire.unpack(method.types()[2], {k: v for k, v in down.items() if k != BUFFERS})
-    sync = getattr(message, "sync", None)
-    if sync is not None:
-        message = replace(
-            message, sync=sync.open(before.x, before.last_round, lambda e, t: method.expand(e, replace(rnd, t=t)))
-        )
+    memory = restorable(method)
+    if memory is None:
+        return before.state
     reply: Any = wire.unpack(method.types()[3], {k: v for k, v in up.items() if k != BUFFERS})
-    return method.settle(before.state, message, reply, rnd)
+    return memory.update_client_state(before.state, opened(method, before, down, rnd), reply, rnd)

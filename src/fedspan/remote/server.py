@@ -21,9 +21,10 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
+from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
 from fedspan.engine.states import InMemory, OnDisk, States
 from fedspan.engine.worker import BUFFERS
@@ -74,7 +75,9 @@ class Server:
     ) -> None:
         at_least("minimum", minimum, 1)
         one_of("cast", cast, CASTS)
-        if method.private and CASTS[cast] is not None:
+        self.memory = restorable(method)
+        self.private = () if self.memory is None else self.memory.private
+        if self.private and CASTS[cast] is not None:
             raise SpecError(
                 f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it keeps to itself; use 'float32'"
                 + (", and {name = 'cast'} as its compressor" if hasattr(method, "compressor") else "")
@@ -88,7 +91,7 @@ class Server:
         self._copies: dict[str, States] | None = None
         if backup:
             held = [f.name for f in dataclasses.fields(self.first) if getattr(self.first, f.name).numel()]
-            names = [name for name in held if name not in method.private]
+            names = [name for name in held if name not in self.private]
             self._copies = {name: self._copy(name, clients, folder, resume) for name in names}
 
     def _copy(self, name: str, clients: int, folder: Path | None, resume: bool) -> States:
@@ -176,14 +179,16 @@ class Server:
         if self._copies is not None:
             row = np.array([client])
             brought = {f"{RESTORE}{name}": states.take(row).unsqueeze(0) for name, states in self._copies.items()}
-            anew = f"; {', '.join(self.method.private)} begins anew" if self.method.private else ""
+            anew = f"; {', '.join(self.private)} begins anew" if self.private else ""
             events.append(Event(client, f"state restored from the server's copy{anew}"))
         else:
             last_round = -1
             events.append(Event(client, "re-enters with an empty state: there is no copy of it"))
         brought[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
         try:
-            arrays = wire.pack(wire.pick(_as_if(down, place, last_round), place, whole=True))
+            arrays = wire.pack(
+                wire.pick(down.dated(place, last_round) if isinstance(down, SyncedDown) else down, place, full=True)
+            )
         except ProtocolError as error:
             events.append(Event(client, f"cannot be brought back: {error}"))
             return None
@@ -203,10 +208,11 @@ class Server:
         up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies])
         buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
         here = rnd.subset(places)
-        if self._copies:
+        if self._copies and self.memory is not None:
             rows = here.ids[0]
             old = {name: states.take(rows).unsqueeze(0) for name, states in self._copies.items()}
-            new = self.method.settle(replace(self.first, **old), _among(down, places), up, here)
+            there = down.subset(places) if isinstance(down, SyncedDown) else down
+            new = self.memory.update_client_state(replace(self.first, **old), there, up, here)
             for name, states in self._copies.items():
                 states.put(rows, getattr(new, name)[0])
         self.acked[here.ids[0]] += 1
@@ -239,19 +245,3 @@ class Server:
             if f"copy.{name}" not in arrays:
                 raise SpecError("the checkpoint was made without copies of the clients' states; resume with backup off")
             states.load(arrays[f"copy.{name}"])
-
-
-def _as_if(down: Any, place: int, last_round: int) -> Any:
-    """The download for a client whose copy dates from another round."""
-    sync = getattr(down, "sync", None)
-    if sync is None:
-        return down
-    dated = sync.last_round.copy()
-    dated[0, place] = last_round
-    return replace(down, sync=replace(sync, last_round=dated))
-
-
-def _among(down: Any, places: npt.NDArray[np.int64]) -> Any:
-    """The download of some of the cohort."""
-    sync = getattr(down, "sync", None)
-    return down if sync is None else replace(down, sync=replace(sync, last_round=sync.last_round[:, places]))

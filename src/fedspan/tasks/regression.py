@@ -4,7 +4,7 @@
 
 Made data: rows of A_i ~ N(μ_i, I) with μ_i ~ N(0, het² I); one shared X_true ~ N(0, 1); B_i = A_i X_true + noise;
 X⁰ = 0; mini-batches are drawn with replacement. The flat vector holds Xᵀ (outputs × inputs, as torch keeps weights).
-Inside a subspace A Pᵀ and A x − B are formed once a round, so that a local step costs O(r):
+Inside a subspace A Pᵀ and A x − B are computed once per round, so that a local step costs O(r):
 P ∇f_i(x + Pᵀz) = (A Pᵀ)ᵀ (A Pᵀ z + A x − B) / n + λ (P x + z).
 """
 
@@ -25,13 +25,13 @@ from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least, positive
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round, Schedule
 from fedspan.core.objective import Objective, Problem
+from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 from fedspan.core.task import Task
 
-DIVERGED = 1e6  # a relative error beyond this is past hope
+DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
 Batch = tuple[torch.Tensor, torch.Tensor]  # rows of A, or of A Pᵀ, and of B, or of A x − B
 
@@ -39,17 +39,17 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # rows of A, or of A Pᵀ, and of B, 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task):
-    """Settings of the problem; with `data` the shapes come from the file."""
+    """Linear regression with shifted features; with `data` the shapes come from the file."""
 
-    het: float = 0.5
+    het: float = 0.5  # spread of the clients' feature means
     target_het: float = 0.0  # spread of client-specific X_true around the shared one
-    clients: int = 20
-    dim: int = 100
-    outputs: int = 10
-    samples: int = 50
-    reg: float = 0.1
-    noise: float = 0.01
-    data_seed: int | None = None  # None: each run makes its data from its own seed
+    clients: int = 20  # N
+    dim: int = 100  # features, d
+    outputs: int = 10  # columns of X, m
+    samples: int = 50  # examples per client, n
+    reg: float = 0.1  # λ
+    noise: float = 0.01  # standard deviation of the noise in B
+    data_seed: int | None = None  # seed of the data; none: that of the run
     data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, for clients of unequal size, n (N,)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Regression(Task):
 
 
 class RegressionProblem(Problem):
-    """The data of all clients, (runs · N · n) rows deep, and the optimum."""
+    """The data of all clients in all runs, and the optimum."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class RegressionProblem(Problem):
         batch, dtype = settings.batch_size, settings.torch_dtype
         (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
         self.seeds, self.batch, self.reg = of_runs, batch, reg
-        self.held: tuple[Schedule, int, torch.Tensor] | None = None  # mini-batches drawn ahead
+        self.held: tuple[Schedule, int, torch.Tensor] | None = None  # mini-batches of several rounds
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = None if settings.participation.weights == "uniform" else self.counts / self.counts.sum()
         self.steps_per_epoch = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
-        # Rows are kept times 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch with no further factor.
+        # Rows are scaled by 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
         joined = np.stack([np.concatenate([a, b], -1) for a, b, _ in data]) * self.scale[:, None, None]
         self.data = torch.from_numpy(joined).to(dtype)  # [A B], (runs, N, n, d + m)
@@ -112,7 +112,7 @@ class RegressionProblem(Problem):
     def picks(
         self, of_runs: tuple[int, ...], rounds: tuple[int, ...], part: int, ids: npt.NDArray[np.int64], steps: int
     ) -> torch.Tensor:
-        """Rows drawn for mini-batches, (rounds, steps, runs · S, batch): decided by (seed, round, client, step)."""
+        """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
         assert self.batch != "full"
         keys = np.stack([seeds.keys(of_runs, "batch", t, part) for t in rounds])[..., None]
         drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None])
@@ -151,12 +151,12 @@ class RegressionProblem(Problem):
         return {name: np.array(values) for name, values in out.items()}
 
     def diverged(self, metrics: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
-        """Not finite, or a million times off."""
+        """Not finite, or a relative error above a million."""
         return ~(metrics["rel_err"] < DIVERGED)
 
 
 class RegressionObjective(Objective):
-    """f_i of a cohort in one round; the mini-batches of all its local steps are picked and gathered at once."""
+    """f_i of a cohort in one round; the mini-batches of all its local steps are gathered at once."""
 
     def __init__(self, problem: RegressionProblem, rnd: Round) -> None:
         self.problem, self.rnd = problem, rnd
@@ -176,7 +176,7 @@ class RegressionObjective(Objective):
         return self._pull(x, rows * (again := self._all_rows()), goal * again)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
-        """z ↦ P ∇f(x + Pᵀz) + plus; A Pᵀ and A x − B are formed here, once, as one product [A B] [[Pᵀ, x], [0, −I]]."""
+        """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A B] [[Pᵀ, x], [0, −I]]."""
         (factor,), d, m = P.factors, self.d, self.m
         if factor is None:
             return super().restrict(x, P, plus)
@@ -203,7 +203,7 @@ class RegressionObjective(Objective):
         return torch.bmm(residual.mT, rows).add_(point, alpha=self.problem.reg).view(self.runs, self.cohort, -1)
 
     def _all_rows(self) -> torch.Tensor:
-        """What turns rows scaled for a mini-batch into rows scaled for all n_i."""
+        """The factor from rows scaled for a mini-batch to rows scaled for all n_i."""
         factor = 1 / (np.sqrt(self.problem.counts) * self.problem.scale)
         return torch.from_numpy(factor[self.rnd.ids.ravel()]).to(self.problem.data.dtype).view(-1, 1, 1)
 
@@ -212,7 +212,7 @@ class RegressionObjective(Objective):
         return self.problem.data.flatten(0, 1).index_select(0, torch.from_numpy(self.rnd.rows))
 
     def _draw(self, data: torch.Tensor, clients: torch.Tensor, width: int) -> Iterator[Batch]:
-        """One mini-batch a step from data (·, n, width + m): (left, right columns), gathered K steps at a time."""
+        """One mini-batch per step from data (·, n, width + m): (left, right columns), gathered K steps at a time."""
         batch, n, steps = self.problem.batch, data.shape[1], max(1, self.rnd.local_steps)
         if batch == "full":
             left, right = data.index_select(0, clients).split([width, self.m], -1)

@@ -1,1 +1,1 @@
-"""The convergence theory of SSF as instruments: bounds, step sizes, estimates, forecasts, and measurements in a run."""
+"""The convergence theory of SSF as tools: conditions, step sizes, bounds, estimates, diagnostics and the lr search."""

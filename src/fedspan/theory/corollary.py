@@ -1,4 +1,4 @@
-"""The corollary of Theorem 1: step sizes in closed form, and the rate they give.
+"""The corollary of Theorem 1: step sizes in closed form, and the bound they give.
 
 η_l = min{1/(2KL), √(ρ/864L²K³), √((Δ_F + C_0)/(100 L K σ² T ρ))}
 η̃   = (1/η̃_0 + 1/η̃_1)⁻¹,   η̃_0 = min{1/4L, ρ/2L},   η̃_1 = √(2NK(Δ_F + C_0)/(Lσ²T)),   η_g = η̃/(η_l K)
@@ -19,7 +19,7 @@ def stability_step(s: Setting) -> float:
 
 
 def variance_step(s: Setting) -> float:
-    """η̃_1 = √(2NK(Δ_F + C_0)/(Lσ²T)); infinite where there is no noise (eq:eta0_eta1_explicit_defs)."""
+    """η̃_1 = √(2NK(Δ_F + C_0)/(Lσ²T)); infinite without noise (eq:eta0_eta1_explicit_defs)."""
     if s.sigma2 == 0:
         return math.inf
     return math.sqrt(2 * s.clients * s.local_steps * s.start / (s.L * s.sigma2 * s.rounds))
@@ -47,7 +47,7 @@ def bound(s: Setting) -> float:
 
 
 def rounds_to(s: Setting, target_sq: float) -> float:
-    """T at which `bound` comes down to ‖∇F‖² = target_sq: a/T + b/√T = target, solved for 1/√T."""
+    """T at which `bound` falls to ‖∇F‖² = target_sq: a/T + b/√T = target, solved for 1/√T."""
     a = 112 * s.L * s.start / s.rho**2
     b = 8 * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps)) / s.rho
     if a == 0:

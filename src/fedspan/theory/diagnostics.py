@@ -1,13 +1,13 @@
-"""What the lemmas speak of, measured in a run: in every row, at the server's model, with all clients asked.
+"""Quantities of the lemmas, measured in a run: at the server's model, over all clients.
 
     grad_sq         ‖∇F(x)‖²
-    drift           E_t = (1/NK) Σ_i Σ_k ‖y_i^k − x‖²: the next round's local steps, taken by all clients to no effect
+    drift           E_t = (1/NK) Σ_i Σ_k ‖y_i^k − x‖² of the next round, as if all clients took part in it
     control_error   C_t = mean_i ‖c_i − ∇f_i(x)‖²
-    control_gap     ‖c − mean_i c_i‖: rounding, or a control rule that breaks the mean
-    correction_cos  cosine of c − c_i and ∇F(x) − ∇f_i(x), mean over clients: 1 where the correction is the true drift
+    control_gap     ‖c − mean_i c_i‖: rounding errors, or a control rule that does not keep the mean
+    correction_cos  cosine between c − c_i and ∇F(x) − ∇f_i(x), mean over clients; 1 is a perfect correction
 
-The last three are for methods whose server and clients keep a control `c`. The measurement costs about two rounds of
-all clients and a pass over their data, draws nothing from the run's streams, and leaves no trace in it.
+The last three need a control `c` on the server and on the clients. A measurement costs about two rounds of all clients
+and a pass over their data. It draws nothing from the run's streams and does not change the run.
 """
 
 from __future__ import annotations
@@ -21,67 +21,66 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.linear import LinearMap
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.engine.loop import Loop
-from fedspan.theory.gradient_probe import everyone, weights
-
-Numbers = dict[str, npt.NDArray[np.float64]]
+from fedspan.theory.gradient_probe import all_clients, client_weights
 
 
-def observe(loop: Loop) -> Numbers:
-    """All of the above, one number a run."""
+def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
+    """All quantities above, one number per run."""
     clients = getattr(loop.transport, "clients", None)
     if clients is None:
         raise SpecError("`diagnostics` needs all clients on one machine; leave it out")
     with torch.inference_mode():
-        states, share = clients(), weights(loop.problem)
-        grads = everyone(loop.problem).full(loop.method.model(loop.server)).double()
-        whole = (share * grads).sum(1, keepdim=True)
-        found = {"grad_sq": whole.square().sum((1, 2)), "drift": drift(loop, states)}
+        states, weights = clients(), client_weights(loop.problem)
+        grads = all_clients(loop.problem).full_grads(loop.method.model(loop.server)).double()
+        mean_grad = (weights * grads).sum(1, keepdim=True)
+        found = {"grad_sq": mean_grad.square().sum((1, 2)), "drift": _drift(loop, states)}
         if hasattr(states, "c") and hasattr(loop.server, "c"):
-            found |= _controls(loop.server.c.double(), states.c.double(), grads, whole, share)
+            found |= _controls(loop.server.c.double(), states.c.double(), grads, mean_grad, weights)
     return {name: value.numpy() for name, value in found.items()}
 
 
-def _controls(c: Vector, own: Vector, grads: Vector, whole: Vector, share: torch.Tensor) -> dict[str, torch.Tensor]:
-    correction, needed = c - own, whole - grads
-    cosine = torch.nn.functional.cosine_similarity(correction, needed, dim=-1, eps=1e-30)
+def _controls(
+    c: Vector, own: Vector, grads: Vector, mean_grad: Vector, weights: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    cosine = torch.nn.functional.cosine_similarity(c - own, mean_grad - grads, dim=-1, eps=1e-30)
     return {
-        "control_error": (share * (own - grads).square()).sum((1, 2)),
-        "control_gap": (c - (share * own).sum(1, keepdim=True)).norm(dim=-1)[:, 0],
-        "correction_cos": (share[..., 0] * cosine).sum(1),
+        "control_error": (weights * (own - grads).square()).sum((1, 2)),
+        "control_gap": (c - (weights * own).sum(1, keepdim=True)).norm(dim=-1)[:, 0],
+        "correction_cos": (weights[..., 0] * cosine).sum(1),
     }
 
 
-def drift(loop: Loop, states: Any) -> torch.Tensor:
-    """E_t of the next round if all clients took part in it, (runs,)."""
+def _drift(loop: Loop, states: Any) -> torch.Tensor:
+    """E_t of the next round with all clients, (runs,)."""
     problem, method, rnd = loop.problem, loop.method, _next_round(loop)
     down = method.broadcast(loop.server, rnd)
 
-    def one(own: Any, part: Round) -> torch.Tensor:
-        recorder = Recorder(problem.cohort(part))
+    def distances(own: Any, part: Round) -> torch.Tensor:
+        recorder = _DistanceRecorder(problem.cohort(part))
         recorder.begin(loop.buffers)
         method.client_step(own, down, recorder, part)
         return recorder.mean()
 
     with torch.random.fork_rng(devices=[]):
-        if problem.together is None:
-            return one(states, rnd).mean(1)
-        places = range(problem.clients)
-        return torch.cat([one(_cut(states, i), rnd.subset(np.array([i]))) for i in places], 1).mean(1)
+        if problem.cohort_mode == "batched":
+            return distances(states, rnd).mean(1)
+        each = range(problem.clients)
+        return torch.cat([distances(_state_of(states, i), rnd.subset(np.array([i]))) for i in each], 1).mean(1)
 
 
-class Recorder(Objective):
-    """An objective that notes how far from their start its gradients are asked for."""
+class _DistanceRecorder(Objective):
+    """An objective that records how far from the starting point its gradients are evaluated."""
 
     def __init__(self, inner: Objective) -> None:
         self.inner, self.calls, self.total = inner, 0, torch.zeros(())
         self.start: Vector | None = None
 
     def grad(self, y: Vector) -> Vector:
-        return self._noted(self.inner.grad)(y)
+        return self._recorded(self.inner.grad)(y)
 
     def full_grad(self, x: Vector) -> Vector:
         return self.inner.full_grad(x)
@@ -90,16 +89,16 @@ class Recorder(Objective):
         self.inner.begin(buffers)
 
     def direction(self, plus: Plus = None) -> Direction:
-        return self._noted(self.inner.direction(plus))
+        return self._recorded(self.inner.direction(plus))
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        return self._noted(self.inner.restrict(x, P, plus))
+        return self._recorded(self.inner.restrict(x, P, plus))
 
     def mean(self) -> torch.Tensor:
         """Mean over the local steps, (runs, clients)."""
         return self.total / max(1, self.calls)
 
-    def _noted(self, direction: Direction) -> Direction:
+    def _recorded(self, direction: Direction) -> Direction:
         def at(y: Vector) -> Vector:
             self.start = y if self.start is None else self.start
             g = direction(y)
@@ -111,17 +110,17 @@ class Recorder(Objective):
 
 
 def _next_round(loop: Loop) -> Round:
-    """The round to come with all clients in it."""
+    """The next round with all clients in it."""
     runs, n = loop.last_round.shape
     ids = np.broadcast_to(np.arange(n), (runs, n)).copy()
     dtype = loop.problem.layout.dtype
-    share = None if loop.problem.weights is None else weights(loop.problem).to(dtype).expand(runs, -1, -1)
+    weights = None if loop.problem.weights is None else client_weights(loop.problem).to(dtype).expand(runs, -1, -1)
     return Round(
         t=loop.t, seeds=loop.seeds, clients=n, layout=loop.problem.layout, ids=ids, last_round=loop.last_round,
-        weights=share, everyone=loop.last_round, local_steps=loop.method.local_steps,
+        weights=weights, everyone=loop.last_round, local_steps=loop.method.local_steps,
     )  # fmt: skip
 
 
-def _cut(states: Any, place: int) -> Any:
+def _state_of(states: Any, client: int) -> Any:
     fields = dataclasses.fields(states)
-    return type(states)(**{f.name: getattr(states, f.name)[:, place : place + 1] for f in fields})
+    return type(states)(**{f.name: getattr(states, f.name)[:, client : client + 1] for f in fields})

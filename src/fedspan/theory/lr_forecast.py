@@ -1,37 +1,39 @@
-"""Which local step is best at the end of a run, told from short trials of several.
+"""Predict from short trials which local learning rate has the lowest error at the end of a run.
 
-The square of the error is taken apart,
+The squared error is split into two parts,
 
-    e²(η, t) = G(ηt) + V(η)        a transient in the time ηt, and a floor of noise, V = aη + bη²
+    e²(η, t) = G(ηt) + V(η)        a transient in the time ηt, and a noise floor V = aη + bη²
 
-Trials that have settled tell V, the lowest rate that has come far tells G, beyond its end by the decay seen last. The
-rate with the lowest G(ηT) + V(η) is best at the end of T rounds.
+Trials that have settled give V. The lowest rate that has come far gives G, extended beyond its end by the decay seen
+last. The best rate for T rounds has the lowest G(ηT) + V(η).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-FAR = 0.05  # of the start's square: from here on what is left of a transient can be told
-SLOWER = 0.9  # what is left of a decay is its slow part
-UNSEEN = 0.1  # of a trial's square: a floor that is not in sight yet
-LOW = 0.25  # of the start's square: a floor above this is no floor but slowness
+Floor = Callable[[Floats | float], Floats]
+FAR = 0.05  # share of the squared start below which the rest of a transient can be predicted
+SLOWDOWN = 0.9  # a decay goes on at this share of the slope seen last
+UNSEEN_FLOOR = 0.1  # share of a trial's squared error that its floor is guessed to be when none is in sight
+HIGHEST_FLOOR = 0.25  # share of the squared start above which a trial is slow rather than settled
+TINY = 1e-300  # keeps logarithms of losses that reach zero or less finite
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One rate, as far as it was followed."""
+class RateTrial:
+    """One learning rate and the values measured with it."""
 
     lr: float
-    rounds: int  # that were run
-    at: list[int]
-    values: list[float]  # the metric at these rounds
+    rounds: int  # rounds run
+    at: list[int]  # rounds of the evaluations
+    values: list[float]  # the measure at these rounds
     diverged: bool
 
     @property
@@ -51,29 +53,30 @@ class Trial:
         if self.diverged or fifth < 2:
             return False
         before = np.mean(np.square(self.values[-2 * fifth : -fifth]))
-        return bool(self.level > 0.85 * before and self.level < LOW * self.values[0] ** 2)
-
-    def fallen(self, t: int) -> float:
-        """How far the logarithm of the metric has come down by round t; nowhere where it diverged."""
-        if self.diverged:
-            return -math.inf
-        return math.log(self.values[0] / float(np.interp(t, self.at, self.values)))
+        return bool(self.level > 0.85 * before and self.level < HIGHEST_FLOOR * self.values[0] ** 2)
 
     @property
-    def ahead(self) -> float | None:
-        """The square it is settling at, its last three fifths taken as a geometric decay (Aitken); None: none seen."""
+    def predicted_level(self) -> float | None:
+        """Limit of the squares, with the last three fifths as a geometric decay (Aitken); None where it is unclear."""
         fifth = len(self.values) // 5
-        if self.diverged or fifth < 3 or self.level >= LOW * self.values[0] ** 2:
+        if self.diverged or fifth < 3 or self.level >= HIGHEST_FLOOR * self.values[0] ** 2:
             return None
         a, b, c = (float(np.mean(np.square(part))) for part in np.split(np.array(self.values[-3 * fifth :]), 3))
         bend = a + c - 2 * b
         found = (a * c - b * b) / bend if bend > 0 else 0.0
         return found if a > b > c and found > 0.1 * c else None
 
+    def fall(self, t: int | None = None) -> float:
+        """Decrease of the logarithm of the measure until round t, the last by default; −∞ where it diverged."""
+        if self.diverged:
+            return -math.inf
+        value = float(np.interp(self.rounds if t is None else t, self.at, self.values))
+        return math.log(self.values[0] / max(value, TINY))
 
-def best_rate(trials: list[Trial], rounds: int) -> float:
+
+def best_lr(trials: list[RateTrial], rounds: int) -> float:
     """The rate with the lowest predicted error at the end of the run."""
-    if not _ends(trials):
+    if not _floors(trials):
         return _fastest(trials)
     floor, top = _floor(trials), max(trial.lr for trial in trials)
     times, transient = _transient(trials, floor)
@@ -82,49 +85,49 @@ def best_rate(trials: list[Trial], rounds: int) -> float:
     return float(rates[np.argmin(predicted)])
 
 
-def _fastest(trials: list[Trial]) -> float:
-    """No floor in sight: the lowest rate that falls four fifths as far as the best trial in as many rounds."""
+def _fastest(trials: list[RateTrial]) -> float:
+    """The lowest rate that falls at least 80 % as far as the best trial in as many rounds."""
     best = min(trials, key=lambda trial: trial.level)
     long = [trial for trial in trials if best.rounds / 4 <= trial.rounds <= best.rounds]
-    return min(trial.lr for trial in long if trial.fallen(trial.rounds) >= 0.8 * best.fallen(trial.rounds))
+    return min(trial.lr for trial in long if trial.fall() >= 0.8 * best.fall(trial.rounds))
 
 
-def _floor(trials: list[Trial]) -> Any:
-    """V(η) through what the settled trials ended at; one that has come lower than it says counts as settled too."""
-    ends = _ends(trials)
-    fit = _fitted(ends)
+def _floor(trials: list[RateTrial]) -> Floor:
+    """V(η), fitted to the floors of the trials; a trial below the fit shows that its floor is lower still."""
+    known = _floors(trials)
+    fit = _fit(known)
     lower = [(t.lr, t.level) for t in trials if not t.settled and t.level < fit(t.lr)]
-    return _fitted([*ends, *lower]) if lower else fit
+    return _fit([*known, *lower]) if lower else fit
 
 
-def _ends(trials: list[Trial]) -> list[tuple[float, float]]:
-    """(η, V) of the trials that have settled; where none has, of those that can be told where they would.
+def _floors(trials: list[RateTrial]) -> list[tuple[float, float]]:
+    """(η, V) of the settled trials; where none has settled, of those whose limit can be predicted.
 
-    Where that cannot be told either but a trial has come far, its floor is guessed to be UNSEEN of where it is: the
-    choice of a rate depends on the logarithm of V alone.
+    Where there are none of these either, the floor of a trial that has come far is guessed. A guess is good enough
+    because the choice of a rate depends on the logarithm of V only.
     """
     settled = [(trial.lr, trial.level) for trial in trials if trial.settled]
-    told = [(trial.lr, trial.ahead) for trial in trials if trial.ahead is not None]
-    far = [(trial.lr, UNSEEN * trial.level) for trial in trials if trial.level < FAR * trial.values[0] ** 2]
-    return settled or told or far[:1]
+    predicted = [(trial.lr, trial.predicted_level) for trial in trials if trial.predicted_level is not None]
+    far = [(trial.lr, UNSEEN_FLOOR * trial.level) for trial in trials if trial.level < FAR * trial.values[0] ** 2]
+    return settled or predicted or far[:1]
 
 
-def _fitted(ends: list[tuple[float, float]]) -> Any:
-    """aη + bη², a and b not negative, with the smallest relative errors."""
-    lrs, levels = (np.array(v) for v in zip(*ends, strict=True))
+def _fit(floors: list[tuple[float, float]]) -> Floor:
+    """aη + bη² with a, b ≥ 0 and the smallest relative errors."""
+    lrs, levels = (np.array(v) for v in zip(*floors, strict=True))
     best, a, b = math.inf, 0.0, 0.0
     for powers in ((1,), (2,), (1, 2)):
         matrix = np.stack([lrs**power for power in powers], 1) / levels[:, None]
         fit, *_ = np.linalg.lstsq(matrix, np.ones(len(lrs)), rcond=None)
-        off = float(np.square(matrix @ fit - 1).sum())
-        if (fit >= 0).all() and off < 0.99 * best - 1e-12:
+        error = float(np.square(matrix @ fit - 1).sum())
+        if (fit >= 0).all() and error < 0.99 * best - 1e-12:
             found = dict(zip(powers, fit.tolist(), strict=True))
-            best, a, b = off, found.get(1, 0.0), found.get(2, 0.0)
-    return lambda lr: a * lr + b * lr**2
+            best, a, b = error, found.get(1, 0.0), found.get(2, 0.0)
+    return lambda lr: np.asarray(a * lr + b * lr**2)
 
 
-def _transient(trials: list[Trial], floor: Any) -> tuple[Floats, Floats]:
-    """log G at times ηt, of the lowest rate that has come far: larger steps make less of the same time."""
+def _transient(trials: list[RateTrial], floor: Floor) -> tuple[Floats, Floats]:
+    """log G at times ηt, from the lowest rate that has come far: larger steps are less exact in time."""
     found: list[tuple[Floats, Floats]] = []
     for trial in sorted(trials, key=lambda trial: trial.lr):
         squares = np.square(trial.values)
@@ -137,10 +140,10 @@ def _transient(trials: list[Trial], floor: Any) -> tuple[Floats, Floats]:
 
 
 def _extended(at: Floats, times: Floats, values: Floats) -> Floats:
-    """log G at other times: between the points by interpolation, beyond them by the decay of their second half."""
+    """log G at other times: interpolated inside, beyond the end with the slope of the second half."""
     inside: Floats = np.interp(at, times, values)
     late = times >= times[-1] / 2
     if late.sum() > 2:
-        slope = SLOWER * min(0.0, float(np.polyfit(times[late], values[late], 1)[0]))
+        slope = SLOWDOWN * min(0.0, float(np.polyfit(times[late], values[late], 1)[0]))
         inside = inside + slope * np.maximum(at - times[-1], 0.0)
     return inside

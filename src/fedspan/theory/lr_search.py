@@ -1,90 +1,114 @@
-"""The local step by a short search, for any method: probes down to a rate that holds, then trials at falling rates.
+"""Find the local learning rate of any method by short trials: `method.lr = "search"`.
 
-The paper's search takes the rate with the lowest error after 500 rounds. That favors large steps: they are ahead early
-and stop at a higher floor. Where the error itself is known (`rel_err`) the trials are read as in `theory.horizon`,
-which looks ahead to the end of the run. Where it is not (networks) the trials are equally long and the lowest loss
-counts, as in the paper.
+1. Probes of a few rounds halve or double the rate until they find the largest one that does not diverge.
+2. Longer trials follow at falling rates. Where the task knows the error itself (`rel_err`), `lr_forecast` predicts
+   from them which rate is best at the end of the run. Elsewhere trials are equally long and the lowest loss wins.
+   The lowest error of a short trial favors large steps, which are ahead early and stop at a higher noise floor.
 
-A server that scales its own steps (FedAdam) goes nearly as far whatever the local step is: no rate diverges, and at
-first all fall alike. There the search goes down, to the lowest rate that will still come far enough by the end of the
-run or is as fast as any: its noise is least.
+A server that scales its own steps (FedAdam) moves about as far at every local rate: none diverges, and at first all
+fall alike. There the search takes the lowest rate that is still as fast as any, because its noise is lowest.
+
+The loss is that of the task's metrics, usually on the test set. A run without one is measured by its training loss on
+a fixed sample of the clients' data (`Problem.training_loss`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
+from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.theory.lr_forecast import Trial, best_rate
+from fedspan.theory.lr_forecast import RateTrial, best_lr
 
-LEAST = 40  # rounds below which a search says nothing
-WORSE = 2.0  # times the start: an error or loss past this has diverged
-TURNED = 1.3  # times the lowest so far, and above half the start: it has fallen and will diverge
-FALL = 3.0  # from one trial's rate to the next; less after one that diverged at once
-POINTS = 30  # evaluations of a trial
-EQUAL = 4  # trials where only the loss is known, or the server scales its steps
-ALIKE = 0.9  # of the farthest fall: as fast as that
-WIDE = 8  # from one rate to the next where the server scales its steps, and how many of them
-DEEP = 8.0  # of the logarithm of an error: a fall that ends in noise
+MIN_BUDGET = 40  # rounds that a search may always use
+TRIALS = 8  # trials as long as the run that a search of a very short run may use
+TRAINING_LOSS = "training loss"
+WORSE = 2.0  # a trial whose measure is above this multiple of the start has diverged
+TURNED = 1.3  # so has one above this multiple of its lowest value and above half the start
+FALL = 3.0  # factor between the rates of two trials; its square root after a trial that never fell
+POINTS = 30  # evaluations per trial
+EQUAL_TRIALS = 4  # trials where only the loss is known, or where the server scales its steps
+ALIKE = 0.9  # a trial that falls this share of the largest fall is as fast
+WIDE = 8  # factor between rates, and number of rates, where the server scales its steps
+DEEP = 8.0  # a decrease of an error's logarithm that ends in noise
 
 
 @dataclass(frozen=True)
-class Found:
-    """The rate a search came to, and what it looked at."""
+class SearchResult:
+    """The learning rate that a search found, and the trials behind it."""
 
     lr: float
-    trials: list[Trial]
+    trials: list[RateTrial]
+    metric: str  # what the trials were measured by: "rel_err", "loss" or "training loss"
+    run_rounds: int  # rounds of the run that the rate is for
 
     @property
     def rounds(self) -> int:
-        """Rounds that all trials took."""
+        """Rounds of all trials together."""
         return sum(trial.rounds for trial in self.trials)
+
+    def summary(self) -> str:
+        """The result and its cost in one line."""
+        cost = f"{self.rounds} rounds, {self.rounds / self.run_rounds:.0%} of the run's {self.run_rounds}"
+        return f"lr = {self.lr:.3g} by a search of {len(self.trials)} trials ({cost}) on the {self.metric}"
+
+
+def budget_of(how: Search, rounds: int) -> int:
+    """Rounds for all trials: `share` of the run, but at least 40, or 8 times a run of fewer than 5 rounds."""
+    return max(int(how.share * rounds), min(MIN_BUDGET, TRIALS * rounds))
 
 
 def search(
     method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int, how: Search | None = None
-) -> Found:
-    """The local step for a run of `rounds` rounds."""
+) -> SearchResult:
+    """Find the local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
+
+    Raises:
+        SpecError: no rate that was tried lowers the measure, or the problem has nothing to measure by.
+
+    """
     how = how or Search()
-    left = budget = int(how.share * rounds)
-    if budget < LEAST:
-        raise SpecError(f"a search in {budget} rounds says nothing; make `rounds` or `search.share` larger")
-    run = _Runner(method, problem, clients_per_round)
-    probes, trials = _highest(run, how.start, max(4, budget // 30), budget // 3), list[Trial]()
-    left -= sum(trial.rounds for trial in probes)
-    lr, known = probes[-1].lr, run.metric == "rel_err"
-    if _indifferent(probes):
-        return _lowest(run, probes, budget, rounds if known else 0)
-    most = budget if known else left // EQUAL
-    while left >= max(4, min(LEAST // 4, most)):
-        trials.append(run(lr, min(most, -(-left // 2) if known else left), until_settled=known, must_fall=True))
-        left -= trials[-1].rounds
-        at_once = trials[-1].diverged and min(trials[-1].values) > run.first / TURNED**0.5
-        lr /= math.sqrt(FALL) if at_once else FALL
+    left = budget = budget_of(how, rounds)
+    run = _TrialRunner(method, problem, clients_per_round)
+    probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
+    left -= _spent(probes)
+    known = run.metric == "rel_err"
+    if _alike(probes):
+        lr, trials = _lowest_alike(run, probes, budget, rounds if known else 0)
+        return SearchResult(lr, trials, run.metric, rounds)
+    trials = _falling(run, probes[-1].lr, left, rounds, known)
     edge = min((trial.lr for trial in (*probes, *trials) if trial.diverged), default=math.inf)
     stable = [trial for trial in trials if trial.lr < edge]
     if not stable:
         raise SpecError(f"no rate down to {trials[-1].lr:g} lowers the {run.metric}; set `search.start` lower")
-    best = best_rate(stable, rounds) if known else min(stable, key=lambda trial: trial.tail).lr
-    return Found(best, [*probes, *trials])
+    best = best_lr(stable, rounds) if known else min(stable, key=lambda trial: trial.tail).lr
+    return SearchResult(best, [*probes, *trials], run.metric, rounds)
 
 
-def _highest(run: _Runner, start: float, probe: int, budget: int) -> list[Trial]:
-    """Probes by factors of 2, down to the first rate that does not diverge, or up to the last."""
+def _spent(trials: list[RateTrial]) -> int:
+    return sum(trial.rounds for trial in trials)
+
+
+def _highest_stable(run: _TrialRunner, start: float, probe: int, budget: int) -> list[RateTrial]:
+    """Probes by factors of 2, down to the first rate that does not diverge, or up to the last; that one comes last."""
     trials, lr = [run(start, probe)], start
     up = not trials[0].diverged
-    while sum(trial.rounds for trial in trials) < budget:
+    while _spent(trials) < budget:
         lr = lr * 2 if up else lr / 2
         trials.append(run(lr, probe))
-        if trials[-1].diverged == up or _indifferent(trials):
+        if trials[-1].diverged == up or _alike(trials):
             break
     if up and trials[-1].diverged:
         trials = [trials[-1], *trials[:-1]]
@@ -93,58 +117,82 @@ def _highest(run: _Runner, start: float, probe: int, budget: int) -> list[Trial]
     return trials
 
 
-def _indifferent(probes: list[Trial]) -> bool:
-    """Whether of the last three rates the largest has fallen as far as the smallest, a quarter of it."""
+def _falling(run: _TrialRunner, lr: float, left: int, rounds: int, known: bool) -> list[RateTrial]:
+    """Trials at falling rates until the budget is spent; none is longer than the run."""
+    trials: list[RateTrial] = []
+    longest = min(rounds, left if known else left // EQUAL_TRIALS)
+    shortest = min(longest, MIN_BUDGET // 4)
+    while left >= max(min(4, longest), shortest):
+        length = min(longest, -(-left // 2) if known else left)
+        trials.append(run(lr, length, until_settled=known, must_fall=True))
+        left -= trials[-1].rounds
+        never_fell = trials[-1].diverged and min(trials[-1].values) > run.first / TURNED**0.5
+        lr /= math.sqrt(FALL) if never_fell else FALL
+    return trials
+
+
+def _alike(probes: list[RateTrial]) -> bool:
+    """Whether the last three rates fall alike, although the largest is four times the smallest."""
     last = probes[-3:]
     if len(last) != 3 or any(trial.diverged for trial in last):
         return False
-    falls = [trial.fallen(trial.rounds) for trial in last]
+    falls = [trial.fall() for trial in last]
     return min(falls) > ALIKE * max(falls) > 0
 
 
-def _lowest(run: _Runner, probes: list[Trial], budget: int, rounds: int) -> Found:
-    """The lowest rate that serves, by short probes far down, then by a few longer trials below the last that did."""
+def _lowest_alike(
+    run: _TrialRunner, probes: list[RateTrial], budget: int, rounds: int
+) -> tuple[float, list[RateTrial]]:
+    """The lowest rate that is fast enough: short probes far down, then longer trials below the last good one."""
     top, probe = probes[-3], probes[0].rounds
-    left = budget - sum(trial.rounds for trial in probes)
-    scan = [top, *(run(top.lr / WIDE**k, probe) for k in range(1, min(WIDE, left // probe - EQUAL + 1)))]
-    low, seen = min(_serving(scan, rounds)), [*(trial for trial in probes if trial is not top), *scan]
-    each = (budget - sum(trial.rounds for trial in seen)) // EQUAL
-    longer = [run(low / 2**k, each, must_fall=True) for k in range(EQUAL)]
+    left = budget - _spent(probes)
+    scan = [top, *(run(top.lr / WIDE**k, probe) for k in range(1, min(WIDE, left // probe - EQUAL_TRIALS + 1)))]
+    low, seen = min(_fast_enough(scan, rounds)), [*(trial for trial in probes if trial is not top), *scan]
+    each = (budget - _spent(seen)) // EQUAL_TRIALS
+    longer = [run(low / 2**k, each, must_fall=True) for k in range(EQUAL_TRIALS)]
     stable = [trial for trial in longer if not trial.diverged]
     if not stable:
         raise SpecError(f"no rate around {low:g} lowers the {run.metric}; give `method.lr` a number")
-    return Found(min(_serving(stable, rounds)), [*seen, *longer])
+    return min(_fast_enough(stable, rounds)), [*seen, *longer]
 
 
-def _serving(trials: list[Trial], rounds: int) -> list[float]:
-    """The rates of equally long trials that will have come far in so many rounds, or fall nearly as far as any."""
-    falls = [trial.fallen(trial.rounds) for trial in trials]
+def _fast_enough(trials: list[RateTrial], rounds: int) -> list[float]:
+    """Rates of equally long trials that come far within the run, or fall nearly as far as any."""
+    falls = [trial.fall() for trial in trials]
     least = min(ALIKE * max(falls), DEEP * trials[0].rounds / rounds if rounds else math.inf)
     return [trial.lr for trial, fall in zip(trials, falls, strict=True) if fall >= least]
 
 
-class _Runner:
-    """Trials of one method on one problem."""
+class _TrialRunner:
+    """Runs trials of one method on one problem."""
 
     def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int) -> None:
         self.method, self.problem, self.clients_per_round = method, problem, clients_per_round
         start = problem.evaluate(problem.x0, problem.buffers0)
-        self.metric = next((name for name in ("rel_err", "loss") if name in start), None)
-        if self.metric is None:
-            raise SpecError("a search needs a task with an error or a loss to go by; give `method.lr` a number")
-        self.first = float(start[self.metric].mean())
+        self.metric = next((name for name in ("rel_err", "loss") if name in start), TRAINING_LOSS)
+        self.offset = 0.0
+        self.first = self._measure(start, problem.x0, problem.buffers0)
+        if self.first <= 0:  # such as a likelihood of densities: the trials compare multiples of the start
+            self.offset = 1 - self.first
+            self.first = 1.0
 
-    def __call__(self, lr: float, rounds: int, until_settled: bool = False, must_fall: bool = False) -> Trial:
-        """Some rounds, or until it diverges or has settled; one that `must_fall` and does not counts as diverged."""
+    def __call__(self, lr: float, rounds: int, until_settled: bool = False, must_fall: bool = False) -> RateTrial:
+        """Run `rounds` rounds, fewer if the trial diverges or settles; with `must_fall` not falling is diverging."""
         method: Any = dataclasses.replace(self.method, lr=lr)  # type: ignore[type-var]
-        trial = Trial(lr, 0, [], [], False)
+        trial = RateTrial(lr, 0, [], [], False)
         with Simulator(method, self.problem) as clients:
             loop = Loop(method, self.problem, clients, self.problem.seeds, self.clients_per_round)
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
-                value = float(row.metrics[self.metric or ""].mean())
+                value = self._measure(row.metrics, method.model(loop.server), loop.buffers)
                 turned = must_fall and value > max(self.first / 2, TURNED * min(trial.values, default=value))
                 bad = bool(row.diverged.any()) or turned or not value < WORSE * self.first
-                trial = Trial(lr, row.round, [*trial.at, row.round], [*trial.values, value], bad)
+                trial = RateTrial(lr, row.round, [*trial.at, row.round], [*trial.values, value], bad)
                 if bad or (until_settled and trial.settled):
                     break
         return dataclasses.replace(trial, diverged=trial.diverged or (must_fall and trial.tail >= self.first))
+
+    def _measure(self, metrics: Mapping[str, npt.NDArray[np.float64]], x: Vector, buffers: Vector | None) -> float:
+        known = self.problem.training_loss(x, buffers) if self.metric == TRAINING_LOSS else metrics[self.metric]
+        if known is None:
+            raise SpecError("a search needs an error or a loss to measure; give `method.lr` a number")
+        return float(known.mean()) + self.offset

@@ -1,9 +1,9 @@
-"""What the theory of SSF is about: the constants of a problem and the step sizes of a run, in the paper's letters.
+"""The constants of a problem and the step sizes of a run, in the paper's notation.
 
-L    smoothness of every f_i (A1)          ρ  r/d, the share of directions a round works in (A3)
+L    smoothness of every f_i (A1)          ρ  r/d, the share of directions per round (A3)
 σ²   variance of a stochastic gradient (A2)  N  clients, all of which take part in every round
-Δ_F  F(x⁰) − F*                            K  local steps of a round,   T  rounds
-C_0  mean_i ‖c_i − ∇f_i(x⁰)‖²              η_l local step,  η̃ = η_g η_l K  step of a round
+Δ_F  F(x⁰) − F*                            K  local steps per round,  T  rounds
+C_0  mean_i ‖c_i − ∇f_i(x⁰)‖²              η_l local step,  η̃ = η_g η_l K  step per round
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedspan.core.errors import SpecError, at_least, positive
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A problem and a run of it, as far as the theorem sees them."""
+    """A problem and a run of it, as the theorem sees them."""
 
     L: float
     sigma2: float
@@ -57,7 +57,7 @@ class Steps:
 
     @staticmethod
     def of(lr: float, server_lr: float, local_steps: int) -> Steps:
-        """From the hyper-parameters of a method: η_l, η_g and K."""
+        """Steps from a method's `lr`, `server_lr` and `local_steps`."""
         return Steps(local=lr, effective=server_lr * lr * local_steps)
 
     def server(self, local_steps: int) -> float:

@@ -1,10 +1,9 @@
-"""Theorem 1 of arXiv:2604.25467: four conditions on the step sizes, and what they promise.
+"""Theorem 1 of arXiv:2604.25467: four conditions on the step sizes, and the bound that they give.
 
     min_t E‖∇F(x^t)‖² ≤ 8(Δ_F + C_0)/(ρη̃T) + 4Lσ²η̃/(ρNK) + 8000 L²Kη_l²σ²/ρ
 
-`conditions` and `bound` are as printed. The printed proof does not carry them (docs/theory.md); `conditions_proved` and
-`bound_proved` are what its idea does prove, with every constant shown: fewer conditions, with K² in place of K³, and
-C_0 in units that fit.
+`conditions` and `bound` are as printed, but the printed proof has gaps (docs/theory.md). `conditions_proved` and
+`bound_proved` are what its idea does prove: fewer conditions, K² instead of K³, and C_0 in consistent units.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fedspan.theory.setting import Setting, Steps
 
-ROUNDING = 1e-12  # a step that is computed to be at a limit is not over it
+ROUNDING = 1e-12  # a step computed to be at its limit may exceed it by this much
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,17 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """Whether it is met."""
+        """Whether value ≤ limit, up to rounding."""
         return self.value <= self.limit * (1 + ROUNDING)
 
     @property
     def excess(self) -> float:
-        """value / limit: how many times over the limit, or below 1 how far within."""
+        """value / limit."""
         return self.value / self.limit
 
 
 def conditions(s: Setting, steps: Steps) -> list[Condition]:
-    """Conditions (1) to (4) of Theorem 1; (1) is two of them."""
+    """Conditions (1) to (4) of Theorem 1; (1) is two inequalities."""
     K, L, local, eta = s.local_steps, s.L, steps.local, steps.effective
     return [
         Condition("(1) η_l ≤ 1/(2KL)", local, 1 / (2 * K * L)),
@@ -49,14 +48,14 @@ def conditions(s: Setting, steps: Steps) -> list[Condition]:
 
 
 def bound(s: Setting, steps: Steps) -> float:
-    """min_t E‖∇F‖² ≤ 8(Δ_F + C_0)/(ρη̃T) + 4Lσ²η̃/(ρNK) + 8000L²Kη_l²σ²/ρ (eq:thm_convergence_statement)."""
+    """8(Δ_F + C_0)/(ρη̃T) + 4Lσ²η̃/(ρNK) + 8000L²Kη_l²σ²/ρ (eq:thm_convergence_statement)."""
     transient = 8 * s.start / (s.rho * steps.effective * s.rounds)
     noise = 4 * s.L * s.sigma2 * steps.effective / (s.rho * s.clients * s.local_steps)
     return transient + noise + 8000 * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
 
 
 def conditions_proved(s: Setting, steps: Steps) -> list[Condition]:
-    """The two conditions that suffice: 576K²L²η_l² ≤ ρ and η̃ ≤ min(1/4, ρ/2)/L (ours)."""
+    """Two conditions that suffice: 576K²L²η_l² ≤ ρ and η̃ ≤ min(1/4, ρ/2)/L (ours)."""
     K, L = s.local_steps, s.L
     return [
         Condition("576K²L²η_l² ≤ ρ", 576 * K**2 * L**2 * steps.local**2, s.rho),
@@ -69,21 +68,21 @@ def lyapunov_weight(s: Setting, steps: Steps) -> float:
     return 36 * s.L**2 * steps.effective * s.local_steps**2 * steps.local**2 / s.rho
 
 
-def bound_proved(s: Setting, steps: Steps, *, noise_knows_subspace: bool = True) -> float:
+def bound_proved(s: Setting, steps: Steps, *, nu: float = 1.0) -> float:
     """8(Δ_F + M·C_0)/(ρη̃T) + 9.5Lσ²η̃/(ρNK) + (864ν/ρ + 50)L²Kη_l²σ²/ρ (ours).
 
-    ν = 1; or ρ where a gradient's noise has the same covariance at every point, so that it does not know P.
+    ν = `nu` is a number with E‖𝒫ξ‖² ≤ νσ² for the noise ξ of every local step. ν = 1 always holds. ν = ρ is an
+    assumption of its own: it holds where E[𝒫] = ρI and ξ is independent of P, and not where blocks are trained in full.
     """
     started = s.gap + lyapunov_weight(s, steps) * s.control
     transient = 8 * started / (s.rho * steps.effective * s.rounds)
     noise = 9.5 * s.L * s.sigma2 * steps.effective / (s.rho * s.clients * s.local_steps)
-    nu = 1.0 if noise_knows_subspace else s.rho
-    drifted = (864 * nu / s.rho + 50) * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
-    return transient + noise + drifted
+    drift = (864 * nu / s.rho + 50) * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
+    return transient + noise + drift
 
 
 def steps_proved(s: Setting) -> Steps:
-    """Steps for `bound_proved`: η̃ balances its first and its noise term, η_l keeps the last below the first (ours)."""
+    """Steps for `bound_proved`: η̃ balances its first two terms, η_l keeps the last one below the first (ours)."""
     most, local = min(0.25, s.rho / 2) / s.L, math.sqrt(s.rho) / (24 * s.local_steps * s.L)
     if s.sigma2 == 0 or s.gap == 0:
         return Steps(local=local, effective=most)
@@ -94,7 +93,7 @@ def steps_proved(s: Setting) -> Steps:
 
 
 def rounds_to_proved(s: Setting, target_sq: float) -> float:
-    """T at which `bound_proved` at `steps_proved` comes down to ‖∇F‖² = target_sq, to a part in a thousand (ours)."""
+    """T at which `bound_proved` at `steps_proved` falls to ‖∇F‖² = target_sq, to 0.1 % (ours)."""
     low, high = 0.0, 60 * math.log(10)
     while high - low > 1e-3:
         middle = (low + high) / 2

@@ -1,13 +1,13 @@
-"""How fast the error of a quadratic dies out when only a share ρ of the directions is worked in (ours).
+"""How fast the error of a quadratic decays when each round works in a share ρ of the directions (ours).
 
-With Hessian H of F and e = x − x*, a round of K full local steps inside a random subspace takes, on average over P,
+With the Hessian H of F and e = x − x*, a round of K full local steps inside a random subspace gives, on average over P,
 
-    e_j ← (1 − ρ(1 − (1 − ηλ_j)^K)) e_j        in the direction of H's eigenvalue λ_j        (mean field)
+    e_j ← (1 − ρ(1 − (1 − ηλ_j)^K)) e_j        in the direction of H's eigenvalue λ_j        ("mean field")
 
-This takes each direction to meet its own curvature. In a narrow subspace the steps meet that of the subspace instead,
-P H Pᵀ, whose eigenvalues crowd around mean λ: there e_j ← (1 − ρ λ_j (1 − (1 − ηλ̄)^K)/λ̄) e_j, with λ̄ = mean λ (narrow).
-For ηKλ ≪ 1 the two agree on 1 − ρηKλ_j. Rounds to a given error grow as 1/(ρηKλ_min): a run that is cut short
-before that looks like a plateau, and is none.
+Here each direction has its own curvature. In a narrow subspace the steps see the curvature of P H Pᵀ instead, whose
+eigenvalues are close to λ̄ = mean λ: e_j ← (1 − ρ λ_j (1 − (1 − ηλ̄)^K)/λ̄) e_j ("narrow").
+For ηKλ ≪ 1 both are 1 − ρηKλ_j. Rounds to a given error grow as 1/(ρηKλ_min): a run that ends before that looks like
+a plateau but is an unfinished transient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Model = Literal["mean field", "narrow"]
 
 
 def factors(eigenvalues: Floats, lr: float, local_steps: int, rho: float, model: Model = "mean field") -> Floats:
-    """What a round leaves of the error in each eigendirection."""
+    """The factor by which a round shrinks the error, per eigendirection."""
     if model == "mean field":
         return 1 - rho * (1 - (1 - lr * eigenvalues) ** local_steps)
     mean = float(eigenvalues.mean())

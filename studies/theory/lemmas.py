@@ -1,7 +1,7 @@
-"""Lemmas 1 to 4 of arXiv:2604.25467: what one round does to noise, drift, the loss and the controls.
+"""Lemmas 1 to 4 of arXiv:2604.25467: the effect of one round on noise, drift, the loss and the controls.
 
 Each function is the right-hand side of an inequality. The lemmas need c = mean_i c_i and all clients in every round.
-What is wrong or loose in their proofs is in docs/theory.md; where we prove a smaller constant it is a function beside.
+Functions marked "ours" have the smaller constants of docs/theory.md, which also lists the gaps of the printed proofs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def projected_variance(sigma2: float) -> float:
 
 
 def projected_variance_tight(sigma2: float, rho: float) -> float:
-    """E‖P(g_i − ∇F_i)‖² ≤ ρσ² where the noise does not know P (A3 alone; ours)."""
+    """E‖P(g_i − ∇F_i)‖² ≤ ρσ² where E[PᵀP] = ρI and the noise is independent of P (ours)."""
     return rho * sigma2
 
 
@@ -47,19 +47,19 @@ def progress(s: Setting, steps: Steps, grad_sq: float, drifted: float) -> float:
 
 
 def progress_proved(s: Setting, steps: Steps, grad_sq: float, drifted: float) -> float:
-    """The same with (Lη̃²/NK)σ² + (3L²η̃/4)E_t: later gradients of a round know its earlier noise (ours)."""
+    """The same with (Lη̃²/NK)σ² + (3L²η̃/4)E_t: later gradients of a round depend on its earlier noise (ours)."""
     eta = steps.effective
     noise = s.L * eta**2 * s.sigma2 / (s.clients * s.local_steps)
     return -s.rho * eta / 4 * grad_sq + noise + 0.75 * s.L**2 * eta * drifted
 
 
 def contraction(rho: float) -> float:
-    """1 − ρ/2: what a round leaves of the controls' error, for certain (Lemma 4)."""
+    """1 − ρ/2: an upper bound on the factor by which a round shrinks C_t (Lemma 4)."""
     return 1 - rho / 2
 
 
 def contraction_sampled(rho: float, share: float) -> float:
-    """1 − ρS/N: what a round leaves of C_t on average, x at rest and S of N clients taking part (ours)."""
+    """1 − ρS/N: the mean factor by which a round of S of N clients shrinks C_t, x at rest (ours)."""
     return 1 - rho * share
 
 
@@ -72,10 +72,10 @@ def control_error(s: Setting, steps: Steps, control: float, grad_sq: float, drif
 
 
 def control_floor(s: Setting) -> float:
-    """6σ²/(ρK): where Lemma 4's contraction and its noise term 3σ²/K meet, x at rest."""
+    """6σ²/(ρK): where Lemma 4's contraction and its noise term 3σ²/K balance, x at rest."""
     return 6 * s.sigma2 / (s.rho * s.local_steps)
 
 
 def control_floor_tight(s: Setting) -> float:
-    """σ²/K: the same when the noise of a round is refreshed in the subspace only, C ← (1 − ρ)C + ρσ²/K (ours)."""
+    """σ²/K: the same with noise refreshed in the subspace only, C ← (1 − ρ)C + ρσ²/K (ours)."""
     return s.sigma2 / s.local_steps
