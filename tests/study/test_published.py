@@ -28,7 +28,7 @@ SOME = Tail(1e-3, 1e-5, 1, 3)
         (SOME, "nan", False),
         (SOME, 1e-3, False),
         (DEAD, 1e-3, False),
-    ],  # fmt: skip
+    ],
 )
 def test_verdicts(ours: Tail, value: Any, holds: bool) -> None:
     assert compare(ours, value, 0.15).holds is holds

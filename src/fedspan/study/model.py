@@ -101,7 +101,7 @@ class Part:
         if self.tune_rounds is not None:
             at_least("tune_rounds", self.tune_rounds, 1)
         if not 0 < self.tail < 1:
-            at_least("tail", self.tail, 1)  # type: ignore[arg-type]
+            at_least("tail", self.tail, 1)
         one_of("goal", self.goal, ("max", "min"))
         if not self.variants:
             raise SpecError(f"comparison {self.name!r} has no variants")

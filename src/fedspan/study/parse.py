@@ -106,9 +106,9 @@ def _row(table: Table) -> Row:
 def _thinned(variant: Variant, grid: Table, points: int | None) -> Variant:
     """The variant with the grid of its part, and only so many values of the middle of each grid."""
     grid = variant.grid | grid
-    for key, values in grid.items() if points is not None else ():
-        start = max(0, (len(values) - points) // 2)
-        grid[key] = values[start : start + points]
+    if points is not None:
+        starts = {key: max(0, (len(values) - points) // 2) for key, values in grid.items()}
+        grid = {key: values[starts[key] : starts[key] + points] for key, values in grid.items()}
     return dataclasses.replace(variant, grid=grid)
 
 

@@ -82,8 +82,9 @@ class Section:
 
 def _found(one: Series, part: Part) -> Entry:
     curve = one.curve(part.metric)
-    costs = {"client_state": data.client_state(one.spec), "client_memory": client_memory(one.spec)}
-    return Entry(0, one.label, one.thin(), curve.tail(1), curve.best(part.goal), **costs)
+    found = Entry(0, one.label, one.thin(), curve.tail(1), curve.best(part.goal))
+    state, memory = data.client_state(one.spec), client_memory(one.spec)
+    return dataclasses.replace(found, client_state=state, client_memory=memory)
 
 
 @dataclass(frozen=True)

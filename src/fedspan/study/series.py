@@ -77,9 +77,9 @@ class Series:
     @staticmethod
     def from_json(table: Table, label: str, color: str) -> Series:
         """What `to_json` wrote."""
-        costs = {name: np.array(table[name], float) for name in COSTS}
-        ends = {"diverged": table["diverged"], "failed": table["failed"]}
-        curves = {m: Curve(values=np.array(v, float), **costs, **ends) for m, v in table["metrics"].items()}
+        plain: Table = {name: np.array(table[name], float) for name in COSTS}
+        plain |= {"diverged": table["diverged"], "failed": table["failed"]}
+        curves = {name: Curve(values=np.array(values, float), **plain) for name, values in table["metrics"].items()}
         return Series(label, color, table["spec"], tuple(table["seeds"]), curves)
 
 

@@ -158,7 +158,7 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
             record |= {"client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory}
             record |= {"seconds": float(curve.seconds[-1])}
             record |= {f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in PARETO}
-            out.append(record | {"published": verdict.published, "reproduced": {True: 1, False: 0}.get(verdict.holds)})
+            out.append(record | {"published": verdict.published, "reproduced": verdict.holds})
     return [{key: one[key] for key in one if any(r[key] not in (None, "") for r in out)} for one in out]
 
 
@@ -210,7 +210,7 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
             for row, t in enumerate(some.rounds):
                 values = {name: _number(one.curve(name).values[place, row]) for name in one.metrics}
                 if any(values.values()):
-                    costs = {"round": int(t), "up_bytes": int(some.up[row]), "down_bytes": int(some.down[row])}
+                    costs: dict[str, Any] = {"round": int(t), "up_bytes": int(some.up[row]), "down_bytes": int(some.down[row])}
                     costs |= {"seconds": float(some.seconds[row])}
                     lines.append(named | {"run": one.label, "seed": seed} | costs | values)
     return _csv(lines)
