@@ -22,20 +22,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspan.api.spec import Spec
 from fedspan.core.objective import Problem
+from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.study.paper_benchmark import Benchmark
+from fedspan.study.parse import committed
 
 ROOT = Path(__file__).parents[1]
 
 
 def spec_of(lr: float, steps: int) -> Spec:
     """SCAFFOLD at the laptop scale."""
-    part = Benchmark.load("cifar100", "laptop", 1).parts[0].comparison
-    variant = next(v for v in part.variants if v.name == "scaffold")
-    return part.spec(variant, {"method.lr": lr, "method.local_steps": steps})
+    part = committed("cifar100", "laptop").parts[0]
+    return part.spec(part.variant("scaffold"), {"method.lr": lr, "method.local_steps": steps})
 
 
 def measure(problem: Problem, spec: Spec, rounds: int) -> dict[str, dict[str, float]]:
@@ -91,7 +90,7 @@ def main() -> None:
     for steps in args.steps:
         for lr in args.lr:
             spec = spec_of(lr, steps)
-            found = measure(spec.task.build((0,), torch.float32), spec, args.rounds)
+            found = measure(spec.task.build((0,), spec), spec, args.rounds)
             cells = [f"{found[part][key]:.2f}" for part in ("all", "head") for key in ("moved", "control", "apart")]
             lines.append(f"| {lr:g} | {steps} | {args.rounds} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)

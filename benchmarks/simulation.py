@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-import fedspan
 from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
+from fedspan.methods import FedAvg, Scaffold
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import choose
@@ -102,7 +102,7 @@ def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "
         seed=0,
         batch=BATCH,
     )
-    kind = fedspan.Scaffold if scaffold else fedspan.FedAvg
+    kind = Scaffold if scaffold else FedAvg
     method: Method[Any, Any, Any, Any] = kind(lr=LR, local_steps=STEPS)
     clients_end = Simulator(method, problem, simulate=how, rounds=10**6)
     loop = Loop(method, problem, clients_end, (0,), COHORT)

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fedspan
+from fedspan.methods import SSF
 
 options = argparse.ArgumentParser()
 options.add_argument("--rounds", type=int, default=20)
@@ -48,7 +49,7 @@ model = AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=77
 result = fedspan.fit(
     model,
     clients,
-    method=fedspan.SSF(rank=0.1, lr=1.0, local_steps=5),
+    method=SSF(rank=0.1, lr=1.0, local_steps=5),
     rounds=args.rounds,
     clients_per_round=4,
     batch=8,

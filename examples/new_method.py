@@ -4,7 +4,7 @@
      2  y ← y − η_l (g_i(y) + μ (y − x))     K times, from y = x
      3  x ← x + η_g mean_S (y_i − x)
 
-A whole method in one file. Run it by itself, or name the file to the command line:
+A complete method in one file. Run it as a script, or pass the file to the command line:
 
     python examples/new_method.py
     fedspan run examples/ssf.toml --plugin examples/new_method.py --out out/prox \
@@ -18,22 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedspan
-from fedspan import Layout, LocalSteps, Objective, Round, Vector
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    x: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    pass
-
-
-@dataclass(frozen=True, eq=False)
-class Down:
-    x: Vector
+from fedspan import Layout, Objective, Round, Vector
+from fedspan.methods.base import FullModel, LocalSteps, NoState
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,25 +29,25 @@ class Up:
 
 @fedspan.register
 @dataclass(frozen=True, kw_only=True)
-class FedProx(LocalSteps[ServerState, ClientState, Down, Up]):
-    mu: float = 0.1  # μ
+class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
+    mu: float = 0.1  # μ: strength of the pull back to the server's model
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0)
+    def init_server(self, x0: Vector, layout: Layout) -> FullModel:
+        return FullModel(x0)
 
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState()
+    def init_client(self, x0: Vector, layout: Layout) -> NoState:
+        return NoState()
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(server.x)  # 1
+    def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
+        return server  # 1
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: NoState, down: FullModel, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         x = down.x
-        y = self.descend(x, lambda y: f.grad(y) + self.mu * (y - x), self.rate(rnd.t))  # 2
+        y = self.descend(x, f.direction(plus=lambda y: self.mu * (y - x)), self.rate(rnd.t))  # 2
         return client, Up(y - x)
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        return ServerState(server.x + self.server_lr * rnd.mean(up.dy))  # 3
+    def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:
+        return FullModel(server.x + self.server_lr * rnd.mean(up.dy))  # 3
 
 
 if __name__ == "__main__":

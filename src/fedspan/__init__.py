@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedspan.core.config import Training as Training
     from fedspan.core.encoded import Encoded as Encoded
     from fedspan.core.errors import FedspanError as FedspanError
+    from fedspan.core.errors import SpecError as SpecError
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
     from fedspan.core.layout import Vector as Vector

@@ -17,6 +17,7 @@ from fedspan.api import spec as experiment
 from fedspan.callbacks import loggers
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine import history
+from fedspan.methods import FedAvg
 from fedspan.nn.models import mlp
 
 TABLE: dict[str, Any] = {
@@ -87,7 +88,7 @@ def test_a_run_that_diverges_is_closed_with_its_last_row(wandb: list[Run], tmp_p
 
 def test_a_logger_is_an_on_row_of_fit(wandb: list[Run], tmp_path: Path) -> None:
     x, y = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
-    method = fedspan.FedAvg(lr=0.1, local_steps=1)
+    method = FedAvg(lr=0.1, local_steps=1)
     with loggers.opened("wandb", tmp_path) as log:
         result = fedspan.fit(
             mlp((1, 8, 8), 3), [(x[:6], y[:6]), (x[6:], y[6:])], method=method, rounds=2, test=(x, y), on_row=log

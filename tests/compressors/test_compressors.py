@@ -181,7 +181,7 @@ def test_which_are_unbiased_and_which_contractive() -> None:
 @pytest.mark.parametrize("k", [0, -1, 0.0, 1.5, float("nan"), True])
 def test_a_k_that_makes_no_sense_is_refused(k: float) -> None:
     for name in ("topk", "randk"):
-        with pytest.raises(SpecError, match="`k` must be"):
+        with pytest.raises(SpecError, match="k` must be"):
             make(name, {"k": k}) if not isinstance(k, bool) else registry.choices("compressor")[name](k=k)
 
 
@@ -200,12 +200,15 @@ def test_k_is_a_number_or_a_share() -> None:
         ({"name": "natural", "bits": 1}, "bits"),
         ({"name": "natural", "bits": 9}, "from 2 to 8"),
         ({"name": "cast", "to": "int8"}, "bfloat16, float16"),
-        ({"name": "topk"}, "`compressor.k` is missing"),
+        ({"name": "compose", "outer": QSGD}, "`compressor.inner` is missing"),
         ({"name": "tokp", "k": 1}, "did you mean 'topk'"),
-        ({"name": "compose", "outer": TOPK, "inner": TOPK}, "`outer` must be no sparse compressor, got 'topk'"),
-        ({"name": "compose", "outer": QSGD, "inner": QSGD}, "`inner` must keep some of the numbers"),
+        ({"name": "compose", "outer": TOPK, "inner": TOPK}, "`compressor.outer` must not be sparse, got 'topk'"),
+        ({"name": "compose", "outer": QSGD, "inner": QSGD}, "`compressor.inner` must keep some of the numbers"),
         ({"name": "compose", "outer": QSGD, "inner": {"name": "randk", "k": 2, "common": True}}, "common"),
-        ({"name": "compose", "outer": QSGD, "inner": 3}, "`compressor.inner` must be a table"),
+        (
+            {"name": "compose", "outer": QSGD, "inner": 3},
+            "`compressor.inner` must be a compressor, its name or",
+        ),
     ],
 )
 def test_bad_values_are_named(table: dict[str, Any], words: str) -> None:

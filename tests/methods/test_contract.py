@@ -12,6 +12,7 @@ import torch
 from conftest import METHODS, WireTransport, advance, build, every_method, model, small, start
 from fedspan.core import registry, wire
 from fedspan.core.errors import SpecError
+from fedspan.core.method import restorable
 from fedspan.engine.simulator import Simulator
 
 pytestmark = pytest.mark.parametrize(("name", "settings"), every_method())
@@ -166,3 +167,20 @@ def test_bad_values_are_named(name: str, settings: dict[str, Any], bad: dict[str
 def test_every_method_has_settings_here(name: str, settings: dict[str, Any]) -> None:
     assert set(METHODS) == set(registry.choices("method"))
     assert isinstance(Simulator(build(name, **settings), small()).clients(), build(name, **settings).types()[1])
+
+
+def test_a_client_state_is_what_its_replies_make_it(name: str, settings: dict[str, Any]) -> None:
+    """What is not private follows from the replies; a method that does not say how is refused on a network."""
+    problem, method = small(), build(name, **settings)
+    memory = restorable(method)
+    loop = advance(start(method, problem), 6)
+    rnd = loop._round()
+    down, before = method.broadcast(loop.server, rnd), loop.transport._take(rnd)
+    after, up = method.client_step(before, down, problem.cohort(rnd), rnd)
+    if memory is None:
+        assert not dataclasses.fields(method.types()[1])
+        return
+    told = memory.update_client_state(before, down, up, rnd)
+    for field in dataclasses.fields(after):
+        if field.name not in memory.private:
+            assert torch.equal(getattr(told, field.name), getattr(after, field.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,17 +11,28 @@ import torch
 from test_equivalences import ROUNDS, relative, unequal
 
 from conftest import GAUSSIAN, advance, build, model, small, start
+from fedspan.core import registry
 from fedspan.core.errors import SpecError
+from fedspan.methods import SSF
+from fedspan.projectors import Coordinate, Hadamard
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("ef", {"compressor": {"name": "randk", "k": 0.3}}, "ef needs a contractive compressor, and randk"),
-        ("ef21", {"compressor": {"name": "qsgd", "levels": 1}}, "qsgd is not on 24 numbers as it stands"),
+        (
+            "ef",
+            {"compressor": {"name": "randk", "k": 0.3}},
+            "and ef needs a contractive one",
+        ),
+        ("ef21", {"compressor": {"name": "qsgd", "levels": 1}}, "'qsgd' is not contractive for 24 numbers"),
         ("doublesqueeze", {"compressor": {"name": "randk", "k": 0.3}}, "unbiased = false"),
         ("scafcom", {"compressor": {"name": "randk", "k": 0.3}}, "contractive"),
-        ("scallion", {"compressor": {"name": "topk", "k": 0.3}}, "scallion needs an unbiased compressor, and topk"),
+        (
+            "scallion",
+            {"compressor": {"name": "topk", "k": 0.3}},
+            "'topk' is biased",
+        ),
         ("scallion", {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}}, "unbiased = true"),
         ("compressed", {"compressor": {"name": "topk", "k": 25}}, "`k` 25 is larger than the 24 numbers"),
     ],
@@ -33,11 +45,11 @@ def test_a_compressor_that_the_method_cannot_use_is_refused(name: str, settings:
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("scallion", {"momentum": 0.5}, "scallion takes no local `momentum`, got 0.5"),
-        ("scafcom", {"momentum": 0.5}, "scafcom takes no local `momentum`, got 0.5"),
-        ("scallion", {"alpha": 0.0}, "`alpha` must be above 0"),
-        ("scallion", {"alpha": 1.5}, "`alpha` must be above 0"),
-        ("scafcom", {"beta": 0.0}, "`beta` must be above 0"),
+        ("scallion", {"momentum": 0.5}, "`method.momentum` 0.5 is not for scallion"),
+        ("scafcom", {"momentum": 0.5}, "`method.momentum` 0.5 is not for scafcom"),
+        ("scallion", {"alpha": 0.0}, "`method.alpha` must be above 0"),
+        ("scallion", {"alpha": 1.5}, "`method.alpha` must be above 0"),
+        ("scafcom", {"beta": 0.0}, "`method.beta` must be above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(name: str, settings: dict[str, Any], words: str) -> None:
@@ -112,11 +124,21 @@ def test_a_rank_aware_step_is_that_step(name: str) -> None:
         assert relative(model(boosted), model(larger)) < 1e-12
 
 
-def test_rank_is_short_for_a_coordinate_projector() -> None:
+def test_rank_is_that_of_the_projector() -> None:
     assert build("ssf", rank=0.2) == build("ssf", projector={"name": "coordinate", "rank": 0.2})
-    for wrong in ({}, {"rank": 0.2, "projector": GAUSSIAN}):
-        with pytest.raises(SpecError, match="give either `projector`"):
-            build("ssf", **wrong)
+    assert build("ssf", rank=0.2, projector=GAUSSIAN) == build("ssf", projector=GAUSSIAN | {"rank": 0.2})
+    assert build("ssf", rank=0.2, projector="hadamard").projector == Hadamard(rank=0.2)
+    assert replace(build("ssf"), rank=4).projector == Coordinate(rank=4)
+    assert SSF().projector == Coordinate(rank=0.1)
+
+
+def test_a_rate_that_is_yet_to_be_found_is_named() -> None:
+    assert SSF().lr == "search"
+    assert registry.build("method", registry.describe(SSF(lr="auto"))) == SSF(lr="auto")
+    with pytest.raises(SpecError, match="`lr` is still 'search'"):
+        SSF().rate(0)
+    with pytest.raises(SpecError, match="`lr` must be a positive number, 'search' or 'auto', got 'fast'"):
+        SSF(lr="fast")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

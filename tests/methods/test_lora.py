@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 import fedspan
 from conftest import build, small, start
+from fedspan.core.config import Projection
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
@@ -37,7 +38,16 @@ def clients() -> Data:
 
 def fit(method: Any, **settings: Any) -> Any:
     """Full batches, so that only their order differs from `written_out`."""
-    return fedspan.fit(network(), clients(), method=method, rounds=ROUNDS, batch=8, least=LEAST, seed=7, **settings)
+    return fedspan.fit(
+        network(),
+        clients(),
+        method=method,
+        rounds=ROUNDS,
+        batch_size=8,
+        seed=7,
+        projection=Projection(min_numel=LEAST),
+        **settings,
+    )
 
 
 def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]:
@@ -99,7 +109,7 @@ def test_it_is_lora_written_out(name: str, alpha: float | None, others: str) -> 
     ],
 )
 def test_only_what_is_trained_travels(name: str, others: str, numbers: int) -> None:
-    last = fit(build(name, lr=LR, local_steps=1, rank=RANK, others=others)).rows[-1]
+    last = fit(build(name, lr=LR, local_steps=1, rank=RANK, others=others)).history[-1]
     model = sum(p.numel() for p in network().parameters())
     assert last["up_bytes"] == ROUNDS * 3 * numbers * 8
     assert last["down_bytes"] == ROUNDS * 3 * (numbers + 1) * 8 + 3 * model * 8  # a probe each time, the base once
@@ -129,9 +139,9 @@ def test_another_start_of_a_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedit", "ffalora"])
 def test_mistakes_are_named(name: str) -> None:
     for wrong, words in [
-        ({"rank": 0}, "`rank` must be"),
-        ({"rank": 1.5}, "`rank` must be"),
-        ({"rank": 2, "alpha": 0.0}, "`alpha` must be"),
+        ({"rank": 0}, "`method.rank` must be"),
+        ({"rank": 1.5}, "`method.rank` must be"),
+        ({"rank": 2, "alpha": 0.0}, "`method.alpha` must be"),
         ({"rank": 2, "others": "some"}, "`method.others` must be one of frozen, trained"),
     ]:
         with pytest.raises(SpecError, match=words):
@@ -140,4 +150,10 @@ def test_mistakes_are_named(name: str) -> None:
         with pytest.raises(SpecError, match=words):
             fit(build(name, rank=rank))
     with pytest.raises(SpecError, match="nothing to train"):
-        fedspan.fit(network(), clients(), method=build(name, rank=2, others="frozen"), rounds=1, least=10**6)
+        fedspan.fit(
+            network(),
+            clients(),
+            method=build(name, rank=2, others="frozen"),
+            rounds=1,
+            projection=Projection(min_numel=10**6),
+        )

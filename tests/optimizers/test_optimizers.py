@@ -18,6 +18,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
 from fedspan.core.optimizer import SGD, Optimizer
+from fedspan.core.spec import Spec
 from fedspan.optimizers.adamw import AdamW
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
@@ -148,21 +149,22 @@ def test_ffalora_is_subavg_whose_step_is_s_times_as_long() -> None:
     ("name", "settings", "words"),
     [
         ("fedavg", {"optimizer": {"name": "adam"}}, "did you mean 'adamw'"),
-        ("fedavg", {"optimizer": "adamw"}, "must be a table such as"),
-        ("fedavg", {"optimizer": ADAMW | {"beta1": 1.0}}, "`beta1` must be at least 0 and below 1"),
-        ("fedavg", {"optimizer": ADAMW | {"beta2": -0.1}}, "`beta2` must be at least 0 and below 1"),
-        ("fedavg", {"optimizer": ADAMW | {"eps": 0.0}}, "`eps` must be a positive number"),
-        ("fedavg", {"optimizer": ADAMW | {"decay": -1.0}}, "`decay` must be a number of at least 0"),
-        ("fedavg", {"optimizer": ADAMW, "momentum": 0.5}, "`momentum` is that of SGD, got 0.5"),
-        ("fedavg", {"optimizer": ADAMW, "moments": "keep"}, "key of"),
+        ("fedavg", {"optimizer": "adam"}, "did you mean 'adamw'"),
+        ("fedavg", {"optimizer": 3}, "`method.optimizer` must be an optimizer, its name or a table with `name`, got 3"),
+        ("fedavg", {"optimizer": ADAMW | {"beta1": 1.0}}, "`method.optimizer.beta1` must be at least 0 and below 1"),
+        ("fedavg", {"optimizer": ADAMW | {"beta2": -0.1}}, "`method.optimizer.beta2` must be at least 0 and below 1"),
+        ("fedavg", {"optimizer": ADAMW | {"eps": 0.0}}, "`method.optimizer.eps` must be a positive number"),
+        ("fedavg", {"optimizer": ADAMW | {"decay": -1.0}}, "`method.optimizer.decay` must be a number of at least 0"),
+        ("fedavg", {"optimizer": ADAMW, "momentum": 0.5}, "`method.momentum` 0.5 is for SGD"),
+        ("fedavg", {"optimizer": ADAMW, "moments": "keep"}, "has no key 'moments'"),
         ("ssf", {"rank": 3, "moments": "project"}, "plain steps have none"),
         ("ssf", {"rank": 3, "momentum": 0.5, "moments": "keep"}, "set `refresh` above 1"),
         ("ssf", {"rank": 3, "momentum": 0.5, "moments": "kept"}, "did you mean 'keep'"),
         ("ssf", {"rank": 3, "optimizer": ADAMW, "compressor": {"name": "topk", "k": 0.5}}, "leave out `momentum`"),
-        ("fedsub", {"rank": 3, "optimizer": ADAMW}, "fedsub takes no local `optimizer`, got 'adamw'"),
-        ("fedsub", {"rank": 3, "momentum": 0.5, "moments": "project"}, "fedsub keeps duals and no `moments`"),
-        ("scallion", {"optimizer": ADAMW}, "scallion takes no local `optimizer`, got 'adamw'"),
-        ("scafcom", {"optimizer": ADAMW}, "scafcom takes no local `optimizer`, got 'adamw'"),
+        ("fedsub", {"rank": 3, "optimizer": ADAMW}, "`method.optimizer` 'adamw' is not for fedsub"),
+        ("fedsub", {"rank": 3, "momentum": 0.5, "moments": "project"}, "`method.moments` 'project' is not for fedsub"),
+        ("scallion", {"optimizer": ADAMW}, "`method.optimizer` 'adamw' is not for scallion"),
+        ("scafcom", {"optimizer": ADAMW}, "`method.optimizer` 'adamw' is not for scafcom"),
     ],
 )
 def test_what_cannot_be_is_named(name: str, settings: dict[str, Any], words: str) -> None:
@@ -206,13 +208,14 @@ def test_a_spec_names_it(tmp_path: Path) -> None:
             "moments": "keep",
             "optimizer": {"name": "adamw"},
         },
-        "task": {"name": "regression", "clients": 4, "dim": 6, "outputs": 2, "samples": 9, "batch": 4},
+        "task": {"name": "regression", "clients": 4, "dim": 6, "outputs": 2, "samples": 9},
+        "batch_size": 4,
     }
     spec = Spec.from_table(table)
     path = tmp_path / "spec.toml"
     path.write_text(spec.toml())
     assert Spec.load(path) == spec
     assert Spec.load(path, ("method.optimizer.decay=0.1",)).method.optimizer == AdamW(decay=0.1)  # type: ignore[attr-defined]
-    assert fedspan.AdamW is AdamW
+    assert fedspan.optimizers.AdamW is AdamW
     whole = fedspan.run(spec, tmp_path / "out")
     assert whole.finished

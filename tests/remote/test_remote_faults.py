@@ -14,6 +14,7 @@ from test_remote import SSF, Change, Wire, controls, ids_of, remote, simulated
 
 from conftest import advance, build, close, every_method, model, small
 from fedspan.core.errors import SpecError
+from fedspan.core.method import private_fields
 from fedspan.remote.messages import RoundMessage
 
 
@@ -110,7 +111,7 @@ def test_a_lost_state_is_restored_exactly(kind: str, name: str, settings: dict[s
             LOSSES[kind](path)
     advance(loop, 8)
     here = simulated(method, problem, 7)
-    for field in method.private:  # what no server can know begins anew
+    for field in private_fields(method):  # what no server can know begins anew
         here.transport.inner._population[field].all.zero_()  # type: ignore[attr-defined]
     close(model(loop), model(advance(here, 8)), 1e-10)
     assert any("restored from the server's copy" in event for event in loop.events)

@@ -22,6 +22,7 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
 from fedspan.core.projector import draw
 from fedspan.data import datasets as _datasets
+from fedspan.methods import FedAvg
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.classification import AUGMENT, Classification
 
@@ -93,8 +94,8 @@ def test_epochs_are_steps_over_the_mean_client(tmp_path: Path) -> None:
     torch.manual_seed(0)
     one, two = (torch.nn.Linear(6, 2) for _ in range(2))
     two.load_state_dict(one.state_dict())
-    fedspan.fit(one, clients, method=fedspan.FedAvg(lr=0.1), rounds=2, batch=5, epochs=3)
-    fedspan.fit(two, clients, method=fedspan.FedAvg(lr=0.1, local_steps=6), rounds=2, batch=5)
+    fedspan.fit(one, clients, method=FedAvg(lr=0.1), rounds=2, batch=5, epochs=3)
+    fedspan.fit(two, clients, method=FedAvg(lr=0.1, local_steps=6), rounds=2, batch=5)
     assert torch.equal(one.weight, two.weight)
 
 

@@ -15,41 +15,47 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.api.spec import Spec
+from rich.console import Console
 from test_estimates import network
-from typer.testing import CliRunner
 
 import fedspan
-from conftest import advance, build, every_method, model, small, start
-from fedspan.api import spec as experiment
-from fedspan.cli import app as cli
+from conftest import advance, build, every_method, model, settings, small, start
+from fedspan.api import run as experiment
+from fedspan.callbacks.diagnostics import Diagnostics
+from fedspan.cli import printing
+from fedspan.core.config import Search
 from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.engine import history
+from fedspan.core.spec import Spec, with_values
 from fedspan.nn.models import mlp
 from fedspan.tasks.regression import Regression
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
 from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import all_clients
-from fedspan.theory.lr_search import Search, _TrialRunner, search
+from fedspan.theory.lr_search import _TrialRunner, search
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = {
     "rounds": 400,
     "eval_every": 50,
+    "batch_size": 5,
     "method": {"name": "ssf", "lr": 0.01, "local_steps": 5, "projector": {"name": "gaussian", "rank": 4}},
-    "task": {"name": "regression", "clients": 6, "dim": 12, "outputs": 2, "samples": 20, "batch": 5, "het": 1.0},
+    "task": {"name": "regression", "clients": 6, "dim": 12, "outputs": 2, "samples": 20, "het": 1.0},
 }
 
 
 def table(**changes: Any) -> dict[str, Any]:
-    return experiment.with_values(TABLE, {key.replace("__", "."): value for key, value in changes.items()})
+    return with_values(TABLE, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def toy() -> Any:
+    return Regression(clients=6, dim=12, outputs=2, samples=20).build((0,), settings(5, torch.float32))
 
 
 def test_the_papers_steps_break_its_conditions_as_reported() -> None:
     """η = 1e-2 at het 0.5 is 3.5 times over 1/(2KL), and η = 1e-3 at het 2 five times."""
     for het, lr, times in ((0.5, 1e-2, 3.5), (2.0, 1e-3, 5.0)):
-        problem = Regression(het=het).build((0,), torch.float32)
+        problem = Regression(het=het).build((0,), settings(20, torch.float32))
         method = build("ssf", lr=lr, local_steps=5, projector={"name": "gaussian", "rank": 20})
         found = diagnose(method, problem, 10, 25_000)
         assert found.conditions[0].excess == pytest.approx(times, rel=0.1)
@@ -96,15 +102,22 @@ def test_the_share_of_directions() -> None:
     assert rho_of(build("ssf", rank=3), layout) == 3 / 12
 
 
-def test_diagnose_on_the_command_line(tmp_path: Path) -> None:
-    path = tmp_path / "spec.toml"
-    path.write_text(Spec.from_table(TABLE).toml())
-    for extra in ([], ["--set", "method.lr=auto", "--target", "0.5"]):
-        done = CliRunner().invoke(cli.app, ["diagnose", str(path), *extra])
-        assert done.exit_code == 0, done.output
-        for word in ("L = max L_i", "(4) 4L²η̃²/ρ² ≤ 1", "safe: the corollary's", "guaranteed"):
-            assert word in done.output
-        assert ("times the limit" in done.output) == (not extra)
+@pytest.mark.parametrize("lr", [0.01, "auto", "search"])
+def test_a_diagnosis_is_printed(lr: float | str) -> None:
+    console = Console(record=True, width=120)
+    printing.diagnosis(fedspan.diagnose(table(method__lr=lr), 0.5), console)
+    text = console.export_text()
+    for word in ("L = max L_i", "(4) 4L²η̃²/ρ² ≤ 1", "safe: the corollary's", "guaranteed", "‖∇F‖ ≤ 0.5"):
+        assert word in text
+    assert ("times the limit" in text) == ("of the spec" in text) == (lr == 0.01)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ssf"])
+def test_a_method_without_a_number_is_diagnosed_at_the_safe_steps(name: str) -> None:
+    extra = {"rank": 3} if name == "ssf" else {}
+    found = diagnose(build(name, lr="search", **extra), small(), 7, 100)
+    assert found.steps == found.safe
+    assert all(condition.holds for condition in [*found.conditions, *found.proved])
 
 
 def test_auto_is_the_corollary_and_the_run_holds_the_number(tmp_path: Path) -> None:
@@ -113,28 +126,34 @@ def test_auto_is_the_corollary_and_the_run_holds_the_number(tmp_path: Path) -> N
     assert spec.table()["method"]["lr"] == "auto"
     result = experiment.run(spec, tmp_path / "o")
     written = Spec.load(tmp_path / "o" / "spec.toml")
-    assert written.lr_from is None
-    found = experiment.examine(written)
+    found = fedspan.diagnose(written)
     assert all(condition.holds for condition in found.conditions)
     assert found.steps.local == pytest.approx(found.safe.local)
     assert found.steps.effective == pytest.approx(found.safe.effective)
     again = experiment.run(written, tmp_path / "again")
-    assert [r["rel_err"] for r in again.rows[0]] == [r["rel_err"] for r in result.rows[0]]
+    assert [r["rel_err"] for r in again.history] == [r["rel_err"] for r in result.history]
 
 
 def test_a_searched_run_resumes_with_the_rate_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = Spec.from_table(table(method__lr="search", rounds=400, search__share=0.2))
     assert Spec.from_table(short.table()) == short
-    experiment.run(short, tmp_path / "o")
+    experiment.run(short, tmp_path / "o", keep_checkpoint=True)
     lr = Spec.load(tmp_path / "o" / "spec.toml").method.lr
-    assert json.loads((tmp_path / "o" / experiment.FOUND).read_text())["values"] == {"lr": lr}
+    assert json.loads((tmp_path / "o" / experiment.LR).read_text())["values"] == {"lr": lr}
     monkeypatch.setattr(experiment, "search", lambda *_: pytest.fail("searched again"))
-    longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True)
-    assert longer.rows[0][-1]["round"] == 500
+    longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True, keep_checkpoint=True)
+    assert longer.history[-1]["round"] == 500
     with pytest.raises(SpecError, match="already holds a run"):
         experiment.run(short, tmp_path / "o")
     with pytest.raises(CheckpointError, match=r"method.lr"):
-        experiment.run(Spec.from_table(table(rounds=500)), tmp_path / "o", resume=True)
+        experiment.run(Spec.from_table(table(rounds=600)), tmp_path / "o", resume=True)
+
+
+@pytest.mark.xfail(strict=True, reason="a finished run is returned without a comparison of the two specs")
+def test_a_finished_run_does_not_stand_in_for_one_with_another_rate(tmp_path: Path) -> None:
+    experiment.run(Spec.from_table(table()), tmp_path / "o")
+    with pytest.raises(CheckpointError, match=r"method.lr"):
+        experiment.run(Spec.from_table(table(method__lr=0.02)), tmp_path / "o", resume=True)
 
 
 def test_a_step_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
@@ -142,13 +161,11 @@ def test_a_step_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
         experiment.run(Spec.from_table(table() | {"method": {"name": "fedavg", "lr": "auto"}}), tmp_path / "o")
     with pytest.raises(SpecError, match="`server_lr` as well"):
         experiment.run(Spec.from_table(table(method__lr="auto", method__server_lr=2.0)), tmp_path / "o")
-    with pytest.raises(SpecError, match="writes it to spec"):
-        Spec.from_table(table(method__lr="auto")).settled()
     assert not (tmp_path / "o").exists()
 
 
 def test_the_search_counts_its_rounds_and_leaves_divergence_alone() -> None:
-    problem = Regression(clients=6, dim=12, outputs=2, samples=20, batch=5).build((0,), torch.float32)
+    problem = toy()
     found = search(build("scaffold", local_steps=5), problem, 6, 1000)
     assert found.rounds <= 150
     diverged = [trial.lr for trial in found.trials if trial.diverged]
@@ -161,7 +178,7 @@ def test_the_search_counts_its_rounds_and_leaves_divergence_alone() -> None:
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_where_the_server_scales_its_steps_the_search_goes_down(name: str) -> None:
     """No rate diverges there, however large, and on this small problem large ones go nowhere."""
-    problem = Regression(clients=6, dim=12, outputs=2, samples=20, batch=5).build((0,), torch.float32)
+    problem = toy()
     method: Any = build(name, local_steps=5, server_lr=0.05)
     found = search(method, problem, 6, 2000)
     assert found.rounds <= 300
@@ -230,11 +247,10 @@ def test_measuring_leaves_no_trace(name: str, settings: dict[str, Any]) -> None:
 
 
 def test_diagnostics_stand_in_the_history(tmp_path: Path) -> None:
-    spec = Spec.from_table(table(diagnostics=True))
+    spec = Spec.from_table(table(callbacks=[{"name": "diagnostics"}]))
     assert Spec.from_table(spec.table()) == spec
-    experiment.run(spec, tmp_path / "on", seeds=2)
-    experiment.run(Spec.from_table(TABLE), tmp_path / "off", seeds=2)
-    on, off = (history.read(tmp_path / k / "seed-1" / "history.jsonl")[1] for k in ("on", "off"))
+    on = experiment.run(spec, tmp_path / "on", seeds=2).runs[1]
+    off = experiment.run(Spec.from_table(TABLE), tmp_path / "off", seeds=2).runs[1]
     assert [row["rel_err"] for row in on] == [row["rel_err"] for row in off]
     names = {"grad_sq", "drift", "control_error", "control_gap", "correction_cos"}
     assert all(names <= set(row) for row in on)
@@ -257,17 +273,29 @@ def test_fit_measures_on_request() -> None:
     data = [(torch.randn(20, 1, 4, 4), torch.randint(0, 3, (20,))) for _ in range(3)]
     method = build("ssf", rank=0.5, lr=0.1)
     plain, watched = (
-        fedspan.fit(mlp((1, 4, 4), 3), data, method=method, rounds=2, batch=10, diagnostics=on) for on in (False, True)
+        fedspan.fit(mlp((1, 4, 4), 3), data, method=method, rounds=2, batch_size=10, callbacks=callbacks)
+        for callbacks in ((), (Diagnostics(),))
     )
-    assert "control_error" not in plain.rows[-1]
-    assert watched.rows[-1]["control_error"] < watched.rows[0]["control_error"]
+    assert "control_error" not in plain.history[-1]
+    assert watched.history[-1]["control_error"] < watched.history[0]["control_error"]
+
+
+def test_fit_searches_without_a_test_set() -> None:
+    torch.manual_seed(0)
+    means = 2 * torch.randn(3, 1, 4, 4)
+    labels = [torch.randint(0, 3, (40,)) for _ in range(3)]
+    data = [(torch.randn(40, 1, 4, 4) + means[y], y) for y in labels]
+    result = fedspan.fit(mlp((1, 4, 4), 3), data, method="ssf", rounds=20, batch_size=10)
+    assert result.lr_search["rounds"] <= 40
+    right = [float((result.model(x).argmax(1) == y).float().mean()) for x, y in data]
+    assert np.mean(right) > 0.8
 
 
 @pytest.mark.slow
 def test_diagnostics_cost_at_most_a_tenth() -> None:
     """On the toy, with a row every 100 rounds; the same run pays for both, so that a busy machine slows both."""
     method = build("ssf", lr=0.01, local_steps=5, projector={"name": "gaussian", "rank": 20})
-    loop = start(method, Regression().build((0,), torch.float32), 10)
+    loop = start(method, Regression().build((0,), settings(20, torch.float32)), 10)
     advance(loop, 100)
     rounds, looks = 0.0, 0.0
     for _ in range(15):
@@ -313,6 +341,6 @@ def test_a_rate_that_fell_and_turns_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 def test_a_search_in_few_rounds_keeps_to_them_where_the_server_scales_its_steps() -> None:
-    problem = Regression(clients=6, dim=12, outputs=2, samples=20, batch=5).build((0,), torch.float32)
+    problem = toy()
     found = search(build("fedadam", local_steps=5, server_lr=0.05), problem, 6, 270)
     assert found.rounds <= 40

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import small
+from conftest import settings, small
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build, mlp
 from fedspan.nn.problem import TorchProblem
@@ -29,7 +29,7 @@ def exact_smoothness(problem: object) -> np.ndarray:
 @pytest.mark.parametrize("het", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_smoothness_of_the_toy(het: float, dtype: torch.dtype) -> None:
-    problem = Regression(het=het).build((3,), dtype)
+    problem = Regression(het=het).build((3,), settings(20, dtype))
     known = exact_smoothness(problem)
     each, mean = problem.smoothness()
     np.testing.assert_allclose(each[0], known, rtol=1e-5)
@@ -65,7 +65,7 @@ def test_gap_and_control_of_the_toy() -> None:
 
 def network(
     model: torch.nn.Module, clients: int, examples: int, batch: int, shape: tuple[int, ...], apart: float = 0.0,
-    **settings: Any,
+    **others: Any,
 ) -> TorchProblem:  # fmt: skip
     """Ten classes of random inputs, whose means are `apart`."""
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ def network(
     sources = [as_client_data(one, "client") for one in data]
     loss = torch.nn.functional.cross_entropy
     return TorchProblem(
-        model, sources, lambda m, b: loss(m(b[0]), b[1]), choose(model, (), (), 64), seed=0, batch=batch, **settings
+        model, sources, lambda m, b: loss(m(b[0]), b[1]), choose(model, (), (), 64), seed=0, batch=batch, **others
     )
 
 

@@ -11,9 +11,10 @@ import torch
 from test_estimates import network
 
 from conftest import advance, build, model, small, start
+from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.nn.models import mlp
-from fedspan.theory.lr_search import Search, budget_of, search
+from fedspan.theory.lr_search import budget_of, search
 
 
 def learnable(**settings: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import model, start
+from conftest import model, settings, start
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.gaussian import Gaussian
 from fedspan.tasks.regression import RegressionProblem
@@ -40,7 +40,7 @@ def case(number: int) -> Case:
     batch = "full" if rng.random() < 0.2 else int(rng.integers(1, 5))
     scale = 10 ** rng.uniform(-2, 2)  # the units of the loss
     data = [(scale * a, scale * b, np.full(clients, n))] * 3
-    problem = RegressionProblem(data, (0, 1, 2), batch, 1e-4 * scale**2, torch.float64, "uniform")  # type: ignore[arg-type]
+    problem = RegressionProblem(data, (0, 1, 2), 1e-4 * scale**2, settings(batch))
     rounds = int(np.exp(rng.uniform(np.log(30), np.log(300))))
     return Case(problem, max(1, round(rho * d)), int(rng.integers(1, 21)), rounds)
 

@@ -1,17 +1,17 @@
-"""Numbers as a few levels of a scale: buckets, scales that neither overflow nor vanish, and rounding at random."""
+"""Numbers as a few levels of a scale: buckets, scales that neither overflow nor vanish, and random rounding."""
 
 from __future__ import annotations
 
 import torch
 
+from fedspan import Vector
 from fedspan.core import seeds
-from fedspan.core.layout import Vector
 
-PIECE = 1 << 16  # random numbers drawn at once: they stay in the processor's cache
+PIECE = 1 << 16  # random numbers drawn at once, so that they stay in the processor's cache
 
 
 def buckets(v: Vector, size: int | None) -> torch.Tensor:
-    """(…, n) as (…, ⌈n / size⌉, size), filled up with zeros; None: one bucket of n."""
+    """(…, n) as (…, ⌈n / size⌉, size), padded with zeros; None: one bucket of n."""
     n = v.shape[-1]
     if size is None or size >= n:
         return v.unsqueeze(-2)
@@ -20,9 +20,9 @@ def buckets(v: Vector, size: int | None) -> torch.Tensor:
 
 
 def unit(v: torch.Tensor) -> torch.Tensor:
-    """The power of two at or below max |v| along the last axis, which stays; zero of zeros, not finite as v is not.
+    """The power of two at or below max |v| along the last axis, which is kept; zero for zeros, not finite if v is not.
 
-    Divisions by it are exact, and leave numbers in (−2, 2) whose squares are safe to sum.
+    Division by it is exact and gives numbers in (−2, 2), whose squares are safe to sum.
     """
     top = v.abs().amax(-1, keepdim=True)
     mantissa, _ = torch.frexp(top)
@@ -30,22 +30,22 @@ def unit(v: torch.Tensor) -> torch.Tensor:
 
 
 def divisor(scale: torch.Tensor) -> torch.Tensor:
-    """The same with 1 in place of zeros: what is divided by it is zero itself."""
+    """The scale with 1 instead of 0: what it divides is then zero itself."""
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
 def norm(v: torch.Tensor) -> torch.Tensor:
-    """‖v‖ along the last axis, which stays."""
+    """‖v‖ along the last axis, which is kept."""
     scale = unit(v)
     safe: torch.Tensor = torch.linalg.vector_norm(v / divisor(scale), dim=-1, keepdim=True)
     return scale * safe
 
 
 def chance(p: Vector, keys: seeds.Keys) -> torch.Tensor:
-    """True with probability p, number by number; never where p is zero."""
+    """True with probability p for each number; never if p is zero."""
     n = p.shape[-1]
     out = torch.empty(p.shape, dtype=torch.bool, device=p.device)
-    for start in range(0, n, PIECE):
+    for start in range(0, 0 if p.is_meta else n, PIECE):  # tensors without numbers, as in a dry run, need no draws
         u = torch.from_numpy(seeds.uniform(seeds.later(keys, start), min(PIECE, n - start)))
         out[..., start : start + PIECE] = p[..., start : start + PIECE] > u.to(p.device)
     return out

@@ -1,4 +1,4 @@
-"""Compressors that keep k of the n numbers and send nothing of the others."""
+"""What compressors that keep k of the n numbers share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError, count_or_ratio
-from fedspan.core.layout import Vector
+from fedspan import Compressor, SpecError, Vector
+from fedspan.core.errors import count_or_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Compressor):
-    """`k` is a number of coordinates (20) or a share of them (0.1)."""
+    """Keeps k of the n numbers."""
 
-    k: int | float
+    k: int | float = 0.1  # how many numbers are kept: a number (20) or a share (0.1)
 
     def __post_init__(self) -> None:
         count_or_ratio("k", self.k)
@@ -30,5 +29,5 @@ class Sparse(Compressor):
 
 
 def spread(values: Vector, index: torch.Tensor, n: int) -> Vector:
-    """n numbers: the values where the index says, zeros elsewhere."""
+    """n numbers: the values at the places of the index, zeros elsewhere."""
     return values.new_zeros(*values.shape[:-1], n).scatter_(-1, index, values)

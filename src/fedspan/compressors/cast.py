@@ -1,6 +1,6 @@
-"""Numbers of 16 bits: float16 or bfloat16, after division by a power of two near the largest.
+"""Numbers of 16 bits: float16 or bfloat16, after division by a power of two near the largest number.
 
-So float16 neither overflows nor loses small vectors. Contractive, with 1 − δ below 2⁻²⁰ or 2⁻¹⁴.
+The division keeps float16 from overflowing and from losing small vectors. Contractive, with 1 − δ below 2⁻²⁰ or 2⁻¹⁴.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from typing import Literal
 
 import torch
 
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.compressors._levels import divisor, unit
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
 from fedspan.core.errors import one_of
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -26,7 +23,7 @@ KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 class Cast(Compressor):
     """2n bytes, and one scale."""
 
-    to: Literal["float16", "bfloat16"] = "bfloat16"
+    to: Literal["float16", "bfloat16"] = "bfloat16"  # the type of the numbers in a message
 
     def __post_init__(self) -> None:
         one_of("to", self.to, KINDS)
@@ -39,7 +36,7 @@ class Cast(Compressor):
     def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = code.take("levels", "scale")
         x = packed.contiguous().view(KINDS[self.to]).to(dtype)
-        return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(dtype)  # no stranger's bytes are infinite
+        return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(dtype)  # malformed bytes must not become infinite
 
     def delta(self, n: int) -> float | None:
         kind = torch.finfo(KINDS[self.to])  # an error of half an eps; twice its square leaves room for rounding twice

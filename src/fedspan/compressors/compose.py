@@ -1,7 +1,7 @@
-"""One compressor of what another keeps, such as QSGD of the k largest numbers.
+"""One compressor applied to what another keeps, such as QSGD of the k largest numbers.
 
-With E‖v − inner(v)‖² ≤ (1 − δ_i)‖v‖² and the kept numbers as they were, δ = δ_outer δ_inner. Two unbiased ones are
-unbiased with 1 + ω = (1 + ω_outer)(1 + ω_inner).
+If E‖v − inner(v)‖² ≤ (1 − δ_i)‖v‖² and the kept numbers are unchanged, δ = δ_outer δ_inner. Two unbiased compressors
+are together unbiased with 1 + ω = (1 + ω_outer)(1 + ω_inner).
 """
 
 from __future__ import annotations
@@ -11,32 +11,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedspan import Compressor, Encoded, SpecError, Vector, register
 from fedspan.compressors._sparse import Sparse
+from fedspan.compressors.randk import RandK
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.errors import SpecError
-from fedspan.core.layout import Vector
-from fedspan.core.registry import name_of, register
+from fedspan.core.registry import accept_choices, name_of
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Compose(Compressor):
-    """Places as `inner` sends them, and the code that `outer` makes of the numbers there."""
+    """Places as `inner` sends them, and the numbers there compressed by `outer`."""
 
-    outer: Compressor
-    inner: Compressor
+    outer: Compressor  # compresses the kept numbers, such as qsgd
+    inner: Compressor  # selects the numbers to keep: topk or randk
 
     def __post_init__(self) -> None:
+        accept_choices(self)
         if not isinstance(self.inner, Sparse):
             raise SpecError(f"`inner` must keep some of the numbers, as topk and randk do, got {name_of(self.inner)!r}")
         if isinstance(self.outer, Sparse | Compose):
-            raise SpecError(
-                f"`outer` must be no sparse compressor, got {name_of(self.outer)!r}; give `inner` a smaller k"
-            )
-        if getattr(self.inner, "common", False):
-            raise SpecError("`inner.common` cannot be composed: rounding would be common too; leave it false")
+            raise SpecError(f"`outer` must not be sparse, got {name_of(self.outer)!r}; give `inner` a smaller k")
+        if isinstance(self.inner, RandK) and self.inner.common:
+            raise SpecError("`inner` cannot have `common` true: all clients would round alike; leave it false")
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         kept = self.inner.compress(v, _part(keys, 0))

@@ -1,4 +1,4 @@
-"""No compression: all n numbers as they are. Turns every compressed method into its plain form."""
+"""No compression: all n numbers as they are. Makes every compressed method its uncompressed form."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 
 @register

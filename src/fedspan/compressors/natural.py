@@ -1,8 +1,8 @@
-"""Natural compression: every number rounded at random to a power of two (Horváth et al. 2022, arXiv:1905.10988).
+"""Natural compression: each number is randomly rounded to a power of two (Horváth et al. 2022, arXiv:1905.10988).
 
-Only sign and exponent travel. The powers reach from the one above the largest number downwards, as many as `bits` can
-name: 127 in a byte. Numbers below the least are rounded to it or to zero. Unbiased with ω = 1/8 + n/4^(powers − 1),
-of which the second part is nothing in a byte.
+Only sign and exponent are sent. The powers go down from the one above the largest number, as many as `bits` can
+encode: 127 in a byte. Smaller numbers are rounded to the smallest power or to zero. Unbiased with
+ω = 1/8 + n/4^(powers − 1), whose second term is negligible for 8 bits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Encoded, SpecError, Vector, register
 from fedspan.compressors._levels import chance, divisor, unit
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
-from fedspan.core.encoded import Encoded, pack, unpack
-from fedspan.core.errors import SpecError, at_least
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
+from fedspan.core.encoded import pack, unpack
+from fedspan.core.errors import at_least
 
 
 @register
@@ -25,16 +24,16 @@ from fedspan.core.registry import register
 class Natural(Unbiased):
     """n numbers of `bits` bits, and one scale."""
 
-    bits: int = 8  # sign and exponent
+    bits: int = 8  # bits per number, for sign and exponent
 
     def __post_init__(self) -> None:
         at_least("bits", self.bits, 2)
         if self.bits > 8:
-            raise SpecError(f"`bits` must be from 2 to 8, got {self.bits!r}; eight hold every exponent of a float32")
+            raise SpecError(f"`bits` must be from 2 to 8, got {self.bits!r}; 8 hold every exponent of a float32")
 
     @property
     def powers(self) -> int:
-        """How many powers of two there are beside zero: 2, 1, 1/2, … times the scale."""
+        """The number of powers of two besides zero: 2, 1, 1/2, … times the scale."""
         return (1 << self.bits - 1) - 1
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
@@ -45,7 +44,7 @@ class Natural(Unbiased):
         small = size < least
         up = chance(torch.where(small, size / least, 2 * mantissa - 1), keys)
         level = torch.where(small, 0, exponent + (self.powers - 2)) + up
-        level = level.clamp_(0, self.powers)  # which only what is not finite exceeds
+        level = level.clamp_(0, self.powers)  # only numbers that are not finite exceed it
         return Encoded(levels=pack(level + (x < 0) * (self.powers + 1), self.bits), scale=scale)
 
     def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:

@@ -1,8 +1,8 @@
-"""QSGD: every number rounded at random to one of s levels of the norm (Alistarh et al. 2017, arXiv:1610.02132).
+"""QSGD: each number is randomly rounded to one of s levels of the norm (Alistarh et al. 2017, arXiv:1610.02132).
 
 C(v)_j = (‖v‖/s) sign(v_j) ξ_j, where ξ_j is s|v_j|/‖v‖ rounded up or down so that its mean is right. Unbiased with
-ω = min(b/s², √b/s) for b numbers under one norm. A model has too many for one: with `bucket` each b numbers have their
-own. Sign and level travel together as one of 2s + 1 whole numbers.
+ω = min(b/s², √b/s) for b numbers that share a norm. A model has too many numbers for one norm: with `bucket` each b
+numbers have their own. Sign and level are sent as one of 2s + 1 whole numbers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Encoded, Vector, register
 from fedspan.compressors._levels import buckets, chance, divisor, norm
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
-from fedspan.core.encoded import Encoded, pack, unpack, width_of
+from fedspan.core.encoded import pack, unpack, width_of
 from fedspan.core.errors import at_least
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 
 @register
@@ -26,8 +25,8 @@ from fedspan.core.registry import register
 class QSGD(Unbiased):
     """n numbers of 1 + ⌈log2(s + 1)⌉ bits, and a scale for each bucket."""
 
-    levels: int = 7  # s; 7 is four bits
-    bucket: int | None = None  # b; None: one norm for all
+    levels: int = 7  # s: levels of each sign; 7 takes four bits per number
+    bucket: int | None = None  # b: numbers that share a norm; none: all of them
 
     def __post_init__(self) -> None:
         at_least("levels", self.levels, 1)

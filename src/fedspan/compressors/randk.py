@@ -1,6 +1,6 @@
-"""Rand-k: k numbers at places that both ends draw from the common seed, so that only the numbers travel.
+"""Rand-k: k numbers at places that server and client draw from the shared seed, so that only the numbers are sent.
 
-Times n/k it is unbiased with ω = n/k − 1; `unbiased = false` leaves the numbers as they are, contractive with δ = k/n.
+Multiplied by n/k it is unbiased with ω = n/k − 1. With `unbiased = false` it is contractive with δ = k/n.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedspan import Encoded, Round, Vector, register
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
-from fedspan.core.encoded import Encoded
-from fedspan.core.layout import Vector
-from fedspan.core.method import Round
-from fedspan.core.registry import register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class RandK(Unbiased, Sparse):
-    """k numbers and nothing else."""
+    """k numbers, and no places."""
 
-    common: bool = False  # all clients of a round keep the same coordinates
+    common: bool = False  # whether all clients of a round keep the same coordinates
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         return Encoded(values=v.gather(-1, self._places(v.shape[-1], keys, v.device)))
@@ -42,10 +39,12 @@ class RandK(Unbiased, Sparse):
         return super().keys(replace(rnd, ids=np.zeros_like(rnd.ids)) if self.common else rnd)
 
     def _places(self, n: int, keys: seeds.Keys, device: torch.device) -> torch.Tensor:
+        if device.type == "meta":  # a dry run: the shape is all there is
+            return torch.empty(*keys.shape, self.kept(n), dtype=torch.int64, device=device)
         return _drawn(keys.tobytes(), keys.shape, n, self.kept(n)).to(device)
 
 
 @functools.lru_cache(maxsize=2)
 def _drawn(keys: bytes, shape: tuple[int, ...], n: int, k: int) -> torch.Tensor:
-    """Kept, because a round asks for the same places at the client, in settling its state, and at the server."""
+    """Cached, because client step, client state and server of a round ask for the same places."""
     return torch.from_numpy(seeds.choose(np.frombuffer(keys, np.uint64).reshape(shape), n, k))

@@ -1,7 +1,7 @@
-"""Signs, one bit a number, times the mean size (Karimireddy et al. 2019, arXiv:1901.09847).
+"""Signs, one bit per number, times the mean absolute value (Karimireddy et al. 2019, arXiv:1901.09847).
 
-C(v) = (‖v‖₁/n) sign(v), the nearest vector of equal sizes to v. Contractive with δ = ‖v‖₁²/(n‖v‖²), at least 1/n; with
-`bucket` each b numbers have their own mean, and δ is at least 1/b.
+C(v) = (‖v‖₁/n) sign(v) is the vector nearest to v whose entries have equal size. Contractive with δ = ‖v‖₁²/(n‖v‖²), at
+least 1/n. With `bucket` each b numbers have their own mean, and δ is at least 1/b.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.compressors._levels import buckets
 from fedspan.core import seeds
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded, pack, unpack
+from fedspan.core.encoded import pack, unpack
 from fedspan.core.errors import at_least
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 
 
 @register
@@ -24,7 +22,7 @@ from fedspan.core.registry import register
 class Sign(Compressor):
     """n bits, and a scale for each bucket."""
 
-    bucket: int | None = None  # b; None: one mean for all
+    bucket: int | None = None  # b: numbers that share a mean; none: all of them
 
     def __post_init__(self) -> None:
         if self.bucket is not None:

@@ -1,4 +1,4 @@
-"""Top-k: the k numbers of largest size, and where they stand. Contractive with δ = k/n."""
+"""Top-k: the k numbers of largest absolute value, and their places. Contractive with δ = k/n."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Encoded, Vector, register
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
-from fedspan.core.encoded import Encoded, pack, unpack, width_of
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
+from fedspan.core.encoded import pack, unpack, width_of
 
 
 @register
@@ -26,7 +25,7 @@ class TopK(Sparse):
     def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values, packed = code.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
-        return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: no stranger's index can raise
+        return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: a malformed index must not raise
 
     def delta(self, n: int) -> float | None:
         return self.kept(n) / n

@@ -1,1 +1,1 @@
-"""The vocabulary every other part speaks: rounds, vectors, messages, seeds, bytes."""
+"""The vocabulary of all other packages: methods, rounds, vectors, messages, seeds, bytes."""

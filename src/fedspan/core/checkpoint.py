@@ -1,7 +1,7 @@
-"""A run on disk: safetensors with a checksum, written to a side file, synced, then renamed into place.
+"""Checkpoints: safetensors with a checksum, written to a temporary file, synced, then renamed into place.
 
-A reader therefore sees the old checkpoint or the new one, never half of one. Arrays go to the file straight from where
-they lie and are mapped when they are read, so that keeping a large model costs no second one in memory.
+A reader therefore sees the old checkpoint or the new one, never half of one. Arrays are written from where they are in
+memory and mapped when they are read, so that a large model is never in memory twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Replace a file in one step that survives a crash at any moment."""
+    """Replaces a file in one step that survives a crash at any moment."""
     side = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with side.open("wb") as file:
@@ -46,13 +46,13 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
-    """Write named arrays and a small JSON table."""
+    """Writes named arrays and a small JSON table."""
     write_tensors(path, arrays, {"format": FORMAT, "meta": json.dumps(meta), "checksum": _checksum(arrays)})
 
 
 def write_tensors(path: Path, arrays: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
-    """A safetensors file without a copy of what it holds: the library itself would make two."""
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps numbers aligned
+    """Writes a safetensors file without a copy of the arrays; the library itself makes two."""
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps them aligned
     header: dict[str, Any] = {} if about is None else {"__metadata__": about}
     end, raws = 0, []
     for name, array in ordered:
@@ -70,13 +70,12 @@ def write_tensors(path: Path, arrays: dict[str, torch.Tensor], about: dict[str, 
 
 
 def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read what `save` wrote; a file that is missing, cut short or altered is refused."""
+    """Reads what `save` wrote; raises CheckpointError if the file is missing, truncated or altered."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without --resume")
     try:
-        with safetensors.safe_open(
-            path, "pt"
-        ) as file:  # once: a new checkpoint may take the file's place at any moment
+        # opened once: a new checkpoint may replace the file at any moment
+        with safetensors.safe_open(path, "pt") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("format") != FORMAT:
@@ -103,6 +102,6 @@ def _checksum(arrays: dict[str, torch.Tensor]) -> str:
 
 
 def _raw(array: torch.Tensor) -> memoryview:
-    """The bytes of an array where they lie."""
+    """The bytes of an array, without a copy."""
     flat = array.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

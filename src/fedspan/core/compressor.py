@@ -1,10 +1,10 @@
-"""Compressors as values: how a vector of n numbers is sent in fewer bytes than it has.
+"""Compressors as values: how a vector of n numbers is sent in fewer bytes.
 
-Each says what theory may count on. C is unbiased if E C(v) = v and E‖C(v) − v‖² ≤ ω‖v‖²; it is contractive if
+Each states what theory may assume. C is unbiased if E C(v) = v and E‖C(v) − v‖² ≤ ω‖v‖²; it is contractive if
 E‖C(v) − v‖² ≤ (1 − δ)‖v‖² with δ > 0. Averages and SCALLION need the first, error feedback the second.
 
-Whatever is random comes from `keys`, one 64-bit key a run and client, which both ends know: what follows from the key
-need not travel. Decompressing is plain sums and products of what arrived, so that both ends get the same bits.
+All randomness comes from `keys`, one 64-bit key per run and client, known to server and client: what follows from the
+key is not sent. Decompression is plain sums and products of what was sent, so that both get the same bits.
 """
 
 from __future__ import annotations
@@ -25,46 +25,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor(ABC):
-    """A map from vectors to codes and back.
+    """A map from vectors to what is sent, and back.
 
-    Every code of n numbers has the same length, whatever they are. Zeros come back as zeros. Numbers that are not
-    finite never come back as finite ones, so that a run that diverges is seen to.
+    The length of what is sent depends on n only. Zeros come back as zeros. Numbers that are not finite never come back
+    as finite ones, so that divergence is noticed.
     """
 
     @abstractmethod
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
-        """The code of (runs, clients, n) numbers; `keys` is (runs, clients)."""
+        """What is sent of a vector.
+
+        Args:
+            v: (runs, clients, n) numbers.
+            keys: One key per vector, (runs, clients); the only source of randomness.
+        """
 
     @abstractmethod
     def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        """C(v), from the code and the key with which it was made. Codes of strangers must not raise."""
+        """C(v), from what was sent and the key with which it was made. Malformed input must not raise."""
 
     def omega(self, n: int) -> float | None:
-        """ω of an unbiased compressor of n numbers; None: it is biased."""
+        """ω for n numbers if the compressor is unbiased; None if it is biased."""
         return None
 
     def delta(self, n: int) -> float | None:
-        """δ of a contractive compressor of n numbers; None: it is not. Unbiased with ω < 1 is contractive."""
+        """δ for n numbers if the compressor is contractive, as unbiased ones with ω < 1 are; None if not."""
         omega = self.omega(n)
         return None if omega is None or omega >= 1 else 1 - omega
 
     def keys(self, rnd: Round) -> seeds.Keys:
-        """The keys of a round's uploads, one a client."""
+        """The keys of the uploads of a round, one per client."""
         return seeds.children(seeds.keys(rnd.seeds, "compress", rnd.t)[:, None], rnd.ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unbiased(Compressor):
-    """A compressor that is unbiased, or divided by 1 + ω: then it shrinks, and is contractive with δ = 1/(1 + ω)."""
+    """A compressor that is unbiased, or divided by 1 + ω, which makes it contractive with δ = 1/(1 + ω)."""
 
-    unbiased: bool = True
+    unbiased: bool = True  # false divides by 1 + ω, which makes it contractive
 
     @abstractmethod
     def variance(self, n: int) -> float:
-        """ω before any division."""
+        """ω without the division."""
 
     def factor(self, n: int) -> float:
-        """What the unbiased number is multiplied by."""
+        """What the unbiased values are multiplied by."""
         return 1.0 if self.unbiased else 1 / (1 + self.variance(n))
 
     def omega(self, n: int) -> float | None:

@@ -1,7 +1,7 @@
-"""A compressed vector as it travels: named tensors whose last axis is the packed payload.
+"""A compressed vector as it is sent: named tensors whose last axis is the packed payload.
 
 Whole numbers of `width` bits are packed without gaps: eight of them fill `width` bytes. So four bits cost four bits,
-and what the ledger counts is what was packed.
+and the ledger counts what is packed.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from fedspan.core.layout import Vector
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What a compressor makes of (runs, clients, n) numbers; each part is (runs, clients, its own length)."""
+    """(runs, clients, n) numbers after compression; each part is (runs, clients, its own length)."""
 
-    values: Vector | None = None  # numbers that are kept
-    index: torch.Tensor | None = None  # packed: where they stand
-    levels: torch.Tensor | None = None  # packed: every number in a few bits
-    scale: Vector | None = None  # what one level stands for
+    values: Vector | None = None  # the kept numbers
+    index: torch.Tensor | None = None  # packed: the places of the kept numbers
+    levels: torch.Tensor | None = None  # packed: each number in a few bits
+    scale: Vector | None = None  # the size of one level
 
     @functools.cached_property
     def parts(self) -> dict[str, torch.Tensor]:
-        """What is there, by name."""
+        """The parts that are not None, by name."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: part for name, part in named.items() if part is not None}
 
     def take(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """Parts that must be there."""
+        """Parts that must be present."""
         for name in names:
             if name not in self.parts:
-                raise ProtocolError(f"the code has no {name!r}; both ends must use the same compressor")
+                raise ProtocolError(f"the compressed vector has no {name!r}; both ends must use the same compressor")
         return tuple(self.parts[name] for name in names)
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Payload of one client."""
+        """Payload per client."""
         return sum(part.shape[-1] * part.element_size() for part in self.parts.values())
 
 
@@ -76,7 +76,7 @@ def unpack(packed: torch.Tensor, width: int, n: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _overlaps(width: int) -> tuple[tuple[int, int, int], ...]:
-    """(number, byte, bits to the left by which the number stands in that byte) wherever the two of a group meet."""
+    """(number, byte, shift to the left of the number in that byte) for each overlap of the two in a group."""
     return tuple(
         (number, byte, number * width - 8 * byte)
         for number in range(8)

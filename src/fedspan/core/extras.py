@@ -1,4 +1,4 @@
-"""Optional libraries: asked for before the work begins, with the command that installs them."""
+"""Optional libraries: checked before the work begins, with the command that installs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedspan.core.errors import FedspanError
 
 
 def needs(extra: str, *modules: str) -> None:
-    """Fail before hours of computing rather than after, where a library of an extra is not installed."""
+    """Raises FedspanError if a library of an extra is not installed; before hours of computing, not after."""
     for name in modules:
         try:
             importlib.import_module(name)

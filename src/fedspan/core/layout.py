@@ -1,6 +1,6 @@
-"""Where each named tensor of a model stands in the flat vector, and along which axis it is projected.
+"""The place of each named tensor of a model in the flat vector, and the axis along which it is projected.
 
-A Vector is a tensor of shape (runs, clients, size): `runs` independent repetitions (seeds) that move together,
+A Vector is a tensor of shape (runs, clients, size): `runs` independent repetitions (seeds) that are computed together,
 `clients` the cohort, or 1 for what the server holds. One run on one client is (1, 1, size). Everything broadcasts.
 """
 
@@ -22,7 +22,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Block:
-    """One tensor of the model. `axis` is its input side, the one a projector shortens; None: sent whole."""
+    """One tensor of the model. `axis` is its input side, which a projector shortens; None if it is sent in full."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Block:
 
     @functools.cached_property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @property
@@ -56,7 +56,7 @@ class Block:
         return v.reshape(*v.shape[:2], -1, self.inputs)
 
     def vector(self, m: torch.Tensor) -> Vector:
-        """The other way: (runs, clients, rest, inputs) → (runs, clients, size)."""
+        """The inverse of `matrix`: (runs, clients, rest, inputs) → (runs, clients, size)."""
         if not self.inputs_last:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
             m = m.reshape(*m.shape[:2], *rest, self.inputs).movedim(-1, self.input_axis + 2)
@@ -69,16 +69,16 @@ class Layout:
 
     blocks: tuple[Block, ...]
     dtype: torch.dtype = torch.float32
-    fixed: str = ""  # a digest of what the model has beside them, which never travels and must be alike everywhere
+    fixed: str = ""  # a digest of the frozen parts of the model, which are never sent and must be the same everywhere
 
     @functools.cached_property
     def size(self) -> int:
-        """d: numbers in the flat vector."""
+        """d: the length of the flat vector."""
         return sum(block.size for block in self.blocks)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A short hash; two ends with different layouts must not talk."""
+        """A short hash; server and clients must have the same."""
         text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype) + self.fixed
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -1,6 +1,6 @@
-"""What a method may ask of the clients' losses, and what a task must offer.
+"""What a method can ask of the clients' losses, and what a task must provide.
 
-All of it is for a whole cohort at once: vectors are (runs, clients, size), see `core.layout`.
+Everything is for a whole cohort at once: vectors are (runs, clients, size), see `core.layout`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def term(plus: Vector | Direction, y: Vector) -> Vector:
 
 
 class Objective(ABC):
-    """f_i of the clients in a cohort. Every call of a gradient draws a fresh mini-batch."""
+    """The losses f_i of the clients in a cohort. Each gradient is on a new mini-batch."""
 
     @abstractmethod
     def grad(self, y: Vector) -> Vector:
@@ -44,11 +44,11 @@ class Objective(ABC):
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) on all of the client's data."""
 
-    def begin(self, buffers: Vector | None) -> None:  # noqa: B027 (most objectives have nothing beside x)
-        """Start from what the server sends beside the method's own message, such as running statistics of norms."""
+    def begin(self, buffers: Vector | None) -> None:  # noqa: B027 (most objectives have no buffers)
+        """Starts from the buffers that the server sends, such as running statistics of norms."""
 
     def buffers(self) -> Vector | None:
-        """The same after the local work, to be averaged over the clients."""
+        """The buffers after the local work, which are averaged over the clients."""
         return None
 
     def direction(self, plus: Plus = None) -> Direction:
@@ -56,14 +56,14 @@ class Objective(ABC):
         return self.grad if plus is None else lambda y: self.grad(y) + term(plus, y)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks that can do better do so."""
+        """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks override it to avoid that."""
         if plus is None:
             return lambda z: P @ self.grad(x + P.T @ z)
         return lambda z: P @ self.grad(x + P.T @ z) + plus
 
 
 class Flat(Objective):
-    """f = 0: for walking through a round without data."""
+    """f = 0, for rounds without data."""
 
     def grad(self, y: Vector) -> Vector:
         return torch.zeros_like(y)
@@ -75,27 +75,25 @@ class Flat(Objective):
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
 
-    seeds: tuple[int, ...]  # one a run
+    seeds: tuple[int, ...]  # one per run
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # whether `cohort` takes all clients of a round at once
-    buffers0: Vector | None = (
-        None  # (runs, 1, n): numbers averaged beside x, such as running statistics; None: there are none
-    )
+    buffers0: Vector | None = None  # (runs, 1, n): what is averaged besides x, such as running statistics
 
     def can_batch(self) -> bool:
         """Whether a problem that is "per_client" could also take all clients of a round as one computation."""
         return False
 
     def smoothness(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """(L_i, (runs, N); L of F, (runs,)) where the task knows its Hessians; None: they have to be estimated."""
+        """(L_i, (runs, N); L of F, (runs,)) if the task knows its Hessians; None: they are estimated."""
         return None
 
     def lowest(self) -> npt.NDArray[np.float64] | None:
-        """F* of each run, where the task knows it."""
+        """F* of each run, if the task knows it."""
         return None
 
     @abstractmethod
@@ -104,7 +102,7 @@ class Problem(ABC):
 
     @abstractmethod
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
-        """Metrics of a server model: name → one number a run."""
+        """Metrics of a server model: name → one number per run."""
 
     def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
         """The tensors of one run's model by name, as they are saved."""
@@ -116,4 +114,4 @@ class Problem(ABC):
 
     @abstractmethod
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
-        """Which runs are past hope."""
+        """Which runs have diverged."""

@@ -77,6 +77,7 @@ class SGD(Optimizer):
             if self.momentum:
                 d = v = d if v is None else torch.add(d, v, alpha=self.momentum)
             y = torch.add(y, d, alpha=-lr)
+            del d  # not to be held during the next gradient
         return y, start[..., :0] if v is None else v
 
     def size(self, n: int) -> int:

@@ -59,7 +59,6 @@ def register(cls: C) -> C:
 
     Returns:
         The class itself, so that this serves as a decorator.
-
     """
     kind = kind_of(cls)
     if kind is None:
@@ -130,7 +129,6 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
 
     Raises:
         SpecError: The value is none of these, or a name whose class has settings without a default.
-
     """
     where = where or kind
     if isinstance(value, KINDS[kind].base):
@@ -139,7 +137,7 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
         return build(kind, value, where)
     if not isinstance(value, str):
         hint = f"; write {value.__name__}(…)" if isinstance(value, type) else ""
-        raise SpecError(f"`{where}` must be a {kind}, its name or a table with `name`, got {value!r}{hint}")
+        raise SpecError(f"`{where}` must be {_readable(KINDS[kind].base)}, got {value!r}{hint}")
     one_of(where, value, choices(kind))
     if missing := _missing(choices(kind)[value], ()):
         raise SpecError(f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}")
@@ -245,13 +243,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
         one_of(where, value, typing.get_args(hint))
-    wanted = " or ".join(_readable(option) for option in options if option is not type(None))
+    unsaid = (type(None), int if float in options else None)
+    wanted = " or ".join(_readable(option) for option in options if option not in unsaid)
     raise SpecError(f"`{where}` must be {wanted}, got {value!r}")
 
 
 def _readable(option: Any) -> str:
     if (kind := kind_of(option)) is not None:
-        return f"the name of a {kind} or a table with `name`"
+        return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}, its name or a table with `name`"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     origin = typing.get_origin(option)
     if origin is typing.Literal:

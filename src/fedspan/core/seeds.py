@@ -1,8 +1,8 @@
 """The only randomness in fedspan: a counter-based bit stream that is the same on every machine.
 
 SplitMix64 (Steele, Lea and Flood 2014): output n of the stream with key k is mix(k + n·γ) in 64-bit integers. There is
-no state to carry: any party draws number n of any stream directly, a whole cohort draws in one vectorized call, and a
-client's draws depend on (seed, purpose, round, client) alone, never on who else takes part.
+no state: output n of any stream is drawn directly, a whole cohort draws in one vectorized call, and a client's draws
+depend only on (seed, purpose, round, client), never on who else takes part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Keys = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # γ: 2^64 divided by the golden ratio, odd
-_CHILD = 0xD1B54A32D192ED03  # keeps a child's key away from its parent's own outputs
+_CHILD = 0xD1B54A32D192ED03  # keeps the keys of children apart from the outputs of their parent
 _MUL_1, _MUL_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NP_MUL_1, _NP_MUL_2 = np.uint64(_MUL_1), np.uint64(_MUL_2)
 _HALF, _LOWER = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -56,12 +56,12 @@ def key(seed: int, purpose: str, *path: int) -> int:
 
 
 def keys(seeds: tuple[int, ...], purpose: str, *path: int) -> Keys:
-    """The same stream in each of several runs: one key a run."""
+    """The same stream in each of several runs: one key per run."""
     return np.array([key(seed, purpose, *path) for seed in seeds], np.uint64)
 
 
 def children(parents: Keys, ids: npt.NDArray[np.int64]) -> Keys:
-    """Keys of numbered sub-streams, such as one a client; `key(..., i)` for whole arrays of i."""
+    """Keys of numbered sub-streams, such as one per client; `key(..., i)` for whole arrays of i."""
     return _mix(_mix(parents ^ np.uint64(_CHILD)) + ids.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
@@ -76,14 +76,14 @@ def _counter(n: int) -> Keys:
 
 
 def later(of: Keys, start: int) -> Keys:
-    """The same streams from output number `start` on, for draws that are made piece by piece."""
+    """The same streams from output number `start` on, for draws in pieces."""
     return of + np.uint64(start * _GOLDEN & _MASK)
 
 
 def integers(of: Keys, n: int, high: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """n integers in [0, high) from each stream, with replacement (bias at most high / 2^32).
 
-    Each 64-bit output makes two: first all upper halves, then all lower halves.
+    Each 64-bit output gives two: first all upper halves, then all lower halves.
     """
     whole = bits(of, (n + 1) // 2)
     halves = np.concatenate([whole >> _HALF, whole & _LOWER], -1)[..., :n]
@@ -93,15 +93,15 @@ def integers(of: Keys, n: int, high: int | npt.NDArray[np.int64]) -> npt.NDArray
 
 
 def uniform(of: Keys, n: int) -> npt.NDArray[np.float64]:
-    """n numbers in (0, 1) from each stream: 53 random bits and never an end point."""
+    """n numbers in (0, 1) from each stream: 53 random bits, and never an end point."""
     return ((bits(of, n) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
     """n standard normal numbers in float64 from each stream: the inverse of their distribution at uniform numbers.
 
-    torch's erfinv is several times as fast as plain arithmetic, but its accuracy is a vendor's affair. A sample of it
-    is checked, and where it is off, plain arithmetic is used.
+    torch's erfinv is several times as fast as plain arithmetic, but its accuracy depends on the platform. A sample of
+    it is checked; if that is off, plain arithmetic is used.
     """
     u = uniform(of, n).reshape(-1)
     fast = torch.from_numpy(2.0 * u - 1.0).erfinv_().mul_(math.sqrt(2)).numpy()
@@ -112,7 +112,7 @@ def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
 
 
 # Wichura's algorithm AS241 (1988), PPND16: rational functions for the middle, the flanks and the far tails, from the
-# lowest power on. Plain sums and products round alike on every machine.
+# lowest power on. Plain sums and products round the same on every machine.
 _MIDDLE = (
     (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
      4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3),
@@ -165,8 +165,8 @@ def choose(of: Keys, population: int, size: int) -> npt.NDArray[np.int64]:
     """`size` different numbers below `population` from each stream, sorted; Floyd's method (Bentley and Floyd 1987).
 
     Step j picks a number up to its own top, population − size + j, and takes the top itself if the pick is taken. A
-    pick is taken if an earlier step picked it too, or if it is the top of an earlier step that fell back on it: chains
-    of the second kind are short, so that whole arrays of steps are settled in a few sweeps.
+    pick is taken if an earlier step picked it too, or if it is the top of an earlier step that fell back on it. Chains
+    of the second kind are short, so a few sweeps over all steps resolve them.
     """
     tops = np.arange(population - size, population)
     picks = _below(bits(of, size), (tops + 1).astype(np.uint64))

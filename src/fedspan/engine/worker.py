@@ -21,6 +21,8 @@ def work(
 ) -> tuple[Any, Any, Vector | None]:
     """The cohort's local work, whatever its size: (states, replies, what is sent beside them)."""
     f = problem.cohort(rnd)
+    if buffers is None:
+        return *method.client_step(state, down, f, rnd), None
     f.begin(buffers)
     state, up = method.client_step(state, down, f, rnd)
     return state, up, f.buffers()

@@ -1,4 +1,4 @@
-"""Federated methods, one file per method; the file name is the name in a spec, its docstring holds the algorithm."""
+"""Federated methods, one file each; the file's name is the name in a spec, and its docstring has the algorithm."""
 
 from typing import TYPE_CHECKING
 

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Layout, Objective, Round, Vector
 from fedspan.core.errors import below_one, positive
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
 from fedspan.methods.base import LocalSteps, NoState
 
 

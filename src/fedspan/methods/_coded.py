@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fedspan import Compressor, Encoded, Layout, Objective, Round, SpecError, Vector
 from fedspan.compressors.topk import TopK
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.errors import SpecError
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import ClientState, Down, Round, ServerState
-from fedspan.core.objective import Objective
+from fedspan.core.method import ClientState, Down, ServerState
 from fedspan.core.registry import name_of
 from fedspan.methods.base import LocalSteps
 
@@ -31,12 +27,7 @@ class Up:
 
 @dataclass(frozen=True, kw_only=True)
 class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
-    """A method with local steps whose clients send one compressed vector.
-
-    Args:
-        compressor: How uploads are compressed: a compressor, its name, or a table with `name`.
-
-    """
+    """A method with local steps whose clients send one compressed vector."""
 
     compressor: Compressor = TENTH  # C: how uploads are compressed
     needs: ClassVar[Literal["unbiased", "contractive"] | None] = None

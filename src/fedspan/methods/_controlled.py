@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import ClientState, Restorable, Round
-from fedspan.core.objective import Objective
+from fedspan import Layout, Objective, Restorable, Round, Vector
+from fedspan.core.method import ClientState
 from fedspan.methods._coded import Coded, Up
 
 
@@ -34,7 +33,7 @@ class Controlled(Coded[Controls, ClientState, Controls], Restorable[ClientState,
         return server
 
     def control_change(self, c_i: Vector, down: Controls, f: Objective, rnd: Round) -> Vector:
-        """(x − y)/(η_l K) − c after K steps along g_i − c_i + c: what SCAFFOLD would add to c_i."""
+        """(x − y)/(η_l K) − c after K steps along g_i − c_i + c: what SCAFFOLD adds to c_i."""
         total = self.moved(down.x, f, rnd, plus=down.c - c_i)
         return total / (self.rate(rnd.t) * self.local_steps) - down.c
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Down, Restorable, Round, ServerState
-from fedspan.core.objective import Objective
+from fedspan import Layout, Objective, Restorable, Round, Vector
+from fedspan.core.method import Down, ServerState
 from fedspan.methods._coded import Coded, Up
 from fedspan.methods.base import FullModel
 

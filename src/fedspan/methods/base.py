@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -9,24 +10,14 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from fedspan.core.errors import SpecError, at_least, below_one, one_of, positive
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import (
-    ClientState,
-    Down,
-    HasModel,
-    LearningRate,
-    LogsChanges,
-    Method,
-    Round,
-    ServerState,
-    Up,
-)  # fmt: skip
+from fedspan import Layout, Log, LogsChanges, Method, Optimizer, Projector, Round, SpecError, SyncedDown, Vector
+from fedspan.core.errors import at_least, below_one, one_of, positive
+from fedspan.core.footprint import Footprint
+from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
-from fedspan.core.optimizer import SGD, Optimizer
-from fedspan.core.projector import LinearMap, Projector, Rank, draw
+from fedspan.core.optimizer import SGD
+from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import accept_choices, name_of
-from fedspan.core.sync import Log
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 
@@ -38,6 +29,20 @@ class FullModel:
     """The model in full, d numbers, as a server holds and sends it."""
 
     x: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedModel(FullModel):
+    """The model and its changes in the last rounds."""
+
+    log: Log
+
+
+@dataclass(frozen=True, eq=False)
+class ProbedDown(SyncedDown):
+    """What the client lacks of x, and one number to check P."""
+
+    probe: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +79,6 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         optimizer: Optimizer of the local steps, such as `AdamW()` or `"adamw"`. None is SGD with `momentum`.
         schedule: How `lr` falls over rounds.
         schedule_rounds: The round at which the schedule ends.
-
     """
 
     lr: LearningRate = "search"  # η_l: local step size, "search" or "auto"
@@ -104,10 +108,13 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
                 raise SpecError(f"`schedule` {self.schedule!r} needs `schedule_rounds`, the round at which it ends")
             at_least("schedule_rounds", self.schedule_rounds, 1)
 
-    @property
+    @functools.cached_property
     def solver(self) -> Optimizer:
         """The optimizer of the local steps."""
         return SGD(momentum=self.momentum) if self.optimizer is None else self.optimizer
+
+    def footprint(self, layout: Layout) -> Footprint:
+        return Footprint(layout.size, self.solver.size(layout.size))
 
     def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
         """The end point of K local steps along a direction; the optimizer starts without memory."""
@@ -154,7 +161,6 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         rank_boost: Uses lr · min(d/r, rank_boost) as the local step size. 1 leaves `lr` as it is.
         moments: What becomes of the optimizer's memory between a client's rounds: `"reset"` drops it, `"keep"` keeps it
             while P is the same, `"project"` also carries it over to the next P.
-
     """
 
     projector: Projector = TENTH  # the random subspace
@@ -190,6 +196,11 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         for block in layout.blocks:
             if block.axis is not None:
                 self.projector.rank_of(block)
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step inside the subspace."""
+        r = self.projector.size(layout)
+        return Footprint(r, self.solver.size(r))
 
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""

@@ -13,12 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Compressor, Layout, Objective, Round, Vector, register
 from fedspan.compressors.qsgd import QSGD
-from fedspan.core.compressor import Compressor
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
 from fedspan.methods._coded import Coded, Up
 from fedspan.methods.base import FullModel, NoState
 

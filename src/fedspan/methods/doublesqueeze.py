@@ -21,13 +21,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedspan import Encoded, Layout, Log, LogsChanges, ModelSync, Objective, Round, SyncedDown, Vector, register
 from fedspan.core import seeds
-from fedspan.core.encoded import Encoded
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import LogsChanges, Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync, SyncedDown, bytes_of
+from fedspan.core.sync import bytes_of
 from fedspan.methods._coded import Up
 from fedspan.methods._feedback import Feedback, Unsent
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan.core.registry import register
+from fedspan import register
 from fedspan.methods._feedback import ErrorFeedback
 
 

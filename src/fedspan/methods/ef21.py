@@ -18,10 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Restorable, Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
+from fedspan import Layout, Objective, Restorable, Round, Vector, register
 from fedspan.methods._coded import Coded, Up
 from fedspan.methods.base import FullModel
 

@@ -7,24 +7,23 @@
      5  v ← v + Δ²                     elementwise, from v = τ²
      6  x ← x + η_g m / (√v + τ)
 
-All but line 5 stands in `_averaging`. The paper's experiments have β_1 = 0 here, and so has this file by default.
+All but line 5 is in `_averaging`. As in the paper's experiments, β_1 is 0 by default.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
+from fedspan import Vector, register
 from fedspan.methods._averaging import Adaptive
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(Adaptive):
-    """v never forgets, so that steps only get shorter."""
+    """v only grows, so that steps only get shorter."""
 
-    beta1: float = 0.0  # β_1
+    beta1: float = 0.0  # β_1: momentum of the server
 
     def second_moment(self, v: Vector, square: Vector) -> Vector:
         return v + square  # 5

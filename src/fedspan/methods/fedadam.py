@@ -7,28 +7,27 @@
      5  v ← β_2 v + (1 − β_2) Δ²       elementwise, from v = τ²
      6  x ← x + η_g m / (√v + τ)
 
-All but line 5 stands in `_averaging`.
+All but line 5 is in `_averaging`.
 
-Differences from the paper: none known. As in its box there is no correction for the bias of m and v, which PyTorch's
-Adam and Flower's FedAdam have.
+Differences from the paper: none known. As in its box, m and v have no bias correction; PyTorch's Adam and Flower's
+FedAdam have one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Adaptive
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(Adaptive):
-    """v forgets at a steady rate."""
+    """v is an exponential mean of Δ²."""
 
-    beta2: float = 0.99  # β_2
+    beta2: float = 0.99  # β_2: decay of v per round
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,24 +4,23 @@
      2  y ← y − η_l g_i(y)             K times, from y = x
      3  x ← x + η_g mean_S (y_i − x)
 
-Lines 1 and 2 are those of the whole family and stand in `_averaging`.
+Lines 1 and 2 are those of the whole family and are in `_averaging`.
 
-Differences from the paper: a server step η_g, which is 1 there.
+Differences from the paper: a server step size η_g, which is 1 there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan.core.method import Round
-from fedspan.core.registry import register
+from fedspan import Round, register
 from fedspan.methods._averaging import Averaging, ServerState, Up
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Averaging):
-    """Average of local models."""
+    """Mean of local models."""
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         return ServerState(server.x + self.server_lr * rnd.mean(up.dy))  # 3

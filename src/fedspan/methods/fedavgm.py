@@ -5,12 +5,12 @@
      3  m ← β m + mean_S (y_i − x)
      4  x ← x + η_g m
 
-Lines 1 and 2 are those of the whole family and stand in `_averaging`. In Reddi et al. (2021, arXiv:2003.00295) it is
-the member of FedOpt whose server is SGD with momentum. β = 0 is FedAvg; in the long run a step of β goes 1/(1 − β)
-times as far as one of FedAvg.
+Lines 1 and 2 are those of the whole family and are in `_averaging`. In Reddi et al. (2021, arXiv:2003.00295) it is the
+member of FedOpt whose server is SGD with momentum. β = 0 is FedAvg; in the long run a step goes 1/(1 − β) times as far
+as one of FedAvg.
 
-Differences from the paper: a server step η_g, which is 1 there. β is `server_momentum`; `momentum` is that of the
-local steps. A round in which nobody replied leaves x and m alone.
+Differences from the paper: a server step size η_g, which is 1 there. β is `server_momentum`; `momentum` is that of the
+local steps. A round without replies does not change x and m.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Layout, Round, Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Averaging, ServerState, Up
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(Averaging):
-    """The server remembers where it was going."""
+    """Momentum on the server."""
 
-    server_momentum: float = 0.9  # β
+    server_momentum: float = 0.9  # β: momentum of the server
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,19 +6,17 @@
 
 Line 2 is gradient descent on f_i(y) + (μ/2) ‖y − x‖². μ = 0 is FedAvg.
 
-Differences from the paper: it lets each client solve its subproblem to an accuracy of its own, with any solver; here
-all take K steps. It draws clients by their weights and averages them alike; here they are drawn alike and averaged by
-their weights. A server step η_g is added, 1 there.
+Differences from the paper: there each client solves its subproblem to an accuracy of its own, with any solver; here all
+take K steps. There clients are sampled by weight and averaged uniformly; here they are sampled uniformly and averaged
+by weight. A server step size η_g is added, which is 1 there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Objective, Round, register
 from fedspan.core.errors import not_negative
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Averaging, Down, ServerState, Up
 from fedspan.methods.base import NoState
 
@@ -26,9 +24,9 @@ from fedspan.methods.base import NoState
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Averaging):
-    """Local steps that do not stray far."""
+    """Local steps that stay near the server's model."""
 
-    mu: float = 0.1  # μ
+    mu: float = 0.1  # μ: strength of the pull back to the server's model
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
 """FedSub: local steps and dual variables that both live in the subspace (arXiv:2509.05213).
 
-     1  P ← projector(seed, t), drawn anew every `refresh` rounds      both ends
+     1  P ← projector(seed, t), drawn every `refresh` rounds      server and clients
      2  send what i lacks of x: the b̄ of the rounds it missed
      3  b ← b − η_l (P g_i(x + Pᵀb) + Λ_i/(η_l K))                      K times, from b = 0;  send b_i
      4  x ← x + η_g Pᵀ b̄,   b̄ = mean_S b_i
@@ -24,22 +24,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedspan.core.errors import SpecError, one_of
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Restorable, Round
-from fedspan.core.objective import Objective
+from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, SpecError, Vector, register
+from fedspan.core.errors import one_of
 from fedspan.core.projector import draw
-from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync, SyncedDown
-from fedspan.methods.base import InSubspace
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model and the b̄ of past rounds."""
-
-    x: Vector
-    log: Log
+from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +39,6 @@ class ClientState:
 
 
 @dataclass(frozen=True, eq=False)
-class Down(SyncedDown):
-    """The missed b̄, or x; and one number to check P."""
-
-    probe: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Up:
     """r numbers."""
 
@@ -66,7 +47,7 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedSub(InSubspace[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
     """Drift correction by dual variables that are rotated from subspace to subspace."""
 
     refresh: int = 5  # rounds after which a new P is drawn
@@ -80,19 +61,19 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up], Restorable[ClientSt
         if self.keeps_moments:
             raise SpecError(f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out")
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, Log())
+    def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
+        return LoggedModel(x0, Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         r = draw(self.projector, layout, (0,), 0).rank
         ends = r if self.variant == "stale" else 0
         return ClientState(x0.new_zeros(*x0.shape[:-1], r), x0.new_zeros(*x0.shape[:-1], ends))
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+    def broadcast(self, server: LoggedModel, rnd: Round) -> ProbedDown:
         keep: Literal["all", "first"] = "all" if self.variant == "stale" else "first"
-        return Down(ModelSync(server.x, server.log, rnd.last_round, keep), self.subspace(rnd).probe)  # 2
+        return ProbedDown(ModelSync(server.x, server.log, rnd.last_round, keep), self.subspace(rnd).probe)  # 2
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: ClientState, down: ProbedDown, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
@@ -101,16 +82,16 @@ class FedSub(InSubspace[ServerState, ClientState, Down, Up], Restorable[ClientSt
         b = self.descend(torch.zeros_like(dual), direction, lr)  # 3
         return self._after(client, dual, b), Up(b)
 
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: ProbedDown, up: Up, rnd: Round) -> ClientState:
         return self._after(client, self._dual_now(client, down.sync, rnd), up.b)
 
     def _after(self, client: ClientState, dual: Vector, b: Vector) -> ClientState:
         return ClientState(dual, b) if self.variant == "stale" else ClientState(dual + b, client.end)
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+    def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
         mean_b = rnd.mean(up.b)
         x = server.x + self.server_lr * (self.subspace(rnd).T @ mean_b)  # 4
-        return ServerState(x, self.push(server.log, mean_b, rnd))
+        return LoggedModel(x, self.push(server.log, mean_b, rnd))
 
     def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
         """All b̄ that some client has not received."""

@@ -7,7 +7,7 @@
      5  v ← v − (1 − β_2) Δ² sign(v − Δ²)          elementwise, from v = τ²
      6  x ← x + η_g m / (√v + τ)
 
-All but line 5 stands in `_averaging`. Differences from the paper: none known.
+All but line 5 is in `_averaging`. Differences from the paper: none known.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.layout import Vector
-from fedspan.core.registry import register
 from fedspan.methods._averaging import Adaptive
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(Adaptive):
-    """v goes towards Δ² by a share of Δ², so that it falls slowly."""
+    """v moves towards Δ² by a share of Δ², so that it falls slowly."""
 
-    beta2: float = 0.99  # β_2
+    beta2: float = 0.99  # β_2: 1 − β_2 is the share of Δ² by which v moves
 
     def __post_init__(self) -> None:
         super().__post_init__()

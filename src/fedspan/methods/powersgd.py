@@ -35,12 +35,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fedspan import Block, Layout, LogsChanges, Objective, Restorable, Round, Vector, register
 from fedspan.core import seeds
-from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.method import LogsChanges, Restorable, Round
-from fedspan.core.objective import Objective
 from fedspan.core.projector import LinearMap, Rank
-from fedspan.core.registry import register
 from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import LocalSteps
 from fedspan.projectors._dense import Dense

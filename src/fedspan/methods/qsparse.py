@@ -1,17 +1,18 @@
 """Qsparse-local-SGD: error feedback with quantized top-k (Basu et al. 2019, arXiv:1906.02367).
 
-The box is that of `ef`, with C = quantize ∘ top-k: the k largest numbers of e_i + D_i, each rounded at random to s
-levels of the norm of its bucket. Other compressors of the kind `compose` may be given; k is the one to choose.
+The box is that of `ef` with C = quantize ∘ top-k: the k largest numbers of e_i + D_i, each randomly rounded to s levels
+of the norm of its bucket. Any `compose` compressor can be given; its k matters most.
+
+Differences from the paper: those of `ef`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedspan import Compressor, register
 from fedspan.compressors.compose import Compose
 from fedspan.compressors.qsgd import QSGD
-from fedspan.core.compressor import Compressor
-from fedspan.core.registry import register
 from fedspan.methods._coded import TENTH
 from fedspan.methods._feedback import ErrorFeedback
 
@@ -21,6 +22,6 @@ FIVE_BITS = Compose(outer=QSGD(levels=15, bucket=64), inner=TENTH)  # ω = 64/15
 @register
 @dataclass(frozen=True, kw_only=True)
 class Qsparse(ErrorFeedback):
-    """Few numbers, and few bits of each."""
+    """Few numbers, with few bits each."""
 
-    compressor: Compressor = FIVE_BITS
+    compressor: Compressor = FIVE_BITS  # C: how uploads are compressed

@@ -22,11 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Layout, Objective, Round, Vector, register
 from fedspan.core.errors import positive_share
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
 from fedspan.methods._coded import Up
 from fedspan.methods._controlled import Controlled, Controls
 

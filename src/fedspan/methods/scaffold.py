@@ -19,11 +19,8 @@ from typing import Literal
 
 import torch
 
-from fedspan.core.errors import SpecError, one_of
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Restorable, Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
+from fedspan import Layout, Objective, Restorable, Round, SpecError, Vector, register
+from fedspan.core.errors import one_of
 from fedspan.methods.base import Averaged, LocalSteps
 
 

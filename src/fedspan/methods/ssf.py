@@ -39,14 +39,10 @@ from typing import Literal
 
 import torch
 
-from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.errors import SpecError, one_of, positive_share
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Replayable, Round
-from fedspan.core.objective import Objective
+from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
+from fedspan.core.errors import one_of, positive_share
 from fedspan.core.projector import LinearMap, draw
-from fedspan.core.registry import name_of, register
+from fedspan.core.registry import name_of
 from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import Averaged, InSubspace
 
@@ -90,14 +86,7 @@ class Up:
 @register
 @dataclass(frozen=True, kw_only=True)
 class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
-    """Drift correction with r numbers per message.
-
-    Args:
-        control: How the server renews c: `"exact"` is line 8, `"paper"` line 8'.
-        compressor: How the upload is compressed: a compressor, its name, or a table with `name`. None sends a_i as is.
-        beta: Weight β of this round's gradient in what is compressed (line 5').
-
-    """
+    """Drift correction with r numbers per message."""
 
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are

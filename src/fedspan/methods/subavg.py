@@ -1,6 +1,6 @@
 """SubAvg: federated averaging inside the shared random subspace; SSF without its controls, as an ablation.
 
-1  P ← projector(seed, t)                 both ends
+1  P ← projector(seed, t)                 server and clients
 2  send what i lacks of x
 3  z ← z − η_l P ∇f_i(x + Pᵀz; ξ)         K times, from z = 0;  send z_i
 4  x ← x + η_g Pᵀ mean_S z_i
@@ -10,22 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Restorable, Round
-from fedspan.core.objective import Objective
-from fedspan.core.registry import register
-from fedspan.core.sync import Log, ModelSync, SyncedDown
-from fedspan.methods.base import InSubspace
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model and its last changes."""
-
-    x: Vector
-    log: Log
+from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, Vector, register
+from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +19,6 @@ class ClientState:
     """The optimizer's moments if they are kept; empty otherwise."""
 
     moments: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class Down(SyncedDown):
-    """What the client lacks of x, and one number to check P."""
-
-    probe: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,30 +30,30 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SubAvg(InSubspace[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+class SubAvg(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
     """r numbers per message, and no drift correction."""
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, Log())
+    def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
+        return LoggedModel(x0, Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(self.no_moments(x0, layout))
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+    def broadcast(self, server: LoggedModel, rnd: Round) -> ProbedDown:
         P = self.subspace(rnd)  # 1
-        return Down(ModelSync(server.x, server.log, rnd.last_round), P.probe)  # 2
+        return ProbedDown(ModelSync(server.x, server.log, rnd.last_round), P.probe)  # 2
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(self, client: ClientState, down: ProbedDown, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         grad = f.restrict(x, P)
         z, moments = self.descend_inside(x, P, grad, client.moments, rnd)  # 3
         return ClientState(moments), Up(z)
 
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(self, client: ClientState, down: ProbedDown, up: Up, rnd: Round) -> ClientState:
         return client
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+    def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
         delta = self.server_lr * rnd.mean(up.z)
         x = server.x + self.subspace(rnd).T @ delta  # 4
-        return ServerState(x, self.push(server.log, delta, rnd))
+        return LoggedModel(x, self.push(server.log, delta, rnd))

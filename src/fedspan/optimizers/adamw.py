@@ -1,12 +1,12 @@
-"""AdamW: steps scaled by the size of past gradients, number by number (Loshchilov and Hutter 2019, arXiv:1711.05101).
+"""AdamW: each coordinate of a step is divided by the size of its past gradients (Loshchilov and Hutter 2019).
 
-     1  y ← y − η λ (origin + y)                     decay of the weights themselves, apart from the gradient
+     1  y ← y − η λ (origin + y)                     weight decay, apart from the gradient
      2  m ← β_1 m + (1 − β_1) g;   v ← β_2 v + (1 − β_2) g²
      3  y ← y − η m̂ / (√v̂ + ε),   m̂ = m/(1 − β_1^t),  v̂ = v/(1 − β_2^t)
 
-g is whatever the method steps along: in `ssf` the corrected gradient P∇f_i + P c − P c_i. Inside a subspace y is the
-displacement z and origin is P x, so that line 1 is the subspace's part of the decay of x + Pᵀz. Where origin is nothing
-this is torch.optim.AdamW, step for step.
+g is the direction of the method: in `ssf` the corrected gradient P∇f_i + P c − P c_i. Inside a subspace y is the
+displacement z and origin is P x, so that line 1 is the part of the decay of x + Pᵀz that lies in the subspace. Without
+an origin this is torch.optim.AdamW, step for step. The paper is arXiv:1711.05101.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Optimizer, Vector, register
 from fedspan.core.errors import below_one, not_negative, positive
-from fedspan.core.layout import Vector
 from fedspan.core.objective import Direction
-from fedspan.core.optimizer import Optimizer, turned, turned_squares
+from fedspan.core.optimizer import turned, turned_squares
 from fedspan.core.projector import LinearMap
-from fedspan.core.registry import register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
-    """A memory holds m, v and t: 2n + 1 numbers."""
+    """AdamW; its memory is m, v and t: 2n + 1 numbers."""
 
-    beta1: float = 0.9  # β_1
-    beta2: float = 0.999  # β_2
-    eps: float = 1e-8  # ε: gradients well below it are not scaled up
-    decay: float = 0.0  # λ
+    beta1: float = 0.9  # β_1: decay of the mean of gradients
+    beta2: float = 0.999  # β_2: decay of the mean of squared gradients
+    eps: float = 1e-8  # ε: gradients much smaller than this are not enlarged
+    decay: float = 0.0  # λ: weight decay, apart from the gradient
 
     def __post_init__(self) -> None:
         below_one("beta1", self.beta1)

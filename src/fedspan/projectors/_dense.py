@@ -1,4 +1,4 @@
-"""A projector held as a small r × d matrix for one block."""
+"""P of one block as an r × d array."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ from fedspan.core import seeds
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """P as an array (runs, r, d), in the layout's type and in the float64 it was drawn in."""
+    """P as an array (runs, r, d), in the type of the layout and in the float64 in which it was drawn."""
 
     p: torch.Tensor
     drawn: torch.Tensor
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.p.shape[1]
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
-        """v Pᵀ."""
         return torch.bmm(v, self.p.mT)
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
-        """z P."""
         return torch.bmm(z, self.p)
 
     def columns(self) -> torch.Tensor:
-        """Pᵀ."""
         return self.p.mT
 
     def probe(self) -> torch.Tensor:
@@ -41,11 +37,10 @@ class Dense:
         return (self.drawn.flatten(1) @ h).view(-1, 1, 1)
 
     def cut(self, runs: slice) -> Dense:
-        """Some of the runs."""
         return Dense(self.p[runs], self.drawn[runs])
 
     def to(self, device: torch.device) -> Dense:
-        """On another device; the drawn numbers stay, for the probe."""
+        """The same on another device; the drawn numbers stay, for the probe."""
         return Dense(self.p.to(device), self.drawn)
 
 

@@ -1,4 +1,4 @@
-"""Random coordinates: r of the d inputs, drawn without replacement. No product at all, and exact on any machine."""
+"""Random coordinates: r of the d inputs, drawn without replacement. Needs no products, and is exact on any machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector
-from fedspan.core.registry import register
 from fedspan.projectors._dense import fixed_numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Picked:
-    """P as the list of the inputs it keeps, (runs, 1, r)."""
+    """P as the inputs that it keeps, (runs, 1, r)."""
 
     index: torch.Tensor
     inputs: int
@@ -22,24 +21,20 @@ class Picked:
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.index.shape[2]
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
-        """v Pᵀ."""
-        if self.index.shape[0] == 1:  # one run: whole columns, much faster than number by number
+        if self.index.shape[0] == 1:  # one run: whole columns, which is much faster
             return v.index_select(2, self.index[0, 0])
         return v.gather(2, self.index.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
-        """z P."""
         full = z.new_zeros(*z.shape[:2], self.inputs)
         if self.index.shape[0] == 1:
             return full.index_copy_(2, self.index[0, 0], z)
         return full.scatter_(2, self.index.expand(-1, z.shape[1], -1), z)
 
     def columns(self) -> torch.Tensor:
-        """Pᵀ."""
         zero = torch.zeros(self.index.shape[0], self.inputs, self.rank, dtype=self.dtype, device=self.index.device)
         return zero.scatter_(1, self.index, 1.0)
 
@@ -48,11 +43,9 @@ class Picked:
         return (self.index.flatten(1).double() @ fixed_numbers(self.rank)).view(-1, 1, 1) / self.inputs
 
     def cut(self, runs: slice) -> Picked:
-        """Some of the runs."""
         return Picked(self.index[runs], self.inputs, self.dtype)
 
     def to(self, device: torch.device) -> Picked:
-        """On another device."""
         return Picked(self.index.to(device), self.inputs, self.dtype)
 
 

@@ -1,7 +1,7 @@
 """Uniformly random subspace: a Gaussian matrix orthonormalized by QR (the paper's choice).
 
-Drawn and orthonormalized in float64 on the CPU with the signs of QR fixed, cast last. Other thread counts and
-instruction sets agree far below 1e-12 before the cast; `coordinate` and `hadamard` agree in every bit.
+Drawn and orthonormalized in float64 on the CPU, with fixed signs of QR, and cast last. Before the cast, thread counts
+and instruction sets agree far below 1e-12; `coordinate` and `hadamard` agree in every bit.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector
-from fedspan.core.registry import register
 from fedspan.projectors._dense import Dense
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Projector):
-    """Rows span a uniformly distributed r-dimensional subspace."""
+    """A uniformly distributed r-dimensional subspace."""
 
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Dense:
         """Q of the QR of a d × r Gaussian matrix, transposed, with R's diagonal made positive."""

@@ -1,8 +1,8 @@
-"""Randomized Hadamard rows: as well mixed as Gaussian, d log d work, no matrix stored, and exact on any machine.
+"""Randomized Hadamard rows: mixes inputs as well as gaussian, d log d work, no stored matrix, exact on any machine.
 
-Works for any d, not only powers of two: d is cut into powers of two (100 = 64 + 32 + 4), the inputs are shuffled and
-given random signs, each piece gets its own Walsh-Hadamard transform, and r of the d outputs are drawn. The rows are
-orthonormal and every output is drawn with probability r/d, so P Pᵀ = I and E[PᵀP] = (r/d) I hold exactly.
+Works for any d, not only powers of two. d is split into powers of two (100 = 64 + 32 + 4), the inputs are shuffled and
+get random signs, each piece has its own Walsh-Hadamard transform, and r of the d outputs are drawn. The rows are
+orthonormal and each output is drawn with probability r/d, so P Pᵀ = I and E[PᵀP] = (r/d) I hold exactly.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector
-from fedspan.core.registry import register
 from fedspan.projectors._dense import Dense, fixed_numbers
 
-SMALL = 512  # up to this many inputs a written-out matrix is faster than the transform
+SMALL = 512  # up to this many inputs a stored matrix is faster than the transform
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Walsh:
-    """P = rows · blockdiag(H) · signs · shuffle, without writing it out."""
+    """P = rows · blockdiag(H) · signs · shuffle, without storing it."""
 
     shuffle: torch.Tensor  # (runs, 1, d)
     signs: torch.Tensor  # (runs, 1, d)
@@ -33,22 +32,18 @@ class Walsh:
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.rows.shape[2]
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
-        """v Pᵀ."""
         mixed = transform(v.gather(2, self.shuffle.expand(v.shape)) * self.signs)
         return mixed.gather(2, self.rows.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
-        """z P."""
         full = z.new_zeros(*z.shape[:2], self.shuffle.shape[2])
         mixed = transform(full.scatter_(2, self.rows.expand(z.shape), z)) * self.signs
         return torch.empty_like(mixed).scatter_(2, self.shuffle.expand(mixed.shape), mixed)
 
     def columns(self) -> torch.Tensor:
-        """Pᵀ."""
         eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device).expand(self.rows.shape[0], -1, -1)
         return self.up(eye).mT
 
@@ -60,11 +55,9 @@ class Walsh:
         return ((self.rows.flatten(1).double() @ h[: self.rank] + order) / d).view(-1, 1, 1)
 
     def cut(self, runs: slice) -> Walsh:
-        """Some of the runs."""
         return Walsh(self.shuffle[runs], self.signs[runs], self.rows[runs])
 
     def to(self, device: torch.device) -> Walsh:
-        """On another device."""
         return Walsh(self.shuffle.to(device), self.signs.to(device), self.rows.to(device))
 
 
@@ -84,7 +77,7 @@ def transform(v: torch.Tensor) -> torch.Tensor:
 
 
 def powers(n: int) -> list[int]:
-    """n as a sum of falling powers of two."""
+    """n as a sum of decreasing powers of two."""
     return [1 << bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
 
 

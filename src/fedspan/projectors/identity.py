@@ -1,4 +1,4 @@
-"""The whole space: P = I. Turns SSF into SCAFFOLD and costs d numbers a message."""
+"""The whole space: P = I. Makes SSF equal to SCAFFOLD, with d numbers per message."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspan import Projector, register
 from fedspan.core import seeds
-from fedspan.core.projector import Projector
-from fedspan.core.registry import register
+from fedspan.core.projector import Rank
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Identity(Projector):
-    """No projection; `rank` has nothing to say."""
+    """No projection; `rank` has no effect."""
 
-    rank: int | float = 1.0
+    rank: Rank = 1.0  # has no effect
 
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> None:
-        """Every block goes whole."""
+        """Every block is sent in full."""

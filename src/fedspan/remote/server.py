@@ -21,7 +21,7 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, restorable
+from fedspan.core.method import Method, Round, private_fields, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
@@ -76,7 +76,7 @@ class Server:
         at_least("minimum", minimum, 1)
         one_of("cast", cast, CASTS)
         self.memory = restorable(method)
-        self.private = () if self.memory is None else self.memory.private
+        self.private = private_fields(method)
         if self.private and CASTS[cast] is not None:
             raise SpecError(
                 f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it keeps to itself; use 'float32'"

@@ -18,9 +18,9 @@ import numpy as np
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.spec import Spec
+from fedspan.costs.outline import price
 from fedspan.costs.traffic import Course
 from fedspan.study.curves import Axis, Curve
-from fedspan.study.preview import price
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}

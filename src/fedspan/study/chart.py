@@ -12,11 +12,10 @@ import numpy as np
 
 from fedspan.study.budget import UNITS
 from fedspan.study.curves import TITLES, Axis, Curve, over_seeds
-from fedspan.study.memory import WORDS
 from fedspan.study.model import Goal, Part, goal_of
 from fedspan.study.results import Entry
 from fedspan.study.series import Series, rounded
-from fedspan.study.tables import MEMORY, scale_of, titled
+from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled
 
 SHOWN = 8  # lines that are drawn at first; the others can be switched on
 BYTES: tuple[Axis, ...] = ("up", "total")
@@ -69,7 +68,7 @@ def by_memory(part: Part, entries: Sequence[Entry]) -> dict[str, Any] | None:
         line["y"] = {name: _mark(part, entry.series.curve(name), name) for name in line["y"]}
     axes = {"memory": {"label": MEMORY, "log": False}}
     start = {"x": "memory", "y": part.metric}
-    return drawn | {"axes": axes, "start": start, "limits": {}, "about": WORDS.replace("`", "")}
+    return drawn | {"axes": axes, "start": start, "limits": {}, "about": MEMORY_NOTE.replace("`", "")}
 
 
 def _mark(part: Part, curve: Curve, metric: str) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
+from fedspan.costs.outline import client_memory
 from fedspan.engine.run_dir import versions
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.chart import best_first
-from fedspan.study.memory import WORDS, client_memory
 from fedspan.study.model import COLORS, Part, Variant, goal_of, main_metric
 from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
@@ -76,7 +76,7 @@ class Section:
         parts = [f"## {self.title}\n", f"{self.about}\n" if self.about else ""]
         parts += [f"{f'### {grid.title}' if grid.title else ''}\n\n{grid.markdown()}".lstrip() for grid in self.grids]
         memory = any(entry.client_memory is not None for entry in self.entries)
-        parts += ["".join(f"- {note}\n" for note in self.notes), f"{WORDS}\n" if memory else ""]
+        parts += ["".join(f"- {note}\n" for note in self.notes), f"{tables.MEMORY_NOTE}\n" if memory else ""]
         return "\n".join(part for part in parts if part)
 
 

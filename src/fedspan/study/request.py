@@ -8,24 +8,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspan.core import registry
 from fedspan.core.errors import SpecError, one_of
-from fedspan.core.spec import Spec, flat, plain, read_toml, toml_value, with_changes, with_values
-from fedspan.study import preview
+from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
+from fedspan.costs import outline
 from fedspan.study.budget import Budget
 from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, main_metric, setting
 from fedspan.study.parse import study_of
 from fedspan.study.series import labels
 
 OWN = ("method", "epochs")  # what each spec file has of its own
-SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # what methods take from the base's method
 
 
 def requested(
@@ -53,14 +50,14 @@ def requested(
         given["budget"] = Budget.parse(budget)
     part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
     first = part.variants[0]
-    known = preview.metrics(part.spec(first, first.points()[0], rounds=1))
+    known = outline.metrics(part.spec(first, first.points()[0], rounds=1))
     metric = metric or part.metric or main_metric(known)
     one_of("metric", metric, known)
     goal = goal or (part.goal if metric == part.metric else goal_of(metric))
     part = dataclasses.replace(part, metric=metric, goal=goal)
     for row, variant in part.cells():
         for point in variant.points():
-            preview.check(part.spec(variant, point, row))
+            outline.check(part.spec(variant, point, row))
     return dataclasses.replace(study, parts=[part])
 
 
@@ -109,32 +106,11 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
         rest, _, label = (part.strip() for part in text.partition(" as "))
         name, _, settings = (part.strip() for part in rest.partition(":"))
         values = dict(_setting(part, text) for part in split(settings)) if settings else {}
-        table = sibling(base, name)
+        table = outline.sibling(base, name)
         table = without_projector(table) if "rank" in values else table
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
         found.append((name, label, {"method": with_values(table, values)}))
     return _variants(found)
-
-
-def sibling(spec: Spec, name: str) -> dict[str, Any]:
-    """The table of method NAME with what it can take of the spec's steps, subspace and compressor."""
-    own: dict[str, Any] = plain(spec.method)
-    one_of("method", name, registry.choices("method"))
-    if name == own["name"]:
-        return own
-    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank")})
-    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
-    table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
-    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
-        table |= subspace
-    for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
-        if key in own and key in known:
-            with contextlib.suppress(SpecError):
-                method = registry.build("method", table | {key: own[key]})
-                preview.check(dataclasses.replace(spec, method=method))
-                table |= {key: own[key]}
-    return table
 
 
 def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]:

@@ -20,14 +20,13 @@ import tomli_w
 from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.spec import Spec, read_toml
+from fedspan.costs.outline import client_memory, price
 from fedspan.engine.run_dir import versions
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import seconds
-from fedspan.study.memory import client_memory
 from fedspan.study.model import Part, Point, Study, Table, Variant
 from fedspan.study.parse import study_of, table_of
-from fedspan.study.preview import price
 from fedspan.study.series import Series
 from fedspan.study.tuning import Cell, Runs, Tried, final, within
 

@@ -18,6 +18,11 @@ from fedspan.study.series import Series
 
 PARETO: tuple[Axis, ...] = ("up", "total")
 MEMORY = "client memory, MB"
+MEMORY_NOTE = (
+    "Client memory is the peak of one local step with the largest batch. It is computed by a dry run on tensors "
+    "without data, as in `fedspan plan --model`; steps of FedIT and FFA-LoRA are those of PEFT's adapters. "
+    "What a client keeps between rounds is not included."
+)
 
 
 @dataclass(frozen=True)
@@ -210,7 +215,11 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
             for row, t in enumerate(some.rounds):
                 values = {name: _number(one.curve(name).values[place, row]) for name in one.metrics}
                 if any(values.values()):
-                    costs: dict[str, Any] = {"round": int(t), "up_bytes": int(some.up[row]), "down_bytes": int(some.down[row])}
+                    costs: dict[str, Any] = {
+                        "round": int(t),
+                        "up_bytes": int(some.up[row]),
+                        "down_bytes": int(some.down[row]),
+                    }
                     costs |= {"seconds": float(some.seconds[row])}
                     lines.append(named | {"run": one.label, "seed": seed} | costs | values)
     return _csv(lines)

@@ -1,0 +1,107 @@
+"""Choices by name, by table or as they are; and one-line errors that name the value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from fedspan.compressors import QSGD, Compose, TopK
+from fedspan.core import registry
+from fedspan.core.compressor import Compressor
+from fedspan.core.errors import SpecError
+from fedspan.methods import EF, SSF, FedAvg
+from fedspan.optimizers import AdamW
+from fedspan.projectors import Gaussian, Hadamard
+
+
+def test_a_name_or_a_table_is_as_good_as_the_value() -> None:
+    assert SSF(compressor="qsgd", projector="hadamard") == SSF(compressor=QSGD(), projector=Hadamard())  # type: ignore[arg-type]
+    assert FedAvg(optimizer={"name": "adamw", "eps": 0.1}) == FedAvg(optimizer=AdamW(eps=0.1))  # type: ignore[arg-type]
+    assert EF(compressor={"name": "compose", "outer": "qsgd", "inner": "topk"}).compressor == Compose(  # type: ignore[arg-type]
+        outer=QSGD(), inner=TopK()
+    )
+    assert registry.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"compressor": "qsdg"}, "`compressor` must be one of .* got 'qsdg' .did you mean 'qsgd'"),
+        ({"compressor": "compose"}, "`compressor` 'compose' needs `outer` too; write {name = 'compose', outer = …}"),
+        ({"compressor": 3}, "`compressor` must be a compressor, its name or a table with `name`, got 3"),
+        ({"compressor": QSGD}, r"write QSGD\(…\)"),
+        ({"optimizer": Gaussian()}, "`optimizer` must be an optimizer"),
+        ({"projector": {"rank": 3}}, r"`\[projector\]` needs a `name`; one of coordinate, gaussian"),
+        ({"projector": {"name": "gaussian", "rnk": 3}}, r"`\[projector\]` has no key 'rnk' .did you mean 'rank'"),
+        ({"projector": {"name": "gaussian", "rank": 0}}, r"`projector\.rank` must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_a_choice_is_refused_at_once(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        SSF(**arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    number: int
+    inner: Inner = field(default_factory=Inner)
+    names: tuple[str, ...] = ()
+    choices: tuple[Compressor, ...] = ()
+    by_name: Mapping[str, int | float] | None = None
+    way: Literal["a", "b"] | int = "a"
+
+
+def test_tables_become_dataclasses() -> None:
+    table = {"number": 1, "inner": {"size": 2}, "names": ["x"], "choices": ["qsgd", {"name": "topk", "k": 3}], "way": 4}
+    made = registry.make(Outer, table | {"by_name": {"b": 1, "a": 0.5}})
+    assert made == Outer(
+        number=1, inner=Inner(size=2.0), names=("x",), choices=(QSGD(), TopK(k=3)), by_name={"b": 1, "a": 0.5}, way=4
+    )
+    assert list(made.by_name) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({}, "`number` is missing; it has no default"),
+        ({"number": 1.5}, "`number` must be a whole number, got 1.5"),
+        ({"number": True}, "`number` must be a whole number, got True"),
+        ({"number": 1, "inner": {"size": "x"}}, r"`inner\.size` must be a number, got 'x'"),
+        ({"number": 1, "inner": {"sise": 1}}, r"`\[inner\]` has no key 'sise' .did you mean 'size'"),
+        ({"number": 1, "names": "x"}, "`names` must be a list, got 'x'"),
+        ({"number": 1, "names": [3]}, r"`names\[0\]` must be a text, got 3"),
+        ({"number": 1, "choices": ["qsgt"]}, r"`choices\[0\]` must be one of .* got 'qsgt'"),
+        ({"number": 1, "by_name": {"a": "x"}}, r"`by_name\.a` must be a number, got 'x'"),
+        ({"number": 1, "way": "c"}, "`way` must be 'a' or 'b' or a whole number, got 'c'"),
+        ({"nmber": 1}, r"`\[spec\]` has no key 'nmber' .did you mean 'number'"),
+    ],
+)
+def test_a_wrong_value_is_named_as_the_spec_has_it(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words) as error:
+        registry.make(Outer, table)
+    assert "\n" not in str(error.value)
+
+
+def test_the_order_of_rank_patterns_is_part_of_a_value() -> None:
+    one, other = SSF(rank={"head*": 1.0, "*": 0.1}), SSF(rank={"*": 0.1, "head*": 1.0})
+    assert one != other
+    assert hash(one) != hash(other)
+    for method in (one, other):
+        table = registry.describe(method)
+        assert list(table["projector"]["rank"]) == list(method.projector.rank)  # type: ignore[arg-type]
+        assert registry.build("method", table) == method
+
+
+def test_only_what_has_a_kind_can_be_registered() -> None:
+    with pytest.raises(TypeError, match="derive it from one of Method, Projector"):
+        registry.register(Inner)
+    with pytest.raises(SpecError, match=r"Inner is not registered; put @fedspan\.register above the class"):
+        registry.name_of(Inner())
