@@ -17,7 +17,7 @@ from fedspan import Spec, run
 from fedspan.core.errors import SpecError
 from fedspan.engine.lock import lock_dir
 from fedspan.study import command
-from fedspan.study.plan import Comparison
+from fedspan.study.parse import study_of
 
 TABLE = {"rounds": 4, "eval_every": 2, "task": SMALL, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 2}}
 HOLD = """
@@ -40,9 +40,9 @@ def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_comparison_in_a_folder_that_is_held_runs_nothing(tmp_path: Path) -> None:
-    plan = Comparison.from_table({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
+    study = study_of({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
     with lock_dir(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
-        command.run([plan], tmp_path / "runs", jobs=1, console=Console(quiet=True))
+        command.run(study, tmp_path / "runs", jobs=1, console=Console(quiet=True))
     assert not list((tmp_path / "runs").iterdir())
 
 

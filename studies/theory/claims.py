@@ -1,4 +1,4 @@
-"""Claims of the theory against what runs measured: predicted, observed, holds or not."""
+"""Claims of the theory against measured runs: predicted, observed, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import numpy.typing as npt
 
 import lemmas
 import transient
-from fedspan.api.spec import Spec
-from fedspan.core.layout import DTYPES
-from fedspan.study.paper_trial import Run
+from fedspan.core.spec import Spec
 from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance
 from fedspan.theory.gradient_probe import all_clients
 from fedspan.theory.setting import Setting, Steps
+from runs import Run
 
 Floats = npt.NDArray[np.float64]
 TAIL = 0.5  # share of a run's rows that stand for its floor
@@ -48,7 +47,7 @@ def rank(run: Run) -> int:
 @functools.lru_cache(maxsize=64)
 def problem_of(spec: Spec) -> RegressionProblem:
     """The data of a run."""
-    return cast(RegressionProblem, spec.task.build((spec.seed,), DTYPES[spec.dtype]))
+    return cast(RegressionProblem, spec.task.build((spec.seed,), spec))
 
 
 def setting(run: Run) -> Setting:
@@ -119,7 +118,7 @@ def contraction(runs: list[Run]) -> list[Claim]:
     """Lemma 4: the factor."""
     out = []
     for run in runs:
-        rho, share = rank(run) / 40, run.point["participation.clients_per_round"] / 20
+        rho, share = rank(run) / 40, run.point["clients_per_round"] / 20
         seen, ours = factor(run), lemmas.contraction_sampled(rho, share)
         if share == 1:
             limit = lemmas.contraction(rho)
@@ -228,7 +227,7 @@ def sampling(runs: list[Run]) -> list[Claim]:
     """Partial participation."""
     out = []
     for run in runs:
-        control, s = run.point["method.control"], run.point["participation.clients_per_round"]
+        control, s = run.point["method.control"], run.point["clients_per_round"]
         values = run.mean("grad_sq")
         left, exact = float(values[-1] / values[0]), control == "exact" or s == 20
         text = f"ours, control = '{control}', S = {s} of 20: ‖∇F‖² left of the start"

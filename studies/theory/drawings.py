@@ -1,4 +1,4 @@
-"""Figures of the theory on trial: what was measured against what the theory says."""
+"""Figures of the trial: what was measured against what the theory predicts."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+import claims
 import lemmas
-from fedspan.study import paper_claims as claims
-from fedspan.study.figures import STYLE, band, panels, save
-from fedspan.study.paper_trial import Run
+from fedspan.study.figures import STYLE, band, handles, panels, save
+from runs import Run
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 
 
 def draw(name: str, runs: list[Run], path: Path) -> Path | None:
-    """The figure of a part as PNG and SVG; None where it has none."""
+    """The figure of an experiment as PNG and SVG; None if it has none."""
     if name not in FIGURES:
         return None
     with plt.rc_context(STYLE):
         figure, ((axis,),) = panels(1, 1)
         FIGURES[name](axis, runs)
-        handles, labels = axis.get_legend_handles_labels()
-        if handles:
-            figure.legend(handles, labels, fontsize=8, loc="outside right center")
-        return save(figure, path)
+        return save(figure, path, handles(axis))
 
 
 def _drift(axis: Any, runs: list[Run]) -> None:
@@ -39,7 +36,7 @@ def _drift(axis: Any, runs: list[Run]) -> None:
 
 def _contraction(axis: Any, runs: list[Run]) -> None:
     for run, color in zip(runs, COLORS, strict=False):
-        rho, share = claims.rank(run) / 40, run.point["participation.clients_per_round"] / 20
+        rho, share = claims.rank(run) / 40, run.point["clients_per_round"] / 20
         label = f"ρ = {rho:g}, S/N = {share:g}"
         values = run.metrics["control_error"]
         start = band(axis, run.rounds, values, color, label)[0]
@@ -113,7 +110,7 @@ FIGURES: dict[str, Callable[[Any, list[Run]], None]] = {
     ),
     "sampling": _curves(
         "grad_sq",
-        lambda run: f"{run.point['method.control']}, S = {run.point['participation.clients_per_round']}",
+        lambda run: f"{run.point['method.control']}, S = {run.point['clients_per_round']}",
         "‖∇F‖² / start",
     ),
     "transient": _transient,
