@@ -14,6 +14,7 @@ from test_remote import SSF, Change, LocalChannel, controls, ids_of, remote, sim
 
 from conftest import advance, build, close, every_method, model, small
 from fedspan.core.errors import SpecError
+from fedspan.core.method import restorable
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import Failure
 
@@ -111,7 +112,8 @@ def test_a_lost_state_is_restored_exactly(kind: str, name: str, settings: dict[s
             LOSSES[kind](path)
     advance(loop, 8)
     here = simulated(method, problem, 7)
-    for field in method.private:  # what no server can know begins anew
+    memory = restorable(method)
+    for field in () if memory is None else memory.private:  # no server can know these: they start again
         here.transport.inner._population[field].values.zero_()  # type: ignore[attr-defined]
     close(model(loop), model(advance(here, 8)), 1e-10)
     assert any("restored from the server's copy" in event for event in loop.events)
