@@ -118,8 +118,8 @@ def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path:
 class Lossy(FakeGrid):
     """Errors, silence and nonsense from some clients in some rounds."""
 
-    def __init__(self, spec: Spec, folder: Path, faults: dict[int, Any]) -> None:
-        super().__init__(spec, folder)
+    def __init__(self, spec: Spec, states_dir: Path, faults: dict[int, Any]) -> None:
+        super().__init__(spec, states_dir)
         self.faults, self.trained = faults, 0
 
     def answer(self, message: Message) -> Message | None:

@@ -74,18 +74,18 @@ def test_a_text_task_gives_the_simulators_model_and_bytes(task: dict[str, Any], 
 @pytest.mark.parametrize("task", [CLASSIFY, SPEAK], ids=lambda task: task["name"])
 def test_a_machine_has_its_own_client_alone(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It tokenizes no other's texts, scores nothing, and has no x0; the server has no client's texts."""
-    asked: list[tuple[int, ...]] = []
+    requested: list[tuple[int, ...]] = []
     for name in ("sentences", "running"):
         original = getattr(_text, name)
 
         def watched(*given: Any, original: Any = original) -> Any:
-            asked.append(given[-1])
+            requested.append(given[-1])
             return original(*given)
 
         monkeypatch.setattr(f"fedspan.tasks.{task['name']}.{name}", watched, raising=False)
     built = registry.build("task", task)
     whole = built.build((0,), FLOAT32)
-    asked.clear()
+    requested.clear()
     client_problem, server_problem = (
         built.client_problem(2, (0,), FLOAT32),
         built.server_problem((0,), FLOAT32),
@@ -95,7 +95,7 @@ def test_a_machine_has_its_own_client_alone(task: dict[str, Any], monkeypatch: p
     assert torch.equal(whole.x0, server_problem.x0)
     mine, also = (problem.sources[2].columns for problem in (whole, client_problem))
     assert all(torch.equal(mine[name], also[name]) for name in mine)
-    assert len(asked[0]) == (len(client_problem.sources[2]) if task is CLASSIFY else 1)
+    assert len(requested[0]) == (len(client_problem.sources[2]) if task is CLASSIFY else 1)
     assert client_problem.evaluate(whole.x0) == {}
     assert client_problem.x0.untyped_storage().nbytes() == 4
     for problem in (client_problem, server_problem):
