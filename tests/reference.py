@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from conftest import settings
 from fedspan.core import registry
 from fedspan.core.projector import draw
 from fedspan.engine.loop import Loop
@@ -221,8 +222,8 @@ def compare(
     np.savez(path / "data.npz", A=A, B=B, **({"n": counts} if unequal else {}))
 
     method = registry.build("method", {"lr": LR, "local_steps": STEPS, **spec})
-    task = registry.build("task", {"name": "regression", "data": str(path / "data.npz"), "batch": batch, "reg": REG})
-    problem = task.build(SEEDS, torch.float64, weights)
+    task = registry.build("task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG})
+    problem = task.build(SEEDS, settings(batch, weights=weights))
     simulator = Simulator(method, problem)
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)
 

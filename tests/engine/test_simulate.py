@@ -14,6 +14,8 @@ from torch import nn
 
 import fedspan
 from conftest import METHODS, build, takes
+from fedspan.core.config import Engine, Settings, Training
+from fedspan.core.objective import InPlaceDirection
 from fedspan.engine import simulator
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
@@ -21,7 +23,7 @@ from fedspan.methods import SSF
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build as network
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 
 NAMES = list(METHODS)
 
@@ -36,7 +38,8 @@ def problem_of(model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings:
     clients = [(torch.randn(30, *shape), torch.randint(0, 4, (30,))) for _ in range(6)]
     sources = [as_client_data(data, f"client {i}") for i, data in enumerate(clients)]
     loss = settings.pop("loss", lambda m, b: F.cross_entropy(m(b[0]), b[1]))
-    return TorchProblem(model, sources, loss, choose(model, least=64), seed=0, batch=8, **settings)
+    rules = projection_rules(model, min_numel=64)
+    return TorchProblem(model, sources, loss, rules, Settings(batch_size=8, training=Training(**settings)))
 
 
 def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
@@ -45,7 +48,7 @@ def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
 
 
 def model_after(problem: TorchProblem, method: Any, way: Simulate = "loop", rounds: int = 4) -> torch.Tensor:
-    with Simulator(method, problem, simulate=way) as clients:
+    with Simulator(method, problem, Engine(simulate=way)) as clients:
         loop = Loop(method, problem, clients, (0,), 4)
         with torch.inference_mode():
             for _ in range(rounds):
@@ -73,7 +76,7 @@ def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
     problem = problem_of(mlp())
     loop = Loop(method_of("fedprox"), problem, Simulator(method_of("fedprox"), problem), (0,), 1)
     direction = problem.cohort(loop._round()).direction(plus=lambda y: y - problem.x0)
-    assert hasattr(direction, "walk")
+    assert isinstance(direction, InPlaceDirection)
     far, near = (model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0 for mu in (0.0, 8.0))
     assert near.norm() < 0.7 * far.norm()
 
@@ -95,7 +98,7 @@ def test_running_statistics_come_back_from_processes() -> None:
     found = []
     for way in ("loop", "pool"):
         problem = problem_of(network("resnet8", (1, 8, 8), 4, "batch"))
-        with Simulator(method, problem, simulate=way) as clients:  # type: ignore[arg-type]
+        with Simulator(method, problem, Engine(simulate=way)) as clients:  # type: ignore[arg-type]
             loop = Loop(method, problem, clients, (0,), 4)
             with torch.inference_mode():
                 loop.step()
@@ -120,12 +123,12 @@ def test_the_fastest_way_is_taken(times: dict[str, float | None], chosen: str, m
     monkeypatch.setattr(simulator, "WORTH", 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     method, problem = method_of("scaffold"), problem_of(mlp())
-    with Simulator(method, problem, simulate="auto", rounds=100) as clients:
+    with Simulator(method, problem, Engine(simulate="auto"), rounds=100) as clients:
         loop = Loop(method, problem, clients, (0,), 4)
         with torch.inference_mode():
             loop.step()
         assert clients.way == chosen
-        again = Simulator(method, problem, simulate="auto")
+        again = Simulator(method, problem, Engine(simulate="auto"))
         again.load(clients.save())
         assert again.way == chosen  # a resumed run goes on in the same way
 
@@ -140,7 +143,7 @@ def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
     method, problem = method_of("fedavg"), problem_of(model)
-    with Simulator(method, problem, simulate="auto", rounds=10) as clients:
+    with Simulator(method, problem, Engine(simulate="auto"), rounds=10) as clients:
         with torch.inference_mode():
             Loop(method, problem, clients, (0,), 4).step()
         assert "batched" not in clients.times
@@ -152,7 +155,7 @@ def test_batched_is_refused_where_it_would_be_wrong() -> None:
     """Running statistics would be lost without a word."""
     problem = problem_of(network("resnet8", (1, 8, 8), 4, "batch"))
     with pytest.raises(fedspan.FedspanError, match="running statistics"):
-        Simulator(method_of("fedavg"), problem, simulate="batched")
+        Simulator(method_of("fedavg"), problem, Engine(simulate="batched"))
 
 
 def test_an_error_on_a_process_reaches_the_caller() -> None:
@@ -164,7 +167,7 @@ def test_an_error_on_a_process_reaches_the_caller() -> None:
         return F.cross_entropy(model(batch[0]), batch[1])
 
     method, problem = method_of("fedavg"), problem_of(mlp(), loss=loss)
-    with Simulator(method, problem, simulate="pool") as clients:
+    with Simulator(method, problem, Engine(simulate="pool")) as clients:
         loop = Loop(method, problem, clients, (0,), 4)
         with pytest.raises(ArithmeticError, match="bad client"), torch.inference_mode():
             loop.step()
@@ -175,7 +178,7 @@ def test_a_process_that_is_killed_is_named() -> None:
         os._exit(9)
 
     method, problem = method_of("fedavg"), problem_of(mlp(), loss=loss)
-    with Simulator(method, problem, simulate="pool") as clients:
+    with Simulator(method, problem, Engine(simulate="pool")) as clients:
         loop = Loop(method, problem, clients, (0,), 4)
         with pytest.raises(fedspan.FedspanError, match="worker process"), torch.inference_mode():
             loop.step()
@@ -184,8 +187,9 @@ def test_a_process_that_is_killed_is_named() -> None:
 def test_fit_takes_a_way_and_ends_its_processes() -> None:
     torch.manual_seed(1)
     clients = [(torch.randn(20, 64), torch.randint(0, 4, (20,))) for _ in range(3)]
+    method = SSF(rank=0.5, lr=0.1)
     for way in ("loop", "pool"):
-        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, simulate=way)  # type: ignore[arg-type]
+        fedspan.fit(mlp(), clients, method=method, rounds=2, engine=Engine(simulate=way))  # type: ignore[arg-type]
     assert not multiprocessing.active_children()
-    with pytest.raises(fedspan.FedspanError, match="simulate"):
-        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, simulate="fast")  # type: ignore[arg-type]
+    with pytest.raises(fedspan.FedspanError, match="`simulate` must be one of auto, batched, loop, pool, got 'fast'"):
+        Engine(simulate="fast")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import GAUSSIAN, advance, build, model, small
+from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Loop
@@ -24,7 +25,8 @@ from fedspan.engine.states import OnDisk
 def loop_on(folder: Path | None, stored: str = "float32", resume: bool = False, name: str = "ssf") -> Loop:
     problem = small(torch.float32)
     method = build(name, **({} if name == "scaffold" else {"projector": GAUSSIAN}))
-    return Loop(method, problem, Simulator(method, problem, folder, stored, resume), (5,), 3)
+    engine = Engine(states_dir=folder, states_dtype=stored)  # type: ignore[arg-type]
+    return Loop(method, problem, Simulator(method, problem, engine, resume=resume), (5,), 3)
 
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "fedsub"])
@@ -80,7 +82,7 @@ def test_any_order_of_writes_saves_and_crashes(
             states = OnDisk(folder / "c.states", first, 5, torch.float32, resume=True)
             states.load(kept[0])
             now = kept[1].clone()
-        assert torch.equal(states.every(), now)
+        assert torch.equal(states.take_all(), now)
     shutil.rmtree(folder)
 
 
@@ -94,7 +96,6 @@ def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
 
 BIG = """
 import resource, sys, torch
-from pathlib import Path
 import fedspan
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.coordinate import Coordinate
@@ -103,8 +104,8 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(1280, 1280), nn.ReLU(), nn.Linear(1280, 10))
 x, y = torch.randn(4, 1280), torch.tensor([0, 1, 2, 3])
 method = SSF(lr=0.1, local_steps=1, projector=Coordinate(rank=0.1))
-states = Path(sys.argv[1])
-fedspan.fit(model, [(x, y)] * 2000, method=method, rounds=int(sys.argv[2]), clients_per_round=20, states=states)
+engine = fedspan.Engine(states_dir=sys.argv[1])
+fedspan.fit(model, [(x, y)] * 2000, method=method, rounds=int(sys.argv[2]), clients_per_round=20, engine=engine)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -133,7 +134,7 @@ def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
 def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -> None:
     """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
     problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
-    compact = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
+    compact = Loop(method, problem, Simulator(method, problem, Engine(compact_states=True)), seeds, 3)
     whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
     states = compact.transport._population["c"]
     assert isinstance(states, CompactStates)
@@ -145,12 +146,12 @@ def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -
         mine, its = compact.transport.clients().c, whole.transport.clients().c
         torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
         if compact.t == 2:
-            assert states.numbers() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
-    held = [one.numbers() for one in states.compact_states.values()]
+            assert states.numel() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
+    held = [one.numel() for one in states.states.values()]
     assert max(held) == 24
-    assert all(one.first is not None or one.numbers() < 24 for one in states.compact_states.values())
+    assert all(one.start is not None or one.numel() < 24 for one in states.states.values())
     saved = {name: array.clone() for name, array in compact.save().items()}
-    again = Loop(method, problem, Simulator(method, problem, compact_states=True), seeds, 3)
+    again = Loop(method, problem, Simulator(method, problem, Engine(compact_states=True)), seeds, 3)
     again.load(saved)
     torch.testing.assert_close(model(advance(again, 5)), model(advance(compact, 5)), rtol=0, atol=0)
 
@@ -158,4 +159,4 @@ def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -
 def test_only_methods_whose_states_follow_from_replies_have_compact_ones() -> None:
     problem = small()
     with pytest.raises(SpecError, match="client states do not follow from its replies"):
-        Simulator(build("scaffold"), problem, compact_states=True)
+        Simulator(build("scaffold"), problem, Engine(compact_states=True))

@@ -13,10 +13,11 @@ from torch.func import functional_call
 
 import fedspan
 from conftest import build, small, start
+from fedspan.core.config import Projection
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
-from fedspan.nn.projection_rules import choose, layout_of
+from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.gaussian import Gaussian
 
 LR, STEPS, ROUNDS, RANK, LEAST = 0.1, 3, 4, 2, 40
@@ -37,13 +38,22 @@ def clients() -> Data:
 
 def fit(method: Any, **settings: Any) -> Any:
     """Full batches, so that only their order differs from `written_out`."""
-    return fedspan.fit(network(), clients(), method=method, rounds=ROUNDS, batch=8, least=LEAST, seed=7, **settings)
+    return fedspan.fit(
+        network(),
+        clients(),
+        method=method,
+        rounds=ROUNDS,
+        batch_size=8,
+        seed=7,
+        projection=Projection(min_numel=LEAST),
+        **settings,
+    )
 
 
 def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]:
     """The same by autograd on adapters B (out × kh × kw × r) and A (r × in), client by client."""
     model = network()
-    layout = layout_of(choose(model, least=LEAST), torch.float64)
+    layout = layout_of(projection_rules(model, min_numel=LEAST), torch.float64)
     starts = draw(Gaussian(rank=RANK), layout, (7,), 0).factors
     base = {n: p.detach().clone() for n, p in model.named_parameters()}
     trained: dict[str, torch.Tensor] = {}
@@ -99,7 +109,7 @@ def test_it_is_lora_written_out(name: str, alpha: float | None, others: str) -> 
     ],
 )
 def test_only_what_is_trained_travels(name: str, others: str, numbers: int) -> None:
-    last = fit(build(name, lr=LR, local_steps=1, rank=RANK, others=others)).rows[-1]
+    last = fit(build(name, lr=LR, local_steps=1, rank=RANK, others=others)).history[-1]
     model = sum(p.numel() for p in network().parameters())
     assert last["up_bytes"] == ROUNDS * 3 * numbers * 8
     assert last["down_bytes"] == ROUNDS * 3 * (numbers + 1) * 8 + 3 * model * 8  # a probe each time, the base once
@@ -140,4 +150,10 @@ def test_mistakes_are_named(name: str) -> None:
         with pytest.raises(SpecError, match=words):
             fit(build(name, rank=rank))
     with pytest.raises(SpecError, match="nothing to train"):
-        fedspan.fit(network(), clients(), method=build(name, rank=2, others="frozen"), rounds=1, least=10**6)
+        fedspan.fit(
+            network(),
+            clients(),
+            method=build(name, rank=2, others="frozen"),
+            rounds=1,
+            projection=Projection(min_numel=10**6),
+        )

@@ -12,6 +12,7 @@ from test_remote import remote
 from test_simulate import method_of, mlp, model_after, problem_of
 
 from conftest import ADAMW, GAUSSIAN, advance, build, close, model, small, start
+from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.method import Round
@@ -177,7 +178,7 @@ def test_states_on_disk_hold_the_moments(tmp_path: Path) -> None:
     found = []
     for folder in (None, tmp_path / "states"):
         problem = problem_of(mlp())
-        with Simulator(method, problem, folder) as clients:
+        with Simulator(method, problem, Engine(simulate="loop", states_dir=folder)) as clients:
             found.append(advance(start(method, problem, 4, clients), 7))
     assert torch.equal(model(found[0]), model(found[1]))
     assert (tmp_path / "states" / "moments.states").exists()
@@ -186,9 +187,9 @@ def test_states_on_disk_hold_the_moments(tmp_path: Path) -> None:
 def test_kept_moments_need_replies_as_they_are_and_whole_states(tmp_path: Path) -> None:
     method = build("ssf", rank=3, optimizer=ADAMW, moments="project")
     with pytest.raises(SpecError, match="SSF's clients keep moments, which no reply tells"):
-        Simulator(method, small(), compact_states=True)
+        Simulator(method, small(), Engine(compact_states=True))
     with pytest.raises(SpecError, match="ssf has noted what it keeps to itself"):
         remote(method, small(), tmp_path, cast="bfloat16")
     free = build("ssf", rank=3, optimizer=ADAMW)
-    compact_states = start(free, small(), transport=Simulator(free, small(), compact_states=True))
+    compact_states = start(free, small(), transport=Simulator(free, small(), Engine(compact_states=True)))
     close(model(advance(compact_states, 12)), model(advance(start(free, small()), 12)))

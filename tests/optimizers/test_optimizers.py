@@ -17,8 +17,9 @@ from fedspan import Spec
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
-from fedspan.core.optimizer import SGD, Optimizer
+from fedspan.core.optimizer import Optimizer
 from fedspan.optimizers.adamw import AdamW
+from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
 

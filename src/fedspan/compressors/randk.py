@@ -39,6 +39,8 @@ class RandK(Unbiased, Sparse):
         return super().keys(replace(rnd, ids=np.zeros_like(rnd.ids)) if self.common else rnd)
 
     def _places(self, n: int, keys: seeds.Keys, device: torch.device) -> torch.Tensor:
+        if device.type == "meta":  # a dry run: the shape is all there is
+            return torch.empty(*keys.shape, self.kept(n), dtype=torch.int64, device=device)
         return _drawn(keys.tobytes(), keys.shape, n, self.kept(n)).to(device)
 
 

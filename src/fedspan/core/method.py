@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import SpecError
+from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Objective
 
@@ -111,6 +112,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     def check(self, layout: Layout) -> None:
         """Raises SpecError if the method cannot train this model; called before anything is written."""
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """What a local step trains on a client's device; the default is a plain step on the full model."""
+        return Footprint(layout.size)
 
     @abstractmethod
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:

@@ -78,6 +78,8 @@ class LinearMap:
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
+        if v.is_meta:  # a dry run: only the shape matters
+            return v.new_empty(*v.shape[:2], self.rank)
         if len(self.factors) == 1:
             return _down(self.factors[0], self.layout.blocks[0], v)
         sizes = [block.size for block in self.layout.blocks]
@@ -124,6 +126,8 @@ class Transposed:
     def __matmul__(self, z: Vector) -> Vector:
         """Pᵀ z."""
         P = self.of
+        if z.is_meta:
+            return z.new_empty(*z.shape[:2], P.layout.size)
         if len(P.factors) == 1:
             return _up(P.factors[0], P.layout.blocks[0], z)
         out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
@@ -186,6 +190,10 @@ class Projector(ABC):
                 f"use at most {block.inputs}, or a ratio in (0, 1]"
             )
         return rank
+
+    def size(self, layout: Layout) -> int:
+        """r of a whole layout: numbers inside the subspace."""
+        return sum(b.size if b.axis is None else b.size // b.inputs * self.rank_of(b) for b in layout.blocks)
 
     def asked(self, block: Block) -> int | float:
         """What `rank` says of one block: a number of directions or a share of its inputs."""

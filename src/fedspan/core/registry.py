@@ -24,6 +24,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, did_you_mean, one_of
 from fedspan.core.method import Method
+from fedspan.core.metric import Metric
 from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
@@ -48,12 +49,13 @@ KINDS: dict[str, Kind] = {
     "task": Kind(Task, "fedspan.tasks"),
     "partition": Kind(Partition, "fedspan.data.partitions"),
     "callback": Kind(Callback, "fedspan.callbacks"),
+    "metric": Kind(Metric, "fedspan.metrics"),
 }
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
 
 def register(cls: C) -> C:
-    """Registers a method, projector, compressor, optimizer or task under the name of the file it is in.
+    """Registers a method, projector, metric or another kind of choice under the name of the file it is in.
 
     Args:
         cls: A frozen dataclass that derives from the base class of its kind, such as `fedspan.Method`.

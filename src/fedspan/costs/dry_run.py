@@ -1,46 +1,93 @@
-"""A training step on tensors without numbers, with every byte that would be alive counted as it comes and goes.
+"""Code run on tensors without numbers, and every byte that would be alive counted as it comes and goes.
 
-Torch's meta device knows shapes and types and holds no data, so the very code of a step can be run for a model of any
-size. What is seen is what torch itself allocates: weights, gradients, what autograd keeps, and the values in between.
-Buffers inside a kernel are not seen; on a CPU they are a few megabytes.
+Torch's meta device knows shapes and types and holds no data, so the real code of a round or a training step runs for a
+model of any size. What is counted is what torch itself allocates: weights, gradients, what autograd keeps, and the
+values in between. Buffers inside a kernel are not seen; on a CPU they are a few megabytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-SEEN = "fedspan_seen"  # of a storage that is counted; it goes with the storage
+NOWHERE = torch.device("meta")
+SEEN = "fedspan_seen"  # attribute of a storage: what counts it until it is gone, or False where it was made unseen
 
 
-class Live(TorchDispatchMode):
-    """Bytes of the tensors alive: now, and at most so far."""
+def empty(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape and type without numbers."""
+    return torch.empty_like(tensor, device=NOWHERE)
+
+
+def _flat(args: Iterable[Any]) -> Iterator[Any]:
+    """Operands, also those in lists; much faster than torch's own, and called for every operation."""
+    for arg in args:
+        if isinstance(arg, list | tuple):
+            yield from arg
+        else:
+            yield arg
+
+
+class WithoutNumbers(TorchDispatchMode):
+    """An operation on a tensor without numbers takes all its tensors as such, wherever they are."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-
-    def count(self, tensor: torch.Tensor) -> None:
-        """Take a tensor's storage into account until it is gone."""
-        storage = tensor.untyped_storage()
-        if getattr(storage, SEEN, None) is None:
-            setattr(storage, SEEN, _Seen(self, storage.nbytes()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return args[0].dtype != torch.bool and 1  # a number is asked for: one; and is a mask all ones: no
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.count(value)
+            return args[0].dtype != torch.bool and 1  # as a number one, as a condition false
+        given = {t.is_meta for t in _flat(args) if isinstance(t, torch.Tensor)}
+        if len(given) == 2:
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else empty(t), (args, kwargs))
+        return func(*args, **kwargs)
+
+
+class Live(WithoutNumbers):
+    """Bytes of the tensors alive on a device: now, and the most so far."""
+
+    def __init__(self, device: torch.device = NOWHERE) -> None:
+        super().__init__()
+        self.device, self.now, self.peak = device, 0, 0
+        self.paused = False  # tensors made meanwhile are not counted
+        self.touching = False  # but are once an operation uses them
+
+    def count(self, tensors: Iterable[Any], unseen: bool = False) -> None:
+        """Count the tensors' storages until they are gone; with `unseen` also those that were made while paused."""
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device.type:
+                storage = tensor.untyped_storage()
+                seen = getattr(storage, SEEN, None)
+                if seen is None or (unseen and seen is False):
+                    setattr(storage, SEEN, not self.paused and _Seen(self, storage.nbytes()))
+
+    def restart(self) -> int:
+        """Forget the peak; bytes alive now."""
+        gc.collect()
+        self.peak = self.now
+        return self.now
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Tensors made meanwhile are not counted."""
+        self.paused = True
+        yield
+        self.paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.touching:
+            self.count(_flat(args), unseen=True)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.count(tree_leaves(out))
         return out
 
 
@@ -70,14 +117,9 @@ def _fused(*args: Any, **kwargs: Any) -> torch.Tensor:
 @contextlib.contextmanager
 def rehearsal() -> Iterator[Live]:
     """New tensors have no numbers, and all are counted."""
-    live = Live()
-    with torch.device("meta"), mock.patch.object(F, "scaled_dot_product_attention", _fused), live:
-        yield live
-
-
-def peak_of(step: Callable[[], Any], live: Live) -> int:
-    """Bytes alive at most during a step."""
-    gc.collect()
-    live.peak = live.now
-    step()
-    return live.peak
+    gc.freeze()  # what is there already need not be searched for garbage
+    try:
+        with torch.device(NOWHERE), mock.patch.object(F, "scaled_dot_product_attention", _fused), Live() as live:
+            yield live
+    finally:
+        gc.unfreeze()

@@ -1,62 +1,45 @@
-"""A client's local step by each kind of training, and what it holds in memory: measured on a model, or rehearsed.
+"""What a client's memory holds at the peak of a local step: the method's own `client_step`, run without numbers.
 
-    SSF             steps inside x + range(Pᵀ): z, the correction u and where x began, r numbers each
-    SubAvg          the same without u
-    LoRA, FFA-LoRA  adapters of PEFT on the layers that SSF would cover (`hub.lora`); what it trains whole is, too
-    FedAvg          every weight that is trained, its gradient, and the optimizer's state
-    SCAFFOLD        the same and the correction c − c_i, d numbers
-
-The functions make such a client from a model and a loss, be it a real one or an outline without numbers. Neither counts
-what lies on disk: the client's controls, and its copy of x beside the weights.
+The step starts from a download and a state that lie on disk: they are counted as far as local steps use them. So SSF
+holds where x began inside the subspace, SCAFFOLD c − c_i, and FedProx the x that it is pulled back to. LoRA methods are
+the exception: `fedit` forms full gradients in the simulator, and a device that is short of memory runs PEFT.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
-from fedspan.core import seeds
-from fedspan.core.layout import Block, Layout
-from fedspan.core.projector import LinearMap, Projector
-from fedspan.costs.dry_run import peak_of, rehearsal
-from fedspan.nn.module import FlatModule, Loss, Restricted
-from fedspan.nn.projection_rules import ProjectionRule, kept_in, layout_of
+from fedspan.core.footprint import Footprint
+from fedspan.core.layout import Vector
+from fedspan.core.method import Method, Round
+from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
+from fedspan.core.projector import LinearMap
+from fedspan.costs.dry_run import Live, rehearsal
+from fedspan.costs.sketch import OneBatch, Sketch
+from fedspan.huggingface.lora import lora
+from fedspan.nn.problem import TorchProblem
 
-OptimizerName = Literal["sgd", "momentum", "adamw"]
-# numbers that an optimizer keeps for each one that is trained
-STATES: dict[OptimizerName, int] = {"sgd": 0, "momentum": 1, "adamw": 2}
-RATE = 1e-6  # of the steps; nothing depends on it
-
-
-@dataclass(frozen=True, eq=False)
-class Client:
-    """One way of training: a local step, and the tensors that are there before it."""
-
-    step: Callable[[], Any]
-    model: nn.Module
-    trained: int  # numbers
-    gradients: int  # bytes
-    optimizer: int
-    controls: int  # what the method holds beside: subspace and corrections
-    settled: bool = True  # whether all that lasts is there before the first step
+STEPS = 4  # local steps until all that lasts is there: two to fill it, one to see what is used, one to measure
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes in a client's memory at the peak of a local step."""
 
-    trained: int  # numbers
     weights: int
     gradients: int
-    activations: int  # what autograd keeps, and the values in between
+    activations: int  # what autograd keeps, the values in between, and the batch
     optimizer: int
-    controls: int
+    controls: int  # what the method holds from step to step: point, subspace and corrections
 
     @property
     def peak(self) -> int:
@@ -64,124 +47,113 @@ class Memory:
         return self.weights + self.gradients + self.activations + self.optimizer + self.controls
 
 
-def rehearsed(model: nn.Module, make: Callable[[nn.Module], Client]) -> Memory:
-    """The memory of a client on a model that has no numbers; the model is used up."""
+def memory(method: Method[Any, Any, Any, Any], sketch: Sketch) -> Memory:
+    """The memory of a local step of a method on a sketched network."""
+    problem = sketch.problem()
     with rehearsal() as live:
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            live.count(tensor)
-        client = make(model)
-        if not client.settled:
-            client.step()
-        peak = peak_of(client.step, live)
-    weights = sum(_bytes(t) for t in itertools.chain(client.model.parameters(), client.model.buffers()))
-    rest = weights + client.gradients + client.optimizer + client.controls
-    return Memory(client.trained, weights, client.gradients, peak - rest, client.optimizer, client.controls)
+        return (lora_step if method.footprint(problem.layout).adapters else local_step)(method, problem, live)
 
 
-def ssf(
-    model: nn.Module,
-    loss: Loss,
-    choices: Sequence[ProjectionRule],
-    projector: Projector,
-    optimizer: OptimizerName = "sgd",
-    recompute: bool = False,
-    controls: bool = True,
-) -> Client:
-    """Local steps of SSF; without `controls` those of SubAvg."""
-    module = _flat(model, choices)
-    module.checked = True
-    P = _drawn(projector, module.layout, module.flat.device)
-    x = module.flat.detach().to(module.layout.dtype).view(1, 1, -1)
-    inside = Restricted(module, choices, x, P, recompute).__enter__()
-    z, *moments = (torch.zeros(1, 1, P.rank, dtype=x.dtype) for _ in range(1 + STATES[optimizer]))
-    u = torch.zeros_like(z) if controls else None
-
-    def step() -> None:
-        nonlocal z
-        if module.in_place:
-            z = inside.walk(z, u, itertools.repeat(loss), RATE, 1)
-        else:
-            g = inside.grad(z, loss)
-            z = torch.add(z, g if u is None else g + u, alpha=-RATE)
-        assert all(m.shape == z.shape for m in moments)
-
-    starts = sum(piece.start.numel() for piece in inside.pieces if piece.start is not None)
-    indices = sum(8 * piece.index.numel() for piece in inside.pieces if piece.index is not None)
-    held = (2 + controls) * P.rank + starts  # z before and after a step, u, and where x began
-    size, rank = x.element_size(), P.rank
-    return Client(step, model, rank, size * rank, size * rank * len(moments), size * held + indices)
+def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
+    """The memory of the method's own step on a problem of one client, with numbers or without."""
+    problem.module.checked = True
+    base = _counted(problem.model, problem, live)
+    method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
+    layout = dataclasses.replace(problem.layout)  # of its own: what is drawn for it is in nobody else's cache
+    rnd = Round(0, (0,), 1, layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=STEPS)
+    with live.pause(), torch.device(problem.device):
+        x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
+        down, state = method.broadcast(method.init_server(x, layout), rnd), method.init_client(x, layout)
+    f = _Watched(problem, rnd, live)
+    with torch.no_grad(), contextlib.suppress(_Measured):
+        method.client_step(state, down, f, rnd)
+    problem.release()
+    return _parts(problem.model, method.footprint(layout), layout.dtype.itemsize, live.peak, f.start - base)
 
 
-def plain(model: nn.Module, loss: Loss, optimizer: OptimizerName = "sgd") -> Client:
-    """Local steps of torch's own optimizer on whatever requires a gradient."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    kind: Any = torch.optim.AdamW if optimizer == "adamw" else torch.optim.SGD
-    chosen = kind(params, lr=RATE, **({"momentum": 0.9} if optimizer == "momentum" else {}))
-
-    def step() -> None:
-        chosen.zero_grad()
-        loss(model).backward()
-        chosen.step()
-
-    trained, size = sum(p.numel() for p in params), sum(_bytes(p) for p in params)
-    return Client(step, model, trained, size, size * STATES[optimizer], 0, settled=optimizer == "sgd")
+def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
+    """The memory of a step of PEFT's adapters in the method's place."""
+    (source,), footprint = problem.client_data, method.footprint(problem.layout)
+    (batch,) = (source.take(torch.arange(1)),)
+    step, model, trained = lora(problem.model, lambda m: problem.loss(m, batch), problem.rules, footprint)
+    _counted(model, problem, live)
+    for _ in range(2):  # the first makes the optimizer's state
+        live.restart()
+        step()
+    return _parts(model, dataclasses.replace(footprint, trained=trained), 4, live.peak, 0)
 
 
-def whole(
-    model: nn.Module,
-    loss: Loss,
-    choices: Sequence[ProjectionRule],
-    optimizer: OptimizerName = "sgd",
-    controls: bool = False,
-) -> Client:
-    """Local steps of FedAvg; with `controls` those of SCAFFOLD."""
-    module = _flat(model, choices)
-    d, kind = module.layout.size, module.layout.dtype
-    moments = [torch.zeros(d, dtype=kind) for _ in range(STATES[optimizer])]
-    u = torch.zeros(1, 1, d, dtype=kind) if controls else None
-    y = None if module.in_place else module.flat.to(kind).view(1, 1, -1)  # with more digits than the weights have
-
-    def step() -> None:
-        nonlocal y
-        if y is None:
-            module.walk(module.flat, u, itertools.repeat(loss), RATE, 1)
-        else:
-            g = module.grad(y, loss)
-            y = torch.add(y, g if u is None else g.add_(u), alpha=-RATE)
-        assert all(len(m) == d for m in moments)
-
-    size, long = module.flat.element_size(), kind.itemsize
-    own, states = (size, len(moments)) if y is None else (size + long, len(moments) + 1)  # gradient and y in full too
-    return Client(step, model, d, d * own, long * d * states, long * d if controls else 0)
+def _counted(model: nn.Module, problem: TorchProblem, live: Live) -> int:
+    """Bytes of model and batch, which are alive from now on."""
+    live.count(_tensors(model))
+    live.count(part for source in problem.client_data if isinstance(source, OneBatch) for part in source.tensors())
+    return live.restart()
 
 
-def numbers(blocks: Sequence[Block], rank: float) -> int:
-    """What SSF trains of projected blocks at a share of their inputs."""
-    return sum(block.size // block.inputs * max(1, round(rank * block.inputs)) for block in blocks)
+def _parts(model: nn.Module, footprint: Footprint, itemsize: int, peak: int, held: int) -> Memory:
+    """The peak by part; `held` is there between two steps, besides the model and the batch."""
+    weights = sum(t.nbytes for t in _tensors(model))
+    gradients, optimizer = itemsize * footprint.trained, itemsize * footprint.optimizer
+    controls = max(0, held - optimizer)
+    return Memory(weights, gradients, peak - weights - gradients - optimizer - controls, optimizer, controls)
 
 
-def share_for(blocks: Sequence[Block], trained: int) -> float:
-    """The share of the inputs at which SSF trains as near as can be to so many numbers."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if numbers(blocks, middle) <= trained else (low, middle)
-    return min((max(low, 1e-9), high), key=lambda share: abs(numbers(blocks, share) - trained))
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
-def _flat(model: nn.Module, choices: Sequence[ProjectionRule]) -> FlatModule:
-    """The model as a problem holds it."""
-    weights = next(p.dtype for p in model.parameters() if p.requires_grad)
-    return FlatModule(model, layout_of(choices, kept_in(weights)))
+class _Measured(Exception):  # noqa: N818 (it ends a rehearsal that went well)
+    """The local steps have been seen, and what the method does after them does not matter."""
 
 
-def _drawn(projector: Projector, layout: Layout, here: torch.device) -> LinearMap:
-    """A P of its own, drawn unseen: what is in a cache would be counted in one rehearsal and not in the next."""
-    with _disable_current_modes(), torch.device("cpu"):
-        drawn = projector.sample(layout, seeds.keys((0,), "projector", 0))
-    P = drawn.cut(slice(None))  # and is seen from here on
-    return LinearMap(layout, tuple(factor and factor.to(here) for factor in P.factors), P.probe)
+class _Watched(Objective):
+    """The client's objective. Every gradient is a step; what is alive from one to the next is looked at."""
+
+    def __init__(self, problem: TorchProblem, rnd: Round, live: Live) -> None:
+        self.f, self.live = problem.cohort(rnd), live
+        self.steps, self.start = 0, live.now
+
+    def grad(self, y: Vector) -> Vector:
+        self.next()
+        return self.f.grad(y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        return self.grad(x)
+
+    def direction(self, plus: Plus = None) -> Direction:
+        return self._watched(self.f.direction(plus))
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        return self._watched(self.f.restrict(x, P, plus))
+
+    def _watched(self, inner: Direction) -> Direction:
+        return (_InPlace if isinstance(inner, InPlaceDirection) else _Steps)(inner, self.next)
+
+    def next(self) -> None:
+        """A step begins: the last but one shows what steps use, and the last is measured."""
+        self.steps += 1
+        if self.steps == STEPS:
+            raise _Measured
+        self.live.touching = self.steps == STEPS - 2
+        if not self.live.touching:
+            self.start = self.live.restart()
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+class _Steps:
+    """A direction that tells when a step begins."""
+
+    def __init__(self, inner: Any, begins: Callable[[], None]) -> None:
+        self.inner, self.begins = inner, begins
+
+    def __call__(self, y: Vector) -> Vector:
+        self.begins()
+        direction: Vector = self.inner(y)
+        return direction
+
+
+class _InPlace(_Steps):
+    """The same for steps in place."""
+
+    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
+        point: AbstractContextManager[Vector] = self.inner.in_place(start)
+        return point

@@ -1,42 +1,53 @@
-"""What a run will cost, before anything runs: its messages packed and counted, with no data and no gradients.
+"""Bytes of a run before it runs: the method's own messages, packed and counted, with no data and no gradients.
 
-The method takes its real steps on an objective that is flat, so the bytes are those of real messages. Only the first
-rounds are walked through; from the last of them a round's cost is taken to stay what it is.
+The method takes its real steps on tensors without numbers and an objective without slope, so the bytes are those of
+real messages, for a model of any size. The first rounds are walked through; each later round costs what the last of
+them cost on average.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core import wire
+from fedspan.core import seeds, wire
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round
-from fedspan.core.objective import Flat, Objective, Problem
+from fedspan.core.objective import Direction, Objective, Problem
+from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.loop import Loop
-from fedspan.engine.simulator import Simulator
+from fedspan.costs.dry_run import NOWHERE, WithoutNumbers
+from fedspan.engine.loop import Loop, Replies
+from fedspan.projectors._dense import Dense
 
-WALKED = 40  # rounds that are walked through
+SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
+WALKED = 40  # rounds that are walked through, at least
+STEADY = 8  # rounds after which a run with all clients in every round is taken to repeat its last two
+
+AnyMethod = Method[Any, Any, Any, Any]
 
 
 class FlatProblem(Problem):
-    """A model of the right size over clients that have nothing to learn."""
+    """A model of the right size over clients that have nothing to learn; the vectors of a large one have no numbers."""
 
     seeds = (0,)
-    cohort_mode = "per_client"
 
-    def __init__(self, layout: Layout, x0: Vector, clients: int) -> None:
-        self.layout, self.x0, self.clients, self.weights = layout, x0, clients, None
+    def __init__(self, layout: Layout, clients: int, buffers: int = 0) -> None:
+        device = None if layout.size <= SMALL else NOWHERE
+        self.layout, self.clients, self.weights = layout, clients, None
+        self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
+        self.buffers0 = torch.zeros(1, 1, buffers, device=device) if buffers else None
 
     def cohort(self, rnd: Round) -> Objective:
-        return Flat()
+        return _Level(rnd.ids.shape)
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
         return {}
@@ -45,31 +56,56 @@ class FlatProblem(Problem):
         return np.array([False])
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Bytes of a method on a model, all clients together unless it is said."""
+class _Level(Objective):
+    """f = 0 of a whole cohort."""
 
-    up_round: float  # one client in one round, in the end
-    down_round: float
-    up: float  # the whole run
-    down: float
-    client_state: int  # one client, beside its copy of the model
-    client_disk: int  # one client's file: two versions
-    server_memory: int  # model, controls and log
-    server_disk: int  # copies of all clients' states
-    course: Course
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
 
-    def sizes(self) -> list[float]:
-        """All but the course."""
-        return [getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "course"]
+    def grad(self, y: Vector) -> Vector:
+        return y.new_zeros(*self.shape, y.shape[-1])
+
+    def full_grad(self, x: Vector) -> Vector:
+        return self.grad(x)
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        return self.grad
+
+
+class _Forgetful:
+    """A transport whose clients are all alike and always new: states have the right shape, which is all that counts."""
+
+    def __init__(self, method: AnyMethod, problem: FlatProblem) -> None:
+        self.method, self.problem, self.first = method, problem, method.init_client(problem.x0, problem.layout)
+
+    def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+        """The cohort's step as one computation."""
+        cohort = rnd.ids.shape[1]
+        own = {name: part.expand(-1, cohort, -1) for name, part in vars(self.first).items()}
+        _, up = self.method.client_step(type(self.first)(**own), down, self.problem.cohort(rnd), rnd)
+        return Replies(np.arange(cohort), up, None if buffers is None else buffers.expand(-1, cohort, -1))
+
+    def save(self) -> wire.Arrays:
+        return {}
+
+    def load(self, arrays: wire.Arrays) -> None:
+        pass
+
+
+def _undrawn(projector: Projector, layout: Layout, keys: seeds.Keys) -> LinearMap:
+    """P of the right shape: to draw one for a large model takes longer than all the rest."""
+    shapes = ((projector.rank_of(b), b.inputs) if b.axis is not None else None for b in layout.blocks)
+    factors = (shape and torch.empty(len(keys), *shape, dtype=layout.dtype, device=NOWHERE) for shape in shapes)
+    probe = torch.empty(len(keys), 1, 1, dtype=torch.float64, device=NOWHERE)
+    return LinearMap(layout, tuple(None if p is None else Dense(p, p) for p in factors), probe)
 
 
 @dataclass(frozen=True)
 class Course:
-    """What has been sent after any number of rounds, so that a budget need not walk through them again."""
+    """What has been sent after any number of rounds."""
 
     walked: tuple[tuple[int, int], ...]  # (up, down) after 0, 1, 2, … rounds
-    rates: tuple[float, float]  # of each round from there on
+    rates: tuple[float, float]  # of each later round
 
     def after(self, rounds: int) -> tuple[float, float]:
         """(up, down) of a run of that many rounds."""
@@ -79,28 +115,57 @@ class Course:
         return up + late * self.rates[0], down + late * self.rates[1]
 
 
-def cost(method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int, seed: int) -> Cost:
-    """Walk through the first rounds of a run and carry on from there."""
-    flat = FlatProblem(problem.layout, problem.x0[:1], problem.clients)
-    loop = Loop(method, flat, Simulator(method, flat), (seed,), clients_per_round)
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of a method on a model."""
+
+    up_round: float  # of one client and round, once every client has the model
+    down_round: float
+    up: float  # of the run, all clients
+    down: float
+    client_state: int  # that one client keeps between rounds, besides its copy of the model
+    client_disk: int  # of one client: two versions of its state and of its copy of the model, where it keeps one
+    server_memory: int  # of model, controls and log
+    server_disk: int  # of the copies of all clients' states
+    course: Course
+
+
+def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, seed: int) -> Cost:
+    """Bytes of a run of a method on a problem's model and clients."""
+    method.check(problem.layout)
+    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
+    layout = dataclasses.replace(problem.layout)  # of its own, so that no cache gives these P to anybody else
+    flat = FlatProblem(layout, problem.clients, buffers)
+    short = dataclasses.replace(method, lr=1.0, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
     walked = min(rounds, max(WALKED, 2 * problem.clients // clients_per_round))
-    totals = [(0, 0)]
-    with torch.inference_mode():
-        for _ in range(walked):
+    totals, server = [(0, 0)], [0]
+    dry = (WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn)) if flat.x0.is_meta else ()
+    with contextlib.ExitStack() as stack, torch.inference_mode():
+        for context in dry:
+            stack.enter_context(context)
+        transport = _Forgetful(short, flat)
+        loop = Loop(short, flat, transport, (seed,), clients_per_round)
+        while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
-    late = max(1, walked // 2)
+            server.append(_bytes(loop.server))
+    late = max(1, loop.t // 4 * 2)  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
-    first = method.init_client(flat.x0, flat.layout)
-    state = sum(_bytes(getattr(first, f.name)) for f in dataclasses.fields(first))
-    copy = _bytes(flat.x0) if issubclass(method.types()[2], SyncedDown) else 0
-    server = sum(_bytes(array) for array in wire.pack(loop.server).values())
+    log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size
+    state = _bytes(transport.first)
+    copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
     return Cost(
         up / clients_per_round, down / clients_per_round, *course.after(rounds),
-        state, 2 * (state + copy), server, problem.clients * state, course,
+        state, 2 * (state + copy), server[-1] + log, problem.clients * state, course,
     )  # fmt: skip
 
 
-def _bytes(array: torch.Tensor) -> int:
-    return array.numel() * array.element_size()
+def _steady(totals: list[tuple[int, int]]) -> bool:
+    """Whether each of the last rounds cost what the round two before it cost."""
+    spent = np.diff(totals[-STEADY - 1 :], axis=0)
+    return len(spent) == STEADY and np.array_equal(spent[2:], spent[:-2])
+
+
+def _bytes(state: Any) -> int:
+    return sum(array.nbytes for array in wire.pack(state).values())

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedspan import Block, Layout, Log, ModelSync, Round, SpecError, SyncedDown, Vector
 from fedspan.core.errors import one_of, positive
+from fedspan.core.footprint import Adapters, Footprint
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.methods.base import LocalSteps, NoState
 from fedspan.projectors.gaussian import Gaussian
@@ -56,6 +57,7 @@ class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
     rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
     alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without an adapter
+    trains_a: ClassVar[bool] = True  # whether A is trained as well as B
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +72,13 @@ class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
             raise SpecError(
                 "`others` 'frozen' leaves nothing to train: no block of this model has an adapter; set it to 'trained'"
             )
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step on adapters. The simulator forms the full gradient; a device that is short of memory runs PEFT."""
+        ranks = {block.name: self.rank_of(block) for block in layout.blocks if block.axis is not None}
+        trained = sum(self.sizes(layout))
+        adapters = Adapters(ranks, self.trains_a, self.others == "trained")
+        return Footprint(trained, self.solver.size(trained), adapters)
 
     def start(self, rnd: Round) -> LinearMap:
         """A before round 0, the same for server and clients."""

@@ -12,12 +12,13 @@ import torch
 
 from fedspan import Compressor, Layout, LogsChanges, Method, Optimizer, Projector, Round, SpecError, Vector
 from fedspan.core.errors import at_least, below_one, one_of, positive
+from fedspan.core.footprint import Footprint
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
-from fedspan.core.optimizer import SGD
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import accept_choices, name_of
 from fedspan.core.sync import Log, SyncedDown
+from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 
@@ -113,6 +114,9 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         """The optimizer of the local steps."""
         return SGD(momentum=self.momentum) if self.optimizer is None else self.optimizer
 
+    def footprint(self, layout: Layout) -> Footprint:
+        return Footprint(layout.size, self.solver.size(layout.size))
+
     def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
         """The end point of K local steps along a direction; the optimizer starts without memory."""
         return self.solver.descend(start, direction, lr, self.local_steps, origin)[0]
@@ -201,6 +205,11 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         for block in layout.blocks:
             if block.axis is not None:
                 self.projector.rank_of(block)
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step inside the subspace."""
+        r = self.projector.size(layout)
+        return Footprint(r, self.solver.size(r))
 
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""

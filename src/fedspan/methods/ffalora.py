@@ -31,6 +31,8 @@ from fedspan.methods.base import NoState
 class FFALoRA(Adapted):
     """r out numbers per block and message."""
 
+    trains_a = False
+
     def adapter(self, block: Block) -> int:
         return self.rank_of(block) * (block.size // block.inputs)
 

@@ -1,0 +1,135 @@
+"""What a spec's run will cost; all of it follows from the shapes of the model, which are cached.
+
+A task is built once for all specs that differ in nothing but method, steps and length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fedspan.core import registry
+from fedspan.core.errors import DataError, FedspanError, SpecError, one_of
+from fedspan.core.objective import Problem
+from fedspan.core.spec import Spec
+from fedspan.costs.memory import Memory, memory
+from fedspan.costs.sketch import Sketch, sketched
+from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
+from fedspan.nn.problem import TorchProblem
+
+SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # settings that one method takes from another
+MODEL = ("task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine")
+KEPT = 8  # outlines of different models
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A task without its data and numbers."""
+
+    problem: FlatProblem
+    parameters: int  # numbers of the model, trained or not
+    sketch: Sketch | None  # None: not a network, or no client's data is here
+
+
+_outlines: dict[str, Outline] = {}
+
+
+def outline(spec: Spec) -> Outline:
+    """The spec's model and number of clients; its data is let go again."""
+    table = spec.table()
+    key = json.dumps({name: table[name] for name in MODEL}, sort_keys=True)
+    if key not in _outlines:
+        while len(_outlines) >= KEPT:
+            _outlines.pop(next(iter(_outlines)))
+        _outlines[key] = _outline(spec)
+    return _outlines[key]
+
+
+def _outline(spec: Spec) -> Outline:
+    problem = _built(spec)
+    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
+    flat = FlatProblem(problem.layout, problem.clients, buffers)
+    if not isinstance(problem, TorchProblem):
+        return Outline(flat, flat.layout.size, None)
+    return Outline(flat, sum(p.numel() for p in problem.model.parameters()), sketched(problem))
+
+
+def _built(spec: Spec) -> Problem:
+    """With the clients' data, which memory depends on, or without where they are elsewhere."""
+    try:
+        return spec.task.build((spec.seed,), spec)
+    except DataError:
+        return spec.task.server_problem((spec.seed,), spec)
+
+
+def price(spec: Spec) -> Cost:
+    """Bytes of the spec's run."""
+    problem = outline(spec).problem
+    return cost(spec.method, problem, spec.clients_per_round or problem.clients, spec.rounds, spec.seed)
+
+
+def check(spec: Spec) -> None:
+    """Raise SpecError if the method cannot work on the task's model."""
+    spec.method.check(outline(spec).problem.layout)
+
+
+def metrics(spec: Spec) -> list[str]:
+    """The metrics that a run of the spec reports."""
+    problem = spec.task.server_problem((spec.seed,), spec)
+    return list(problem.evaluate(problem.x0, problem.buffers0))
+
+
+def client_memory(table: dict[str, Any]) -> int | None:
+    """Bytes in a client's memory at the peak of a local step of a spec; None where they are not known."""
+    try:
+        spec = Spec.from_table(table)
+    except (FedspanError, OSError, ImportError):  # of a method, a task or objects that are not here
+        return None
+    method = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
+    alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, callbacks=(), method=method)
+    return _peak(json.dumps(alike.table()))  # of the ranks by layer the first that matches counts: unsorted
+
+
+@functools.lru_cache(maxsize=256)
+def _peak(told: str) -> int | None:
+    spec = Spec.from_table(json.loads(told))
+    try:
+        found = rehearsed(spec.method, outline(spec).sketch)
+    except (FedspanError, OSError, ImportError):  # data that is not here
+        return None
+    return None if found is None else found.peak
+
+
+def rehearsed(method: AnyMethod, sketch: Sketch | None) -> Memory | None:
+    """The memory of a local step; None where there is no network, or it does not run without numbers."""
+    try:
+        return None if sketch is None else memory(method, sketch)
+    except (FedspanError, ImportError, RuntimeError, ValueError, TypeError):  # PEFT is not here, or has no such adapter
+        return None
+
+
+def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
+    """The table of method `name` with what it can take of the spec's steps, subspace and compressor.
+
+    `rank` is that of a subspace where the spec has none.
+    """
+    own = registry.describe(spec.method)
+    one_of("method", name, registry.choices("method"))
+    if name == own["name"]:
+        return own
+    known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
+    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank", rank)})
+    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
+    table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
+        table |= subspace
+    for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
+        if key in own and key in known:
+            with contextlib.suppress(SpecError):
+                registry.build("method", table | {key: own[key]}).check(outline(spec).problem.layout)
+                table |= {key: own[key]}
+    return table
