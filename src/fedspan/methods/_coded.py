@@ -51,6 +51,6 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
         """v compressed, for each client with its own key of the round."""
         return self.compressor.compress(v, self.compressor.keys(rnd))
 
-    def decode(self, code: Encoded, rnd: Round) -> Vector:
+    def decode(self, encoded: Encoded, rnd: Round) -> Vector:
         """C(v)."""
-        return self.compressor.decompress(code, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype)
+        return self.compressor.decompress(encoded, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype)
