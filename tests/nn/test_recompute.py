@@ -22,6 +22,7 @@ from fedspan.costs.sketch import Sketch
 from fedspan.huggingface.models import own_loss
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.projection_rules import layout_of, projection_rules
+from fedspan.projectors.coordinate import Coordinate
 
 Loss = Callable[[nn.Module], torch.Tensor]
 
@@ -66,7 +67,7 @@ def kept_and_found(model: nn.Module, data: torch.Tensor) -> tuple[list[int], lis
         torch.manual_seed(3)
         found.append(at.grad(z, loss))
         found.append(torch.rand(3))  # the generator stands where it would
-        with Live() as live:
+        with Live(torch.device("cpu")) as live:
             value = at._value(loss)
             kept.append(live.now)
             del value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 import fedspan
 from fedspan.core import registry
+from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.tasks import _text, language_model, text_classification
@@ -71,13 +73,21 @@ def spec_of(task: dict[str, Any], **settings: Any) -> Any:
     return fedspan.Spec.from_table(table | settings)
 
 
+class Interrupted(Callback):
+    """Ends a run after its third round, as SIGTERM does."""
+
+    def on_round_end(self, run: Any) -> None:
+        if run.t == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_spec_runs_resumes_and_learns(name: str, data: Path) -> None:
     (data / "spec.toml").write_text(spec_of(TASKS[name]).toml())
     spec = fedspan.Spec.load(data / "spec.toml")
     assert spec == spec_of(TASKS[name])
     whole = fedspan.run(spec, data / "whole")
-    fedspan.run(spec_of(TASKS[name], rounds=3), data / "o")
+    assert not fedspan.run(spec, data / "o", callbacks=[Interrupted()]).finished
     fedspan.run(spec, data / "o", resume=True)
     one, resumed = (load_file(data / out / "model.safetensors") for out in ("whole", "o"))
     assert all(torch.equal(value, resumed[key]) for key, value in one.items())
@@ -140,7 +150,7 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
 TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no such model": (CLASSIFY | {"model": "nowhere"}, "`task.model` 'nowhere': there is no 'nowhere/config.json'"),
     "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
-    "clients": (CLASSIFY | {"partition": {"name": "iid", "clients": 90}}, "90 there are only 60 examples"),
+    "clients": (CLASSIFY | {"partition": {"name": "iid", "clients": 90}}, "`partition.clients` is 90, but there are only 60 examples"),
     "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
     "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),
     "length": (SPEAK | {"block": 200}, "tokens; the model takes 128"),
