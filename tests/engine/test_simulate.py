@@ -236,8 +236,9 @@ def test_a_process_that_is_killed_is_named() -> None:
 def test_fit_takes_a_way_and_ends_its_processes() -> None:
     torch.manual_seed(1)
     clients = [(torch.randn(20, 64), torch.randint(0, 4, (20,))) for _ in range(3)]
+    method = SSF(rank=0.5, lr=0.1)
     for way in ("loop", "pool"):
-        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate=way))  # type: ignore[arg-type]
+        fedspan.fit(mlp(), clients, method=method, rounds=2, engine=Engine(simulate=way))  # type: ignore[arg-type]
     assert not multiprocessing.active_children()
-    with pytest.raises(fedspan.FedspanError, match="simulate"):
-        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate="fast"))  # type: ignore[arg-type]
+    with pytest.raises(fedspan.FedspanError, match="`simulate` must be one of auto, batched, loop, pool, got 'fast'"):
+        Engine(simulate="fast")  # type: ignore[arg-type]
