@@ -304,15 +304,18 @@ def plan(
     """What training will cost in bytes, memory and disk, method by method: of a spec, or (options below) of a model."""
     from fedspan.core import registry
     from fedspan.core.spec import Spec
-    from fedspan.costs.plan import ModelRequest
+    from fedspan.costs.model import ModelRequest
     from fedspan.costs.plan import plan as planned
 
     for path in plugin or []:
         registry.load_file(path)
     if (spec is None) == (model is None):
         raise FedspanError("give a spec, as in `fedspan plan SPEC`, or a model, as in `fedspan plan --model DIR`")
-    source = Spec.load(spec, tuple(changes or ())) if spec is not None else None
-    if model is not None:
+    source: Spec | ModelRequest
+    if spec is not None:
+        source = Spec.load(spec, tuple(changes or ()))
+    else:
+        assert model is not None
         source = ModelRequest(
             model=model, rank=rank, trained=trained, lora_rank=lora_rank, batch_size=batch_size, length=length,
             dtype=dtype.value, rounds=rounds, clients=clients, clients_per_round=clients_per_round,

@@ -127,8 +127,8 @@ class _Watched(Objective):
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         return self._watched(self.f.restrict(x, P, plus))
 
-    def _watched(self, inner: Direction) -> Direction:
-        def direction(y: Vector) -> Vector:
+    def _watched(self, inner: Any) -> Direction:
+        def direction(y: Vector) -> Any:
             self._next()
             return inner(y)
 
@@ -140,7 +140,7 @@ class _Watched(Objective):
             return start
 
         if hasattr(inner, "walk"):
-            direction.walk = walk
+            direction.walk = walk  # type: ignore[attr-defined]
         return direction
 
     def _next(self) -> None:
