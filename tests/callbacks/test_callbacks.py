@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import fedspan
-from conftest import SMALL, Interrupt
+from conftest import RUN as TABLE
+from conftest import Interrupt
 from fedspan.callbacks import Diagnostics, EarlyStopping, KeepBest
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
-
-TABLE: dict[str, Any] = {
-    "rounds": 30,
-    "batch_size": 4,
-    "clients_per_round": 3,
-    "dtype": "float64",
-    "method": {"name": "fedavg", "lr": 0.02, "local_steps": 3},
-    "task": SMALL,
-}
 
 
 class Zigzag(Callback):
@@ -62,7 +54,7 @@ def test_early_stopping_counts_on_after_an_interruption(tmp_path: Path) -> None:
 
 def test_early_stopping_does_not_wait_for_a_seed_that_diverged() -> None:
     class Run:
-        lines: Any = [[{"score": 0.0, "diverged": True}], [{"score": 1.0}, {"score": 0.5}, {"score": 0.4}]]
+        lines: ClassVar[Any] = [[{"score": 0.0, "diverged": True}], [{"score": 1.0}, {"score": 0.5}, {"score": 0.4}]]
         reason = ""
 
         def end(self, reason: str) -> None:
@@ -136,7 +128,7 @@ def test_mistakes_are_named() -> None:
         EarlyStopping(patience=0)
     with pytest.raises(SpecError, match="`min_delta` must be a number of at least 0, got -1"):
         EarlyStopping(min_delta=-1)
-    with pytest.raises(SpecError, match="`metric` must be one of loss, rel_err, got 'los'.*did you mean 'loss'"):
+    with pytest.raises(SpecError, match=r"`metric` must be one of loss, rel_err, got 'los'.*did you mean 'loss'"):
         fedspan.run(TABLE, callbacks=[KeepBest("los")])
     with pytest.raises(SpecError, match="did you mean 'early_stopping'"):
         fedspan.Spec.from_table(TABLE | {"callbacks": [{"name": "early_stoping"}]})
