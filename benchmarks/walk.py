@@ -1,4 +1,4 @@
-"""Which files of fedspan a round of SSF passes through: `python benchmarks/walk.py`, the list in docs/architecture.md."""
+"""The files of fedspan that a round of SSF passes through, as docs/architecture.md lists them."""
 
 from __future__ import annotations
 

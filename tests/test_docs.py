@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedspan.cli import app as cli
-from fedspan.study.plan import Comparison
+from fedspan.study.parse import study_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -65,16 +65,16 @@ def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pyt
             cli.main()
         assert end.value.code == 0, line
     written = {path.name for path in (tmp_path / "out/side").iterdir()}
-    assert written == {"index.html", "results.md", "results.csv", "curves.csv", "comparison.toml", "runs"}
-    assert "SSF small" in (tmp_path / "out/sizes/results.md").read_text()
+    assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json", "runs"}
+    assert "SSF small" in (tmp_path / "out/sizes/tables.md").read_text()
     assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
 
 
 def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/comparing.md").read_text(), re.S)
-    plan = Comparison.from_table(tomllib.loads(block))
-    assert plan.budget is not None
-    free = dataclasses.replace(plan, budget=None)  # a budget of bytes is planned on the data, which may not be here
+    (part,) = study_of(tomllib.loads(block)).parts
+    assert part.budget is not None
+    free = dataclasses.replace(part, budget=None)  # a budget of bytes is planned on the data, which may not be here
     assert [free.spec(v, p).method.lr for v in free.variants for p in v.points()] == [0.2, 0.5, 1.0, 0.05, 0.1, 0.2]
 
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from fedspan.api.run import run
+from fedspan import Spec, run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.core.spec import Spec
 from fedspan.engine import history
 
 SPEC = """

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedspan.api.spec import Spec, run
 
 from conftest import SMALL
+from fedspan.api.run import run
 from fedspan.core.errors import SpecError
+from fedspan.core.spec import Spec
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Curve
 
@@ -21,7 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def spec(method: str, **changes: Any) -> Spec:
-    table = {"rounds": 5, "eval_every": 3, "task": SMALL, "participation": {"clients_per_round": 3}}
+    table = {"rounds": 5, "eval_every": 3, "task": SMALL, "batch_size": 4, "clients_per_round": 3}
     return Spec.from_table(table | {"method": METHODS[method] | {"lr": 0.02, "local_steps": 2}} | changes)
 
 
@@ -65,7 +66,7 @@ def test_mistakes_are_named(text: str, words: str) -> None:
 @pytest.mark.parametrize("rounds", [1, 7, 55])
 def test_uplink_is_planned_to_the_round(method: str, rounds: int, tmp_path: Path) -> None:
     """A run as long as planned has sent no more than the budget, and one round more would have."""
-    one = run(spec(method, rounds=1), tmp_path / "one").rows[0][-1]["up_bytes"]
+    one = run(spec(method, rounds=1), tmp_path / "one").runs[0][-1]["up_bytes"]
     for more, wanted in ((0, rounds), (one - 1, rounds), (one, rounds + 1)):
         assert budget(f"up={rounds * one + more}B").rounds(spec(method)) == wanted
 
@@ -73,7 +74,7 @@ def test_uplink_is_planned_to_the_round(method: str, rounds: int, tmp_path: Path
 def test_total_bytes_are_planned_closely(tmp_path: Path) -> None:
     """Downloads depend on who is drawn, so the plan is a forecast; over 200 rounds it is good to some per cent."""
     planned = budget("total=60kB").rounds(spec("ssf"))
-    last = run(spec("ssf", rounds=planned), tmp_path / "run").rows[0][-1]
+    last = run(spec("ssf", rounds=planned), tmp_path / "run").runs[0][-1]
     assert last["up_bytes"] + last["down_bytes"] == pytest.approx(60e3, rel=0.05)
 
 

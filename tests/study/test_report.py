@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.api.spec import Spec, run
-from rich.console import Console
 
 import fedspan
 from conftest import SMALL
+from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.engine.run_dir import toml
-from fedspan.methods import FedAvg
+from fedspan.core.spec import Spec
+from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
-from fedspan.study import command, report, tables
+from fedspan.study import report, tables
 from fedspan.study.chart import SHOWN, chart
 from fedspan.study.curves import Curve, Tail
-from fedspan.study.pareto import front, reach
-from fedspan.study.plan import Comparison
-from fedspan.study.request import requested
+from fedspan.study.model import Part, Variant
+from fedspan.study.pareto import pareto, reach
+from fedspan.study.parse import study_of
+from fedspan.study.results import Entry
 from fedspan.study.series import Series, find, labels
 
 TABLE: dict[str, Any] = {
@@ -32,20 +32,35 @@ TABLE: dict[str, Any] = {
     "eval_every": 2,
     "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "projector": {"name": "gaussian", "rank": 3}},
     "task": SMALL,
-    "participation": {"clients_per_round": 3},
+    "batch_size": 4,
+    "clients_per_round": 3,
 }
 
 
-def line(label: str, values: list[float | None], up: int = 10, seed: int = 0, every: int = 1, **more: Any) -> Series:
-    """A series of one seed with given values of `loss`, `up` bytes a round."""
-    rows = [
-        {"round": t * every, "up_bytes": up * t, "down_bytes": up * t, "seconds": 0.5 * t, "loss": v}
-        for t, v in enumerate(values)
+def rows_of(values: list[float | None], up: int = 10) -> list[dict[str, Any]]:
+    """Rows with given values of `loss`, and `up` bytes per round."""
+    rows: list[dict[str, Any]] = [
+        {"round": t, "up_bytes": up * t, "down_bytes": up * t, "seconds": 0.5 * t, "loss": value}
+        for t, value in enumerate(values)
     ]
     if values[-1] is None:
         rows[-1]["diverged"] = True
-    table = {"rounds": len(values) - 1, "method": {"name": label}} | more
-    return Series(label, "#0072B2", table, (seed,), (tuple(rows),))
+    return rows
+
+
+def line(label: str, values: list[float | None], up: int = 10) -> Series:
+    """A series of one seed."""
+    return Series.of(label, "#0072B2", {"rounds": len(values) - 1}, (0,), [rows_of(values, up)])
+
+
+def entries_of(series: list[Series]) -> tuple[Part, list[Entry]]:
+    """A part whose variants are the series."""
+    variants = [Variant(one.label, one.label, one.color, {}, {}) for one in series]
+    part = Part(name="p", base={}, variants=variants, metric="loss", goal="min")
+    ends = [one.curve("loss") for one in series]
+    return part, [
+        Entry(0, one.label, one.thin(), end.tail(1), end.best("min")) for one, end in zip(series, ends, strict=True)
+    ]
 
 
 def test_a_row_counts_that_all_seeds_have_which_came_so_far() -> None:
@@ -71,24 +86,25 @@ def test_a_seed_that_failed_is_counted() -> None:
     assert nothing.up.tolist() == [0]
 
 
-def test_the_front_is_what_nobody_beats_for_less() -> None:
+def test_the_pareto_front_is_what_nobody_beats_for_less() -> None:
     """The dear one is below the cheap one's line from 40 bytes on, though the cheap one has rows between its own."""
     cheap = line("cheap", [1.0, 0.9, 0.8, 0.7, 0.6, 0.55, 0.5, 0.45], up=10)
     dear = line("dear", [1.0, 0.4, 0.2], up=40)
-    found = front([cheap, dear], "loss", "min", "up")
+    found = pareto([cheap, dear], "loss", "min", "up")
     assert [(stop.series, stop.cost) for stop in found] == [(1, 40.0), (1, 80.0)]  # 0.85 at 10 bytes, on the way to 0.4
     slow = line("slow", [1.0, 0.99, 0.4, 0.2], up=20)
-    found = front([cheap, slow], "loss", "min", "up")
+    found = pareto([cheap, slow], "loss", "min", "up")
     assert [(stop.series, stop.cost) for stop in found] == [(0, 10), (0, 20), (1, 40), (1, 60)]
     assert reach([cheap, slow], "loss", "min", "total") == {0: (20, 40), 1: (80, 120)}
-    assert front([cheap, slow], "loss", "max", "up") == []  # they only get worse
+    assert pareto([cheap, slow], "loss", "max", "up") == []  # they only get worse
     still = line("still", [1.0, 0.5, 0.5, 0.4, 0.4])
-    assert [stop.cost for stop in front([still], "loss", "min", "up")] == [10, 30]  # the same for more is no gain
+    assert [stop.cost for stop in pareto([still], "loss", "min", "up")] == [10, 30]  # the same for more is no gain
 
 
-def test_what_diverged_is_not_on_the_front() -> None:
-    both = Series("x", "", {}, (0, 1), (*line("a", [1.0, 0.1, 0.01]).runs, *line("b", [1.0, 0.1, None]).runs))
-    assert [stop.cost for stop in front([both], "loss", "min", "up")] == [10]
+def test_what_diverged_is_not_pareto_optimal() -> None:
+    runs = [rows_of([1.0, 0.1, 0.01]), rows_of([1.0, 0.1, None])]
+    both = Series.of("x", "", {"rounds": 2}, (0, 1), runs)
+    assert [stop.cost for stop in pareto([both], "loss", "min", "up")] == [10]
 
 
 def test_runs_are_named_by_what_sets_them_apart() -> None:
@@ -117,14 +133,14 @@ def test_seeds_are_one_series_and_tasks_are_apart(runs: Path) -> None:
     (het, shifted), (even, flat) = sorted(find([runs]), key=lambda part: -len(part[1]))
     assert (het, even) == ("het 1", "het 0")
     assert [(one.label, one.seeds) for one in shifted] == [("ssf", (0, 1)), ("fedavg", (0, 1))]
-    assert flat[0].unfinished() == {0: 4}
+    assert flat[0].unfinished == {0: 4}
     assert shifted[0].curve("rel_err").values.shape == (2, 7)
 
 
 def test_a_report_of_runs(runs: Path, tmp_path: Path) -> None:
     files = report.report([runs], tmp_path, ["html", "md", "csv"], None, "fedspan report x")
-    assert [path.name for path in files] == ["index.html", "results.md", "results.csv", "curves.csv"]
-    text = (tmp_path / "results.md").read_text()
+    assert [path.name for path in files] == ["index.html", "tables.md", "results.csv", "curves.csv"]
+    text = (tmp_path / "tables.md").read_text()
     assert "## het 1" in text
     assert "- ssf: seed 0 is at round 4 of 12" in text
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
@@ -144,13 +160,13 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
     x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
     clients = [(x[part], y[part]) for part in torch.arange(30).split(10)]
     method = FedAvg(lr=0.1, local_steps=2)
-    fedspan.fit(mlp((1, 8, 8), 3), clients, method=method, rounds=3, test=(x, y), out=tmp_path / "fit")
+    fedspan.fit(mlp((1, 8, 8), 3), clients, method=method, rounds=3, test=(x, y), run_dir=tmp_path / "fit")
     report.report([tmp_path / "fit"], tmp_path / "out", ["md"], None, "")
-    text = (tmp_path / "out" / "results.md").read_text()
-    assert "final accuracy, %" in text
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert "last accuracy, %" in text
     assert "client state" not in text
     report.report([tmp_path / "fit" / "history.jsonl"], tmp_path / "out", ["md"], "loss", "")
-    assert "final loss" in (tmp_path / "out" / "results.md").read_text()
+    assert "last loss" in (tmp_path / "out" / "tables.md").read_text()
 
 
 def test_mistakes_are_named(runs: Path, tmp_path: Path) -> None:
@@ -159,27 +175,16 @@ def test_mistakes_are_named(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"holds no history.jsonl with rows"):
         report.report([tmp_path / "empty"], tmp_path, ["md"], None, "")
-    with pytest.raises(SpecError, match="`format` must be one of csv, html, md, got 'pdf'"):
+    with pytest.raises(SpecError, match="`format` must be one of csv, html, md, png, got 'pdf'"):
         report.report([runs], tmp_path, ["pdf"], None, "")
     with pytest.raises(FedspanError, match="`metric` must be one of loss, rel_err, got 'accuracy'"):
         report.report([runs], tmp_path, ["md"], "accuracy", "")
 
 
-def test_a_comparison_is_shown_again(tmp_path: Path) -> None:
-    (tmp_path / "base.toml").write_text(toml(TABLE))
-    plan = requested([tmp_path / "base.toml"], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=1)
-    out = tmp_path / "out"
-    command.compare(plan, out, jobs=1, resume=False, formats=["md"], line="", console=Console(quiet=True))
-    report.report([out], tmp_path / "again", ["md"], None, "")
-    first, again = ((place / "results.md").read_text() for place in (out, tmp_path / "again"))
-    assert first.partition("\n| ")[2] == again.partition("\n| ")[2]
-    assert "| A \\| B | lr 0.05* |" in first
-
-
 def test_many_lines_are_thinned_and_few_are_shown() -> None:
     long = [line(f"m{n}", [1.0 + n / (t + 1) for t in range(3000)]) for n in range(12)]
     long.append(line("gone", [1.0, 1e9, None]))
-    data = chart(long, "loss", "min")
+    data = chart(*entries_of(long))
     assert max(len(one["x"]["up"]) for one in data["series"]) <= 240
     assert [one["on"] for one in data["series"]] == [True] * SHOWN + [False] * 5
     assert data["series"][-1]["gone"] == ["seed 0 diverged at round 2"]
@@ -191,11 +196,11 @@ def test_many_lines_are_thinned_and_few_are_shown() -> None:
 
 
 def test_numbers_in_tables() -> None:
-    series = [line("a", [1.0, 0.5]), line("gone", [1.0, None])]
-    header, rows = tables.summary(tables.records(series, "loss", "min"), "loss")
+    grid = tables.runs(*entries_of([line("a", [1.0, 0.5]), line("gone", [1.0, None])]))
+    header, rows = grid.header, grid.texts()
     assert "client state, kB" not in header
-    assert rows[0][header.index("final loss")] == "5.00e-1"
-    assert rows[1][header.index("final loss")] == "diverged"
+    assert rows[0][header.index("last loss")] == "5.00e-1"
+    assert rows[1][header.index("last loss")] == "diverged"
     assert rows[1][header.index("best loss")] == "1.00e0"
     assert tables.shown("perplexity", line("a", [20.0, 17.44]).curve("loss").tail(1)) == "17.4"
 
@@ -204,7 +209,7 @@ def test_many_methods_are_counted_in_the_title() -> None:
     task = {"name": "regression", "het": 2.0}
     table: dict[str, Any] = {"base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}}
     few, many = (
-        Comparison.from_table(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}) for n in (2, 9)
+        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}).parts[0] for n in (2, 9)
     )
     assert report.titled(few) == "M0 and M1 on regression"
     assert report.titled(many) == "9 methods on regression, het = 2.0"

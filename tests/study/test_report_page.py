@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedspan.api.spec import read_toml
+import tomli_w
 from rich.console import Console
 from test_report import TABLE
 
-from fedspan.engine.run_dir import toml
-from fedspan.study import command, report
+from fedspan.study import command, results
 from fedspan.study.curves import Axis
-from fedspan.study.outcome import Outcome
-from fedspan.study.pareto import front
-from fedspan.study.plan import Comparison
+from fedspan.study.pareto import pareto
 from fedspan.study.request import requested
 from fedspan.study.series import Series
 
@@ -72,15 +69,15 @@ SHORT = """
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of four methods, one of which diverges, with a label that would like to be a script."""
     place = tmp_path_factory.mktemp("page")
-    (place / "base.toml").write_text(toml(TABLE | {"rounds": 30}))
-    plan = requested(
+    (place / "base.toml").write_text(tomli_w.dumps(TABLE | {"rounds": 30}))
+    study = requested(
         [place / "base.toml"],
         methods=["ssf,scaffold as </script><b>,fedavg:lr=50.0 as Too far", "fedavg"],
         grids=["ssf:lr=0.01,0.05"],
         seeds=2,
     )
     command.compare(
-        plan, place / "out", jobs=1, resume=False, formats=["html"], line="fedspan …", console=Console(quiet=True)
+        study, place / "out", jobs=1, resume=False, formats=["html"], line="fedspan …", console=Console(quiet=True)
     )
     return place / "out" / "index.html"
 
@@ -98,22 +95,22 @@ def test_a_link_decides_the_axes(page: Path) -> None:
 def test_the_state_decides_the_drawing(page: Path) -> None:
     code = """
         const on = all('.controls input').filter((i) => i.checked).map((i) => i.dataset.key ?? i.value);
-        return { on, titles: texts('.label'), lines: all('path.mean').length, front: all('path.front').length };
+        return { on, titles: texts('.label'), lines: all('path.mean').length, pareto: all('path.pareto').length };
     """
     usual, plain, logged, wrong, none = browse(
         page,
         SHORT + code,
         WIDE,
-        ("x=total&y=loss&logx=0&logy=0&band=0&front=0", 1100),
+        ("x=total&y=loss&logx=0&logy=0&band=0&pareto=0", 1100),
         ("x=seconds&logx=1", 1100),
         ("x=nonsense&y=%3Cb%3E&off=99&at=none", 1100),
         ("off=0.1.2.3", 1100),
     )
     # The run that went too far has one row, at no cost, which a logarithmic axis has no place for.
-    assert usual == {"on": ["up", "rel_err", "logx", "logy", "band", "front"], "lines": 3, "front": 1} | {
+    assert usual == {"on": ["up", "rel_err", "logx", "logy", "band", "pareto"], "lines": 3, "pareto": 1} | {
         "titles": ["kB sent up, all clients", "rel_err"]
     }
-    assert plain == {"on": ["total", "loss"], "lines": 4, "front": 0} | {
+    assert plain == {"on": ["total", "loss"], "lines": 4, "pareto": 0} | {
         "titles": ["kB sent, both directions, all clients", "loss"]
     }
     assert logged["on"] == ["seconds", "rel_err", "logx", "logy", "band"]
@@ -159,7 +156,7 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
         return { ...seen, after: read(), focus: document.activeElement === one('.plot svg') };
     """
     (seen,) = browse(page, SHORT + code, ("x=round&at=11", 1100))
-    curve = next(s for s in of_page(page) if s.table["method"]["name"] == "scaffold").curve("rel_err")
+    curve = next(s for s in of_page(page) if s.spec["method"]["name"] == "scaffold").curve("rel_err")
     for words, t in (
         (seen["linked"], 10),
         (seen["pointed"], 30),
@@ -181,18 +178,16 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
 
 def of_page(page: Path) -> list[Series]:
     """The series that the page shows, in its order."""
-    plan = Comparison.from_table(read_toml(page.parent / report.PLAN))
-    outcome = Outcome(plan, page.parent / report.RUNS)
-    return [outcome.series(variant) for variant in plan.variants]
+    return [entry.series for entry in results.load(page.parent).entries["comparison"]]
 
 
 @drawn
-def test_the_drawn_front_is_that_of_the_tables(page: Path) -> None:
+def test_the_drawn_pareto_front_is_that_of_the_tables(page: Path) -> None:
     axes: tuple[tuple[Axis, float], ...] = (("up", 1e3), ("total", 1e3), ("round", 1.0))
-    code = SHORT + "return JSON.parse(one('path.front').dataset.stops)"
-    seen = browse(page, code, *((f"x={axis}&front=1", 1100) for axis, _ in axes))
+    code = SHORT + "return JSON.parse(one('path.pareto').dataset.stops)"
+    seen = browse(page, code, *((f"x={axis}&pareto=1", 1100) for axis, _ in axes))
     for (axis, unit), stops in zip(axes, seen, strict=True):
-        wanted = front(of_page(page), "rel_err", "min", axis)
+        wanted = pareto(of_page(page), "rel_err", "min", axis)
         assert len(wanted) > 3
         assert [stop.series for stop in wanted] == [number for number, _, _ in stops]
         np.testing.assert_allclose([[s.cost / unit, s.value] for s in wanted], [s[1:] for s in stops], rtol=1e-4)

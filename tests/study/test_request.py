@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from test_side_by_side import BASE, spec_file
 
 from conftest import SMALL
-from fedspan.api import spec as experiment
 from fedspan.core.errors import SpecError
-from fedspan.engine.run_dir import toml
+from fedspan.core.spec import Spec
+from fedspan.study.model import Part
+from fedspan.study.parse import table_of
 from fedspan.study.request import entries, requested, split
+
+
+def asked(*specs: Any, **options: Any) -> Part:
+    """The one part of a comparison."""
+    (part,) = requested(*specs, **options).parts
+    return part
 
 
 def test_a_list_of_methods_with_settings() -> None:
@@ -25,14 +33,14 @@ def test_a_list_of_methods_with_settings() -> None:
 
 
 def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
-    plan = requested(
+    plan = asked(
         [spec_file(tmp_path)], methods=["fedavg, ssf, ssf:rank=0.25,control=paper as Small, fedsub:projector.rank=5"]
     )
     assert [v.name for v in plan.variants] == ["fedavg", "ssf", "ssf-2", "fedsub"]
     assert [v.label for v in plan.variants] == ["fedavg", "ssf", "Small", "fedsub, rank 5"]
     fedavg, ssf, small, fedsub = (plan.spec(v, {}).table()["method"] for v in plan.variants)
     assert (fedavg["lr"], fedavg["local_steps"], fedavg["momentum"]) == (0.02, 2, 0.5)
-    assert ssf == experiment.Spec.from_table(BASE).table()["method"]
+    assert ssf == Spec.from_table(BASE).table()["method"]
     assert small["projector"] == {"name": "coordinate", "rank": 0.25}
     assert small["control"] == "paper"
     assert fedsub["projector"] == {"name": "gaussian", "rank": 5}
@@ -40,7 +48,7 @@ def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
 
 
 def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
-    plan = requested(
+    plan = asked(
         [spec_file(tmp_path)],
         methods=["fedavg,ssf,ssf:control=paper as Paper"],
         grids=["ssf:refresh=1,5", "Paper:lr=0.5", "method.lr=0.01,0.1"],
@@ -53,7 +61,7 @@ def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_ranks_takes_the_place_of_a_projector(tmp_path: Path) -> None:
-    plan = requested([spec_file(tmp_path)], methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
+    plan = asked([spec_file(tmp_path)], methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
     ssf = plan.variants[0]
     found = [plan.spec(ssf, point).table()["method"]["projector"] for point in ssf.points()]
     assert found == [{"name": "coordinate", "rank": rank} for rank in (0.25, 0.5)]
@@ -61,7 +69,7 @@ def test_a_grid_of_ranks_takes_the_place_of_a_projector(tmp_path: Path) -> None:
 
 def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
     one, two = spec_file(tmp_path, epochs=1.0), spec_file(tmp_path, "two.toml", method={"name": "fedavg", "lr": 0.1})
-    plan = requested([one, two])
+    plan = asked([one, two])
     assert [plan.spec(v, {}).epochs for v in plan.variants] == [1.0, None]
 
 
@@ -69,15 +77,15 @@ def test_spec_files_of_one_task(tmp_path: Path) -> None:
     one = spec_file(tmp_path)
     two = spec_file(tmp_path, "two.toml", method=BASE["method"] | {"control": "paper"})
     three = spec_file(tmp_path, "three.toml", method={"name": "fedavg", "lr": 0.1}, rounds=50)
-    plan = requested([one, two, three], budget=["up=3kB"], seeds=1)
+    plan = asked([one, two, three], budget=["up=3kB"], seeds=1)
     assert [v.label for v in plan.variants] == ["ssf, control exact", "ssf, control paper", "fedavg"]
     assert [plan.spec(v, {}).rounds for v in plan.variants] == [20, 13, 10]
     with pytest.raises(SpecError, match=r"rounds is 12 in '.*base.toml' and 50 in '.*three.toml'; .* --set rounds"):
         requested([one, three])
-    assert len(requested([one, three], changes=["rounds=9"]).variants) == 2
+    assert len(asked([one, three], changes=["rounds=9"]).variants) == 2
     with pytest.raises(SpecError, match=r"task.het is 1.0 in .* and 0.5 in"):
         requested([one, spec_file(tmp_path, "other.toml", task=SMALL | {"het": 0.5})])
-    with pytest.raises(SpecError, match="two methods are both called 'ssf'"):
+    with pytest.raises(SpecError, match="two methods have the label 'ssf'"):
         requested([one, spec_file(tmp_path, "same.toml")])
 
 
@@ -87,9 +95,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no value": ({"methods": ["ssf:control"]}, "written name:key=value,key=value"),
     "grid without values": ({"grids": ["lr"]}, "--grid needs key=value"),
     "grid of nobody": ({"grids": ["fedavg:lr=1"]}, "is for 'fedavg', which is not compared; one of ssf"),
-    "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not part of it"),
-    "grid of another's key": ({"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]}, "`[method]` has no key 'refresh'"),
-    "bad value": ({"grids": ["lr=0.1,-1"]}, "`method.lr` must be a positive number, got -1"),
+    "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),
+    "grid of another's key": ({"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]}, "`key of [spec.method]` must be"),
+    "bad value": ({"grids": ["lr=0.1,-1"]}, "`lr` must be a positive number, got -1"),
     "metric": ({"metric": "accuracy"}, "`metric` must be one of loss, rel_err, got 'accuracy'"),
     "seeds": ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
     "rank over d": ({"grids": ["projector.rank=3,20"]}, "`rank` 20 is larger than the 12 inputs of block 'X'"),
@@ -99,15 +107,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_named_before_anything_runs(name: str, tmp_path: Path) -> None:
-    asked, words = MISTAKES[name]
+    options, words = MISTAKES[name]
     with pytest.raises(SpecError) as error:
-        requested([spec_file(tmp_path)], **asked)
+        requested([spec_file(tmp_path)], **options)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_comparison_is_a_file(tmp_path: Path) -> None:
-    plan = requested(
+    study = requested(
         [spec_file(tmp_path)],
         methods=["fedavg,ssf:rank=0.5"],
         grids=["lr=0.01,0.02"],
@@ -115,13 +123,12 @@ def test_a_comparison_is_a_file(tmp_path: Path) -> None:
         tune_rounds=4,
         metric="loss",
     )
-    path = tmp_path / "plan.toml"
-    path.write_text(toml(plan.to_table()))
-    again = requested([path])
-    assert again == plan
-    assert requested([path], metric="rel_err", goal="max", seeds=1).goal == "max"
-    assert requested([path], changes=["task.het=0.0"]).base["task"]["het"] == 0.0
-    with pytest.raises(SpecError, match="is a whole comparison"):
+    path = tmp_path / "comparison.toml"
+    path.write_text(tomli_w.dumps(table_of(study)))
+    assert requested([path]) == study
+    assert asked([path], metric="rel_err", goal="max", seeds=1).goal == "max"
+    assert asked([path], changes=["task.het=0.0"]).base["task"]["het"] == 0.0
+    with pytest.raises(SpecError, match="is a complete comparison"):
         requested([path], methods=["fedavg"])
     for broken, words in (
         ("seed = 1\n", "did you mean 'seeds'"),

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from rich.console import Console
-from test_run import fedspan as command_line
 
 from conftest import SMALL
-from fedspan.api import spec as experiment
+from fedspan.api.run import run
 from fedspan.core.errors import SpecError
-from fedspan.engine.run_dir import toml
-from fedspan.study import command, pool, report, tables
-from fedspan.study.outcome import Outcome
-from fedspan.study.plan import Comparison, folder_of
+from fedspan.core.spec import Spec
+from fedspan.engine import history
+from fedspan.study import command, jobs, report, tables
+from fedspan.study.model import Study
 from fedspan.study.request import requested
+from fedspan.study.results import Results
 
 QUIET = Console(quiet=True)
 GAUSSIAN = {"name": "gaussian", "rank": 3}
@@ -29,38 +32,41 @@ BASE: dict[str, Any] = {
     "eval_every": 2,
     "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "momentum": 0.5, "projector": GAUSSIAN},
     "task": SMALL,
-    "participation": {"clients_per_round": 3},
+    "batch_size": 4,
+    "clients_per_round": 3,
 }
 
 
 def spec_file(place: Path, name: str = "base.toml", **changes: Any) -> Path:
     path = place / name
-    path.write_text(toml(BASE | changes))
+    path.write_text(tomli_w.dumps(BASE | changes))
     return path
 
 
-def carry(plan: Comparison, out: Path, resume: bool = False, **more: Any) -> Outcome:
-    return command.compare(
-        plan, out, resume=resume, line="", console=QUIET, **{"jobs": 1, "formats": ["md", "csv"]} | more
-    )
+def carry(study: Study, out: Path, resume: bool = False, **more: Any) -> Results:
+    options: dict[str, Any] = {"jobs": 1, "formats": ["md", "csv"]} | more
+    return command.compare(study, out, resume=resume, line="", console=QUIET, **options)
 
 
-def no_room(real: Any) -> Any:
-    """`experiment.run`, but for one step size that this machine cannot bear."""
+def too_large(real: Any) -> Any:
+    """`run`, but for one step size that does not fit into memory."""
 
-    def run(spec: experiment.Spec, *rest: Any, **options: Any) -> Any:
+    def run_(spec: Spec, *rest: Any, **options: Any) -> Any:
         if spec.method.lr == 0.07:
             raise MemoryError("no\nroom")
         return real(spec, *rest, **options)
 
-    return run
+    return run_
+
+
+Done = tuple[Study, Path, Results]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, Outcome]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """Four methods at equal uplink: one to be tuned, one that diverges, one of whose points cannot run."""
     place = tmp_path_factory.mktemp("done")
-    plan = requested(
+    study = requested(
         [spec_file(place)],
         methods=["fedavg,ssf,fedavg:lr=50.0,momentum=0.0 as Too far,subavg"],
         grids=["fedavg:lr=0.001,0.02,40.0", "Too far:lr=50.0", "subavg:lr=0.02,0.07"],
@@ -68,85 +74,94 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, Ou
         seeds=2,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "run", no_room(experiment.run))
-        return plan, place / "out", carry(plan, place / "out")
+        patch.setattr(jobs, "run", too_large(jobs.run))
+        return study, place / "out", carry(study, place / "out")
 
 
-def test_runs_are_as_long_as_the_budget(done: tuple[Comparison, Path, Outcome]) -> None:
-    plan, _, outcome = done
-    assert outcome.chosen()["fedavg"] == {"method.lr": 0.02}
-    assert [outcome.curve(v).rounds[-1] for v in plan.variants] == [10, 20, 2, 41]
-    for variant in plan.variants:
-        sent = outcome.curve(variant).up
+def test_runs_are_as_long_as_the_budget(done: Done) -> None:
+    study, _, results = done
+    (part,), entries = study.parts, results.entries["comparison"]
+    assert entries[0].point == {"method.lr": 0.02}
+    assert [entry.curve(part).rounds[-1] for entry in entries] == [10, 20, 2, 41]
+    for entry in entries:
+        sent = entry.curve(part).up
         assert sent[-1] <= 3000
-        assert variant.label == "Too far" or sent[-1] + sent[1] / 2 > 3000
-    header, rows = tables.main(outcome)
-    assert header[2] == "rel_err at 3 kB up"
-    assert [row[0] for row in rows if row[2] == "diverged"] == ["Too far"]
+        assert entry.series.label == "Too far" or sent[-1] + sent[1] / 2 > 3000
+    grid = tables.results(part, entries)
+    assert grid.header[2] == "rel_err at 3 kB up"
+    assert [row[0] for row in grid.rows if row[2] == "diverged"] == ["Too far"]
 
 
-def test_what_fails_is_a_result(done: tuple[Comparison, Path, Outcome]) -> None:
-    plan, out, outcome = done
-    tried = {trial.point["method.lr"]: trial.end for trial in outcome.trials(plan.variants[3])}
+def test_a_failure_is_a_result(done: Done) -> None:
+    _, out, results = done
+    entry = results.entries["comparison"][3]
+    tried = {one.point["method.lr"]: one.end for one in entry.tried}
     assert tried[0.07].text("", "") == "failed"
     assert tried[0.02].whole
-    assert outcome.failures() == ["subavg, lr 0.07: MemoryError: no room"]
-    assert "failed: subavg" in (out / "results.md").read_text()
-    (folder,) = [path.parent for path in out.rglob(pool.FAILED)]
-    assert "Traceback" in (folder / pool.FAILED).read_text()
+    assert entry.failures == ["subavg, lr 0.07: MemoryError: no room"]
+    assert "failed: subavg" in (out / "tables.md").read_text()
+    (file,) = out.rglob(jobs.FAILED)
+    assert "Traceback" in file.read_text()
 
 
-def test_tables_are_written(done: tuple[Comparison, Path, Outcome]) -> None:
-    plan, out, outcome = done
+def test_tables_are_written(done: Done) -> None:
+    study, out, results = done
     lines = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert [line["run"] for line in lines] == [v.label for v in plan.variants]
-    assert float(lines[1]["result_mean"]) == pytest.approx(outcome.final(plan.variants[1]).mean, rel=1e-5)
+    assert [line["run"] for line in lines] == [v.label for v in study.parts[0].variants]
+    assert float(lines[1]["result_mean"]) == pytest.approx(results.entries["comparison"][1].final.mean, rel=1e-5)
     assert (lines[2]["diverged"], lines[2]["result_mean"]) == ("2", "")
     assert lines[1]["client_state_bytes"] == str(24 * 4)
     curves = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
     assert len([line for line in curves if line["run"] == "ssf"]) == 2 * 11
-    assert tomllib.loads((out / "comparison.toml").read_text())["variants"]["fedavg"]["grid"]
-    assert "| fedavg | lr 0.02 |" in (out / "results.md").read_text()
+    assert tomllib.loads((out / "study.toml").read_text())["variants"]["fedavg"]["grid"]
+    assert "| fedavg | lr 0.02 |" in (out / "tables.md").read_text()
 
 
-def test_it_goes_on_where_it_was(done: tuple[Comparison, Path, Outcome], tmp_path: Path) -> None:
+def test_finished_runs_keep_no_checkpoint(done: Done) -> None:
+    _, out, _ = done
+    assert list(out.rglob(history.NAME))
+    assert not list(out.rglob("checkpoint.safetensors"))
+
+
+def test_it_is_continued(done: Done, tmp_path: Path) -> None:
     """A second call needs --resume, runs nothing again, and may ask for more."""
-    plan, out, _ = done
+    study, out, _ = done
     with pytest.raises(SpecError, match="already holds a comparison; add --resume"):
-        carry(plan, out)
+        carry(study, out)
     shutil.copytree(out, tmp_path / "again")
     runs = tmp_path / "again" / "runs"
-    before = {path: path.stat().st_mtime_ns for path in runs.rglob("history.jsonl")}
-    more = requested([tmp_path / "again" / "comparison.toml"], grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"])
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
+    more = requested([tmp_path / "again" / "study.toml"], grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"])
     carry(more, tmp_path / "again", resume=True)
-    after = {path: path.stat().st_mtime_ns for path in runs.rglob("history.jsonl")}
+    after = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
     assert {path: after[path] for path in before} == before
     assert len(after) > len(before)
 
 
-def test_a_comparison_under_way_is_shown_as_the_runs_it_has(
-    done: tuple[Comparison, Path, Outcome], tmp_path: Path
-) -> None:
+def test_a_comparison_that_is_running_is_shown_as_the_runs_it_has(done: Done, tmp_path: Path) -> None:
     _, out, _ = done
     shutil.copytree(out, tmp_path / "half")
+    (tmp_path / "half" / "curves.json").unlink()
     for place in (tmp_path / "half" / "runs").glob("ssf-*"):
         shutil.rmtree(place)
     report.report([tmp_path / "half"], tmp_path / "shown", ["md", "csv"], None, "")
-    text = (tmp_path / "shown" / "results.md").read_text()
+    text = (tmp_path / "shown" / "tables.md").read_text()
     assert "| fedavg, lr 0.001" in text
     assert "| ssf" not in text
 
 
-def test_a_run_cut_short_is_taken_up(done: tuple[Comparison, Path, Outcome], tmp_path: Path) -> None:
-    plan, out, outcome = done
+def test_a_short_run_is_replaced_by_a_longer_one(done: Done, tmp_path: Path) -> None:
+    study, out, results = done
     shutil.copytree(out, tmp_path / "cut")
-    variant = plan.variants[1]
-    spec = plan.spec(variant, {})
-    folder = folder_of(spec, tmp_path / "cut" / "runs") / "2-seeds"
-    shutil.rmtree(folder)
-    experiment.run(experiment.dataclasses.replace(spec, rounds=6), folder, seeds=2)
-    again = carry(plan, tmp_path / "cut", resume=True)
-    assert again.final(variant) == outcome.final(variant)
+    (part,) = study.parts
+    spec = part.spec(part.variant("ssf"), {})
+    (job,) = jobs.jobs_of(spec, tmp_path / "cut" / "runs", 2)
+    for keep in (True, False):  # continued from its checkpoint, or run again
+        shutil.rmtree(job.run_dir)
+        run(dataclasses.replace(spec, rounds=6), job.run_dir, seeds=2, keep_checkpoint=keep)
+        assert not job.complete()
+        again = carry(study, tmp_path / "cut", resume=True)
+        assert again.entries["comparison"][1].final == results.entries["comparison"][1].final
 
 
 STUMBLES = """
@@ -168,7 +183,9 @@ def test_several_processes_with_a_method_of_ones_own(tmp_path: Path) -> None:
     """The numbers of one process; a plugin is known in all of them, and that it fails does not matter to the others."""
     (tmp_path / "stumbles.py").write_text(STUMBLES)
     asked = ["--methods", "fedavg,stumbles", "--seeds", 2, "--format", "csv", "--plugin", tmp_path / "stumbles.py"]
-    done = command_line("compare", spec_file(tmp_path), *asked, "--jobs", 2, "--out", tmp_path / "two")
+    words = ["compare", spec_file(tmp_path), *asked, "--jobs", 2, "--out", tmp_path / "two"]
+    line = [sys.executable, "-m", "fedspan", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "failed: RuntimeError: stumbled" in done.stdout
     carry(requested([spec_file(tmp_path)], methods=["fedavg"], seeds=2), tmp_path / "one")

@@ -10,7 +10,7 @@ from fedspan.cli._options import Jobs, Out
 
 
 def command(
-    study: Annotated[str, typer.Argument(help="The study: toy, mnist, cifar100, nlp or theory.")],
+    study: Annotated[str, typer.Argument(help="The study: toy, mnist, cifar100 or nlp.")],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="smoke, laptop, paper or full. Default: the study's own.")
@@ -24,18 +24,10 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp or theory. Runs that have finished are kept.
+    STUDY is toy, mnist, cifar100 or nlp. Runs that have finished are kept.
     """
     from fedspan.cli._tables import console
-    from fedspan.study import paper_benchmark as benchmark
-    from fedspan.study import paper_reproduction as reproduction
-    from fedspan.study import paper_trial as trial
-    from fedspan.study.paper_study import Study, kind
+    from fedspan.study import command as studies
 
     scale = "smoke" if quick else scale
-    if kind(study) == "tables":
-        reproduction.reproduce(Study.load(study, seeds, scale), out, jobs=jobs, again=again, console=console)
-    elif kind(study) == "trial":
-        trial.reproduce(trial.Trial.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
-    else:
-        benchmark.reproduce(benchmark.Benchmark.load(study, scale, seeds), out, jobs=jobs, again=again, console=console)
+    studies.reproduce(study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console)

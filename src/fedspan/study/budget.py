@@ -1,6 +1,6 @@
-"""What every method may spend before they are compared: bytes up, bytes both ways, or rounds.
+"""Budgets: compare methods at so many bytes up, bytes both ways, or rounds.
 
-How many rounds that makes is known before a run: the first messages are packed and counted (`runtimes.plan`).
+The number of rounds is known before a run: the first messages are packed and counted (`fedspan.costs`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.core.spec import Spec
+from fedspan.costs.outline import price
 from fedspan.costs.traffic import Course
 from fedspan.study.curves import Axis, Curve
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}
-FAR = 10**7  # rounds that no run has
+FAR = 10**7  # more rounds than any run has
 
 
 def sized(value: float) -> str:
@@ -35,13 +35,13 @@ def sized(value: float) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent on each axis; a run ends where the first of them is used up."""
+    """The most that may be spent on each axis; a run ends when the first of them is used up."""
 
     limits: dict[Axis, float]
 
     @staticmethod
     def parse(texts: Sequence[str]) -> Budget | None:
-        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None where there are none."""
+        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None if there are none."""
         limits: dict[Axis, float] = {}
         for text in texts:
             kind, sign, amount = (part.strip() for part in text.partition("="))
@@ -52,25 +52,25 @@ class Budget:
         return Budget(limits) if limits else None
 
     def texts(self) -> list[str]:
-        """What `parse` would read this budget from."""
+        """What `parse` reads this budget from."""
         names = {axis: kind for kind, axis in KINDS.items()}
         return [f"{names[a]}={v:.0f}{'' if a == 'round' else 'B'}" for a, v in self.limits.items()]
 
     def words(self) -> str:
-        """In words: at 10 MB up."""
+        """In words: 10 MB up."""
         ends = {"round": " rounds", "up": " up", "total": " both ways"}
         return " and ".join(f"{v:g}{ends[a]}" if a == "round" else sized(v) + ends[a] for a, v in self.limits.items())
 
     def within(self, curve: Curve) -> Curve:
-        """The rows of a curve that the budget allows; the first there is in any case."""
+        """The rows of a curve that the budget allows; at least the first."""
         rows = min(int(np.searchsorted(curve.spent(axis), most, side="right")) for axis, most in self.limits.items())
         return curve.until(int(curve.rounds[max(rows, 1) - 1]))
 
     def rounds(self, spec: Spec) -> int:
-        """As many rounds of a spec as the budget allows; bytes are planned from packed messages."""
+        """The rounds of a spec that the budget allows; bytes are planned from packed messages."""
         rounds = [int(most) if axis == "round" else _affordable(spec, axis, most) for axis, most in self.limits.items()]
         if min(rounds) < 1:
-            first = experiment.price(dataclasses.replace(spec, rounds=1))
+            first = price(dataclasses.replace(spec, rounds=1))
             raise SpecError(
                 f"a budget of {self.words()} is less than one round of {registry.name_of(spec.method)!r}, "
                 f"which sends {sized(first.up)} up and {sized(first.down)} down"
@@ -95,13 +95,13 @@ _courses: dict[str, Course] = {}
 
 
 def _course(spec: Spec) -> Course:
-    """What a run sends. It depends on neither step nor steps, so that a grid of steps is planned once."""
+    """What a run sends. Step size and local steps do not change it, so a grid of step sizes is planned once."""
     method: Any = dataclasses.replace(spec.method, local_steps=1)  # type: ignore[type-var]
     long = dataclasses.replace(spec, rounds=FAR, method=method)
     table = long.table()
     key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}}, sort_keys=True)
     if key not in _courses:
-        _courses[key] = experiment.price(long).course
+        _courses[key] = price(long).course
     return _courses[key]
 
 

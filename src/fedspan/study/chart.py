@@ -1,6 +1,6 @@
-"""A chart of several series as plain data, which page.js draws: every metric against every cost, thinned, rounded.
+"""Charts as plain data, which page.js draws: every metric against every cost, one group of lines per row of a part.
 
-What a client's memory holds does not grow with the rounds: against that every series is one mark, its result.
+Client memory does not grow with the rounds, so against memory every series is one mark: its result.
 """
 
 from __future__ import annotations
@@ -10,77 +10,84 @@ from typing import Any
 
 import numpy as np
 
-from fedspan.study.budget import UNITS, Budget
-from fedspan.study.curves import TITLES, Axis, Curve, Floats, over_seeds
-from fedspan.study.memory import WORDS
-from fedspan.study.pareto import thin
-from fedspan.study.plan import Goal, goal_of
-from fedspan.study.series import Series
-from fedspan.study.tables import MEMORY, scale_of, titled
+from fedspan.study.budget import UNITS
+from fedspan.study.curves import TITLES, Axis, Curve, over_seeds
+from fedspan.study.model import Goal, Part, goal_of
+from fedspan.study.results import Entry
+from fedspan.study.series import Series, rounded
+from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled
 
-SHOWN = 8  # lines that are drawn at first; the others wait in the legend
+SHOWN = 8  # lines that are drawn at first; the others can be switched on
 BYTES: tuple[Axis, ...] = ("up", "total")
+Scales = dict[Axis, float]
 
 
-def chart(series: Sequence[Series], metric: str, goal: Goal, budget: Budget | None = None) -> dict[str, Any]:
-    """Everything that can be switched between; `metric` and uplink bytes, or the budget's axis, come first."""
-    metrics = list(dict.fromkeys([metric, *(name for one in series for name in one.metrics)]))
-    goals = {name: goal_of(name) for name in metrics} | {metric: goal}
-    most = max((float(one.curve(metric).spent("total")[-1]) for one in series), default=0.0)
+def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
+    """Everything that can be switched between. It starts with the part's metric against uplink or the budget's axis.
+
+    A part with several rows shows its own metric only, which keeps the page small.
+    """
+    own = [part.metric] if len(part.rows) > 1 else []
+    metrics = own or list(dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)]))
+    goals = {name: goal_of(name) for name in metrics} | {part.metric: part.goal}
+    most = max((float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0)
     unit, size = next((u for u in reversed(UNITS.items()) if most >= u[1]), ("B", 1.0))
-    scales: dict[Axis, float] = {axis: size if axis in BYTES else 1.0 for axis in TITLES}
-    best = best_first(series, metric, goal)
-    dashes = _dashes([series[n].color for n in best])
-    limits = {} if budget is None else {axis: most / scales[axis] for axis, most in budget.limits.items()}
+    scales: Scales = {axis: size if axis in BYTES else 1.0 for axis in TITLES}
+    limits = {} if part.budget is None else {axis: most / scales[axis] for axis, most in part.budget.limits.items()}
+    first = next((x for x in part.figure.get("x", []) if x in TITLES), next(iter(limits), "up"))
     return {
         "axes": {axis: {"label": title.format(unit), "log": axis in BYTES} for axis, title in TITLES.items()},
         "metrics": {n: {"label": titled(n), "goal": goals[n], "log": goals[n] == "min"} for n in metrics},
-        "start": {"x": next(iter(limits), "up"), "y": metric},
+        "start": {"x": first, "y": part.metric},
         "limits": limits,
-        "series": [
-            _line(one, metrics, scales) | {"dash": dashes[best.index(n)], "on": n in best[:SHOWN]}
-            for n, one in enumerate(series)
-        ],
+        "rows": [row.label for row in part.rows] if len(part.rows) > 1 else [],
+        "series": [line for row in range(len(part.rows)) for line in _group(part, entries, row, metrics, scales)],
     }
 
 
-def by_memory(
-    series: Sequence[Series],
-    memories: Sequence[int | None],
-    metric: str,
-    goal: Goal,
-    budget: Budget | None = None,
-    tail: int = 1,
-) -> dict[str, Any] | None:
-    """Every metric against client memory, one mark a series; None where no memory is known."""
-    known = {number: size for number, size in enumerate(memories) if size is not None}
+def _group(part: Part, entries: Sequence[Entry], row: int, metrics: list[str], scales: Scales) -> list[dict[str, Any]]:
+    """The lines of one row; a dash pattern tells lines of one color apart."""
+    series = [entry.series for entry in entries if entry.row == row]
+    best = best_first(series, part.metric, part.goal)
+    colors = [series[n].color for n in best]
+    dashes = {n: colors[:place].count(colors[place]) for place, n in enumerate(best)}
+    return [
+        _line(one, metrics, scales) | {"row": row, "dash": dashes[n], "on": n in best[:SHOWN]}
+        for n, one in enumerate(series)
+    ]
+
+
+def by_memory(part: Part, entries: Sequence[Entry]) -> dict[str, Any] | None:
+    """Every metric against client memory, one mark per series; None if no memory is known."""
+    known = [entry for entry in entries if entry.client_memory is not None]
     if not known:
         return None
-    shown = [series[number] for number in known]
-    drawn = chart(shown, metric, goal)
-    for line, one, size in zip(drawn["series"], shown, known.values(), strict=True):
-        line["x"] = {"memory": _rounded(np.array([size / 1e6]))}
-        line["y"] = {name: _mark(one.curve(name), name, budget, tail) for name in line["y"]}
+    drawn = chart(part, known)
+    for line, entry in zip(drawn["series"], known, strict=True):
+        line["x"] = {"memory": rounded(np.array([(entry.client_memory or 0) / 1e6]))}
+        line["y"] = {name: _mark(part, entry.series.curve(name), name) for name in line["y"]}
     axes = {"memory": {"label": MEMORY, "log": False}}
-    return drawn | {"axes": axes, "start": {"x": "memory", "y": metric}, "limits": {}, "about": WORDS.replace("`", "")}
+    start = {"x": "memory", "y": part.metric}
+    return drawn | {"axes": axes, "start": start, "limits": {}, "about": MEMORY_NOTE.replace("`", "")}
 
 
-def _mark(curve: Curve, metric: str, budget: Budget | None, tail: int) -> dict[str, Any]:
-    """The result of the seeds that came through, as a curve of one row."""
-    ends = (curve if budget is None else budget.within(curve)).ends(tail)
+def _mark(part: Part, curve: Curve, metric: str) -> dict[str, Any]:
+    """The result of the seeds that are alive, as a curve of one row."""
+    curve = curve if part.budget is None else part.budget.within(curve)
+    ends = curve.ends(part.last(len(curve.rounds)))
     lines = zip(("mean", "low", "high"), over_seeds(scale_of(metric) * ends[:, None]), strict=True)
-    return {name: _rounded(line) for name, line in lines} | {"whole": int(len(ends) == len(curve.values))}
+    return {name: rounded(line) for name, line in lines} | {"whole": int(len(ends) == len(curve.values))}
 
 
-def _line(one: Series, metrics: Sequence[str], scales: dict[Axis, float]) -> dict[str, Any]:
-    known = {name: thin(one.curve(name)) for name in metrics if name in one.metrics}
+def _line(one: Series, metrics: Sequence[str], scales: Scales) -> dict[str, Any]:
+    known = {name: one.curve(name) for name in metrics if name in one.metrics}
     any_curve = next(iter(known.values()), one.curve(metrics[0]))
     return {
         "name": one.label,
         "color": one.color,
         "seeds": len(one.seeds),
         "gone": _gone(one, any_curve),
-        "x": {axis: _rounded(any_curve.spent(axis) / scale) for axis, scale in scales.items()},
+        "x": {axis: rounded(any_curve.spent(axis) / scale) for axis, scale in scales.items()},
         "y": {name: _values(curve, scale_of(name)) for name, curve in known.items()},
     }
 
@@ -90,11 +97,11 @@ def _values(curve: Curve, scale: float) -> dict[str, Any]:
     missing = np.flatnonzero(~np.isfinite(curve.values).all(0))
     lines = zip(("mean", "low", "high"), over_seeds(scale * curve.values), strict=True)
     whole = int(missing[0]) if len(missing) else len(curve.rounds)
-    return {name: _rounded(line) for name, line in lines} | {"whole": whole}
+    return {name: rounded(line) for name, line in lines} | {"whole": whole}
 
 
 def _gone(one: Series, curve: Curve) -> list[str]:
-    """Seeds that did not come through, in words."""
+    """Seeds that diverged or failed, in words."""
     words = []
     for seed, t, failed in zip(one.seeds, curve.diverged, curve.failed, strict=True):
         words += [f"seed {seed} failed"] if failed else [] if t is None else [f"seed {seed} diverged at round {t}"]
@@ -102,16 +109,7 @@ def _gone(one: Series, curve: Curve) -> list[str]:
 
 
 def best_first(series: Sequence[Series], metric: str, goal: Goal) -> list[int]:
-    """Numbers of the series from the best end to the worst; those that did not come through stand last."""
+    """Numbers of the series from the best last value to the worst; those of which a seed is gone come last."""
     sign = -1 if goal == "max" else 1
     ends = [one.curve(metric).tail(1) for one in series]
     return sorted(range(len(series)), key=lambda n: (not ends[n].whole, sign * np.nan_to_num(ends[n].mean)))
-
-
-def _dashes(colors: Sequence[str]) -> list[int]:
-    """Which pattern tells a line from those before it that have its color."""
-    return [list(colors[:n]).count(color) for n, color in enumerate(colors)]
-
-
-def _rounded(values: Floats) -> list[float | None]:
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]

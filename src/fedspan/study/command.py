@@ -1,90 +1,112 @@
-"""`fedspan compare`: tune, run and show a comparison in a folder, with the runs that are there kept."""
+"""`fedspan compare` and `fedspan reproduce`: run a study, save its results as data, and report from that data."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, at_least
-from fedspan.engine.lock import held
-from fedspan.engine.run_dir import toml
-from fedspan.study import report, tables
-from fedspan.study.outcome import Outcome
-from fedspan.study.plan import Comparison
-from fedspan.study.pool import execute, seconds
+from fedspan.engine.lock import lock_dir
+from fedspan.engine.result import CHECKPOINT
+from fedspan.study import parse, report, results, tables
+from fedspan.study.jobs import execute
+from fedspan.study.model import Part, Study
+from fedspan.study.published import score_line
+from fedspan.study.report import Report
+from fedspan.study.results import RUNS, STUDY, Entry, Results
+from fedspan.study.tuning import Runs
+
+COMPARE = ("html", "md", "csv")
 
 
-def run(
-    plans: Sequence[Comparison], runs: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()
-) -> list[Outcome]:
-    """Carry out comparisons that share their runs: first all tuning, then all seeds at the chosen points."""
-    with held(runs):
-        execute([job for plan in plans for job in plan.tuning(runs)], jobs, console, "tuning", plugins)
-        chosen = [Outcome(plan, runs).chosen() for plan in plans]
-        final = [job for plan, points in zip(plans, chosen, strict=True) for job in plan.final(runs, points)]
-        execute(final, jobs, console, "runs", plugins)
-    return [Outcome(plan, runs) for plan in plans]
+def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()) -> None:
+    """Make the runs of a study: first all tuning, then all seeds at the chosen points."""
+    with lock_dir(place):
+        execute(Runs(study, place).tuning(), jobs, console, "tuning", plugins)
+        execute(Runs(study, place).final(), jobs, console, "runs", plugins)
+        for job in Runs(study, place).tuning():
+            (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
 
 
-def minutes(outcomes: Sequence[Outcome]) -> float:
-    """Computing time of all runs that the outcomes rest on."""
-    return seconds(job for outcome in outcomes for job in outcome.jobs()) / 60
-
-
-def compare(
-    plan: Comparison,
+def make(
+    study: Study,
     out: Path,
     *,
     jobs: int,
-    resume: bool,
     formats: Sequence[str],
     line: str,
     console: Console,
     plugins: tuple[Path, ...] = (),
-) -> Outcome:
-    """Carry out a comparison in `out` and write its page, tables and plan there."""
+) -> Results:
+    """Run a study in `out`, and write its data and report there. Complete runs are kept."""
     at_least("jobs", jobs, 1)
     report.check(formats)
-    if (out / report.PLAN).exists() and not resume:
+    results.announce(study, out)
+    run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
+    results.save(results.collect(study, out / RUNS, line), out)
+    found = results.load(out)
+    files = Report.of_study(found).write(out, formats)
+    for part in study.parts:
+        show(part, found.entries[part.name], console)
+    words = [score_line(found), f"{found.minutes:.1f} core-minutes. {', '.join(map(str, files))}"]
+    for text in filter(None, words):
+        console.print(text, highlight=False, soft_wrap=True)
+    return found
+
+
+def compare(study: Study, out: Path, *, resume: bool, console: Console, line: str, jobs: int = 1,
+            formats: Sequence[str] = COMPARE, plugins: tuple[Path, ...] = ()) -> Results:  # fmt: skip
+    """Run a comparison in `out`; one that is there already needs `resume`."""
+    if (out / STUDY).exists() and not resume:
         raise SpecError(
-            f"{str(out)!r} already holds a comparison; add --resume to go on with it, or choose another --out"
+            f"{str(out)!r} already holds a comparison; add --resume to continue it, or choose another --out"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / report.PLAN, f"{toml(plan.to_table())}\n".encode())
-    show_plan(plan, console)
-    (outcome,) = run([plan], out / report.RUNS, jobs=jobs, console=console, plugins=plugins)
-    chapter = report.Chapter.of_outcome("Results", report.described(plan), outcome)
-    files = report.write(out, report.titled(plan), "", [chapter], formats, line)
-    show(outcome, console)
-    console.print(
-        f"{minutes([outcome]):.1f} core-minutes. {', '.join(map(str, files))}", highlight=False, soft_wrap=True
-    )
-    return outcome
+    announce(study.parts[0], console)
+    return make(study, out, jobs=jobs, formats=formats, line=line, console=console, plugins=plugins)
 
 
-def show_plan(plan: Comparison, console: Console) -> None:
-    """What will be run, before it is."""
+def reproduce(name: str, out: Path, *, scale: str | None, seeds: int | None, jobs: int, again: bool,
+              console: Console) -> Results:  # fmt: skip
+    """Run a committed study in `out`; `again` deletes the earlier runs."""
+    study = parse.committed(name, scale, seeds)
+    if again:
+        shutil.rmtree(out / RUNS, ignore_errors=True)
+    asked = {"scale": scale, "seeds": seeds, "jobs": jobs, "out": out.name}
+    options = [f"--{key} {shlex.quote(str(value))}" for key, value in asked.items() if value is not None]
+    line = " ".join(["fedspan reproduce", name, *options])
+    return make(study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console)
+
+
+def announce(part: Part, console: Console) -> None:
+    """Print what will be run."""
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
     for head in ("method", "points", "rounds", "grid"):
         table.add_column(head, justify="right" if head in ("points", "rounds") else "left")
-    for variant in plan.variants:
+    for variant in part.variants:
         points = variant.points()
-        lengths = sorted({plan.spec(variant, point).rounds for point in points})
+        lengths = sorted({part.spec(variant, point).rounds for point in points})
         rounds = "–".join(f"{t:,}" for t in dict.fromkeys((lengths[0], lengths[-1])))
         grid = "; ".join(f"{key} {values}" for key, values in variant.grid.items())
         table.add_row(variant.label, str(len(points)), rounds, grid)
     console.print(table)
 
 
-def show(outcome: Outcome, console: Console, title: str | None = None) -> None:
-    """The table of results in the terminal, where fewer columns have room."""
-    header, rows = tables.main(outcome)
-    keep = (0, 1, 2, 4, 6) if outcome.comparison.budget is None else range(len(header))
-    table = Table(*(header[n] for n in keep), title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*(row[n] for n in keep))
+def show(part: Part, entries: Sequence[Entry], console: Console) -> None:
+    """Print the main table of a part; the terminal has room for one line per variant and few columns."""
+    grid = tables.results(part, entries)
+    lines = [grid.header, *([cell if isinstance(cell, str) else cell.main for cell in row] for row in grid.rows)]
+    if len(part.rows) > 1:
+        first = len(lines[0]) - len({entry.variant for entry in entries})
+        lines = [[" ".join(line[:first]), *line[first:]] for line in lines]
+        lines = [list(column) for column in zip(*lines, strict=True)]
+    elif part.budget is None:
+        lines = [[line[n] for n in (0, 1, 2, 4, 6)] for line in lines]
+    table = Table(*lines[0], title=part.title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for line in lines[1:]:
+        table.add_row(*line)
     console.print(table)

@@ -1,4 +1,4 @@
-"""Histories as curves over seeds, what they cost, and the mean of their end."""
+"""Histories as curves over seeds: values, costs, and the mean of the last evaluations."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import SpecError
-from fedspan.engine import history
-from fedspan.engine.history import Line
+from fedspan.engine.loop import Line
+from fedspan.engine.result import PLAIN
 
+POINTS = 120  # rows of a curve that are kept
 Floats = npt.NDArray[np.float64]
 Axis = Literal["round", "up", "total", "seconds"]
-TITLES: dict[Axis, str] = {  # of axes; {} is the unit of bytes
+TITLES: dict[Axis, str] = {  # {} is the unit of bytes
     "round": "round",
     "up": "{} sent up, all clients",
     "total": "{} sent, both directions, all clients",
@@ -28,26 +28,21 @@ TITLES: dict[Axis, str] = {  # of axes; {} is the unit of bytes
 
 @dataclass(frozen=True)
 class Curve:
-    """One spec over all seeds; what a seed does not have, or has after a divergence, is nan."""
+    """One metric of one spec over all seeds; rows that a seed does not have, or has after diverging, are nan."""
 
     rounds: Floats
     values: Floats  # (seeds, rows)
     up: Floats  # (rows,), mean over seeds
     down: Floats
     seconds: Floats
-    diverged: list[int | None]  # round, for each seed
-    failed: list[bool]  # for each seed: it came to nothing
-
-    @staticmethod
-    def read(files: Sequence[Path], metric: str) -> Curve:
-        """From one history a seed."""
-        return Curve.of([history.read(file)[1] for file in files], metric, [str(file) for file in files])
+    diverged: list[int | None]  # round, per seed
+    failed: list[bool]  # per seed
 
     @staticmethod
     def of(runs: Sequence[Sequence[Line]], metric: str, names: Sequence[str] = ()) -> Curve:
-        """From one list of rows a seed; a seed that failed has none.
+        """From one list of rows per seed; a seed that failed has none.
 
-        A round counts that every seed has which came so far: runs that were made longer have a row at their old end.
+        Only rounds count that all seeds have which got so far: a run that was extended has a row at its old end.
         """
         for number, rows in enumerate(runs):
             if rows and metric not in rows[0]:
@@ -70,11 +65,11 @@ class Curve:
         )
 
     def spent(self, axis: Axis) -> Floats:
-        """What each row has cost."""
+        """What was spent up to each row."""
         return {"round": self.rounds, "up": self.up, "total": self.up + self.down, "seconds": self.seconds}[axis]
 
     def until(self, rounds: int) -> Curve:
-        """The beginning of the run; a seed that diverged later had not done so yet."""
+        """The rows up to a round; a seed that diverged later has not diverged here."""
         rows = int(np.searchsorted(self.rounds, rounds, side="right"))
         return replace(
             self.at_rows(np.arange(rows)),
@@ -91,16 +86,16 @@ class Curve:
         return [n for n, (t, lost) in enumerate(zip(self.diverged, self.failed, strict=True)) if t is None and not lost]
 
     def ends(self, last: int) -> Floats:
-        """Mean over the last evaluations, for each seed that came through; nan where none did."""
+        """Mean over the last evaluations, for each seed that is alive; nan if none is."""
         alive = self.alive()
         return self.values[alive, -last:].mean(1) if alive else np.array([np.nan])
 
     def tail(self, last: int) -> Tail:
-        """The same over seeds."""
+        """The same, over seeds."""
         return self._over_seeds(self.ends(last))
 
     def best(self, goal: Literal["max", "min"]) -> Tail:
-        """The best evaluation of each seed, those included that diverged later."""
+        """The best evaluation of each seed, including seeds that diverged later."""
         pick = np.nanmax if goal == "max" else np.nanmin
         tops = [pick(row) for row in self.values if np.isfinite(row).any()]
         found = self._over_seeds(np.array(tops or [np.nan]))
@@ -124,11 +119,11 @@ class Tail:
 
     @property
     def whole(self) -> bool:
-        """Whether every seed came through with a number."""
+        """Whether every seed has a result."""
         return not self.diverged and not self.failed and math.isfinite(self.mean)
 
     def text(self, value: str, spread: str) -> str:
-        """In words, with the mean and the spread written by the caller."""
+        """In words, with the mean and the spread as the caller writes them."""
         if self.diverged + self.failed == self.seeds:
             return "failed" if self.failed == self.seeds else "diverged"
         text = value if math.isnan(self.spread) else f"{value} ± {spread}"
@@ -138,22 +133,22 @@ class Tail:
 
 
 def metrics_of(rows: Sequence[Line]) -> list[str]:
-    """The metrics a history has."""
-    return [name for name in rows[0] if name not in history.PLAIN] if rows else []
+    """The metrics in a history."""
+    return [name for name in rows[0] if name not in PLAIN] if rows else []
 
 
 def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Mean, lowest and highest over the seeds that have a row; nan where none has."""
+    """Mean, lowest and highest over the seeds that have a row; nan if none has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
         return np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
 
 
-def thinned(rows: int, logarithmic: bool, points: int = 120) -> npt.NDArray[np.int64]:
-    """At most `points` row numbers, evenly spread on the axis they will be drawn on; a logarithmic one has no zero."""
-    if not logarithmic:
-        return np.unique(np.linspace(0, rows - 1, min(rows, points)).astype(np.int64))
-    return np.unique(np.geomspace(1, max(rows - 1, 1), min(rows, points)).astype(np.int64).clip(0, rows - 1))
+def thinned(rows: int, points: int = POINTS) -> npt.NDArray[np.int64]:
+    """Row numbers to draw: at most `points` evenly on a linear axis, and as many on a logarithmic one."""
+    even = np.linspace(0, rows - 1, min(rows, points))
+    growing = np.geomspace(1, max(rows - 1, 1), min(rows, points)).clip(0, rows - 1)
+    return np.unique(np.concatenate([even, growing]).astype(np.int64))
 
 
 def _value(row: Line | None, metric: str) -> float:
@@ -162,6 +157,6 @@ def _value(row: Line | None, metric: str) -> float:
 
 
 def _mean(by_round: list[dict[int, Line]], rounds: list[int], name: str) -> Floats:
-    """Mean over the seeds that have a round; what was spent never falls, though a seed drops out."""
+    """Mean over the seeds that have a round; it never falls when a seed drops out, because costs do not."""
     means = [np.mean([rows[t][name] for rows in by_round if t in rows]) for t in rounds]
     return np.maximum.accumulate(np.array(means or [0.0], float))

@@ -1,7 +1,8 @@
-"""Figures of a comparison: the metric against rounds, uplink bytes and all bytes; and against client memory."""
+"""Figures of a part: its metric against rounds and bytes, against a tuned setting, and against client memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedspan.study.curves import TITLES, Axis, over_seeds, thinned
-from fedspan.study.memory import client_memory
-from fedspan.study.outcome import Outcome
+from fedspan.study.curves import TITLES, Axis, over_seeds
+from fedspan.study.model import Part
+from fedspan.study.results import Entry
 from fedspan.study.tables import MEMORY, scale_of, titled
 
 STYLE: dict[Any, Any] = {
@@ -29,17 +30,26 @@ AXES: dict[Axis, float] = {"round": 1.0, "up": 1e-6, "total": 1e-6}  # bytes as 
 
 
 def panels(down: int, across: int) -> tuple[Any, Any]:
-    """A figure of panels, each of the size that all our figures have."""
+    """A figure of panels of equal size."""
     size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
     return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
 
 
-def save(figure: Any, path: Path) -> Path:
-    """As PNG and SVG; the path of the SVG."""
+def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
+    """Write PNG and SVG with a legend of label → handle; the path of the SVG."""
+    if legend:
+        figure.legend(legend.values(), legend.keys(), fontsize=8, loc="outside right center")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
     plt.close(figure)
     return path.with_suffix(".svg")
+
+
+def handles(axes: Any) -> dict[str, Any]:
+    """Label → handle over several panels."""
+    found = [axis.get_legend_handles_labels() for axis in np.ravel(axes)]
+    return {label: handle for lines, labels in found for label, handle in zip(labels, lines, strict=True)}
 
 
 def band(axis: Any, x: Any, values: Any, color: str, label: str) -> Any:
@@ -50,47 +60,68 @@ def band(axis: Any, x: Any, values: Any, color: str, label: str) -> Any:
     return middle
 
 
-def draw(outcome: Outcome, path: Path) -> Path:
-    """The metric of every variant against rounds, uplink and all bytes, side by side."""
-    plan = outcome.comparison
+def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
+    """One panel per axis and row: a part with one row has its axes side by side, another one its rows."""
+    kinds = part.figure.get("x", list(AXES) if len(part.rows) == 1 else ["round"])
+    rows = part.figure.get("rows", list(range(len(part.rows))))
+    one = len(rows) == 1
     with plt.rc_context(STYLE):
-        figure, (line,) = panels(1, len(AXES))
-        for axis, (kind, unit) in zip(line, AXES.items(), strict=True):
-            logarithmic = kind != "round"
-            for variant in plan.variants:
-                curve = outcome.curve(variant)
-                keep = thinned(len(curve.rounds), logarithmic)
-                x = curve.spent(kind)[keep] * unit
-                scale = scale_of(plan.metric)
-                band(axis, x, scale * curve.values[:, keep], variant.color, variant.label)
-            axis.set_xscale("log" if logarithmic else "linear")
-            axis.set_yscale("linear" if plan.goal == "max" else "log")
-            axis.set_xlabel(TITLES[kind].format("MB"))
-            if logarithmic:
-                axis.axvline(outcome.budget(kind) * unit, color="#888888", lw=0.8, ls=":")
-        line[0].set_ylabel(titled(plan.metric))
-        handles, labels = line[0].get_legend_handles_labels()
-        figure.legend(handles, labels, fontsize=8, loc="outside right center")
-        return save(figure, path)
+        figure, axes = panels(1, len(kinds)) if one else panels(len(kinds), len(rows))
+        for down, kind in enumerate(kinds):
+            for across, row in enumerate(rows):
+                axis = axes[0][down] if one else axes[down][across]
+                here = [entry for entry in entries if entry.row == row]
+                _curves(axis, part, here, kind) if kind in AXES else _grid(axis, part, here, kind)
+                axis.set_title(part.rows[row].label)
+                if (one and down == 0) or (not one and across == 0):
+                    axis.set_ylabel(titled(part.metric))
+        return save(figure, path, handles(axes))
 
 
-def draw_memory(outcome: Outcome, path: Path) -> Path | None:
-    """The result of every variant against client memory, whiskers over the seeds; None where it is not known."""
-    plan = outcome.comparison
-    held = {variant.name: client_memory(outcome.series(variant).table) for variant in plan.variants}
-    if all(size is None for size in held.values()):
+def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> None:
+    """The metric of every variant against a cost; a cross marks where a seed diverged."""
+    axis.set_xscale("linear" if kind == "round" else "log")
+    axis.set_yscale("linear" if part.goal == "max" else "log")
+    tops: list[float] = []
+    for entry in entries:
+        curve = entry.series.curve(part.metric)
+        x, values = curve.spent(kind) * AXES[kind], scale_of(part.metric) * curve.values
+        whole = (x > 0) | (kind == "round")
+        middle = band(axis, x[whole], values[:, whole], entry.series.color, entry.series.label)
+        tops += [float(middle[0])] if len(middle) and np.isfinite(middle[0]) else []
+        if any(t is not None for t in curve.diverged) and np.isfinite(middle).any():
+            last = int(np.flatnonzero(np.isfinite(middle))[-1])
+            axis.plot(x[whole][last], tops[-1], marker="x", color=entry.series.color, ms=7, mew=2, clip_on=False)
+    if part.goal == "min" and tops:
+        axis.set_ylim(top=3 * max(tops))  # a run that diverges leaves the panel
+    axis.set_xlabel(TITLES[kind].format("MB"))
+
+
+def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
+    """The result of every point of a grid, against one of its settings."""
+    for entry in entries:
+        points = [(one.point[key], one.end) for one in entry.tried if key in one.point]
+        ends = [scale_of(part.metric) * end.mean if end.whole else np.nan for _, end in points]
+        axis.plot([x for x, _ in points], ends, "o-", ms=4, lw=1.2, color=entry.series.color, label=entry.series.label)
+    axis.set_xscale("log")
+    axis.set_yscale("linear" if part.goal == "max" else "log")
+    axis.set_xlabel(f"{key.rpartition('.')[2]} (no point: diverged)")
+
+
+def draw_memory(part: Part, entries: Sequence[Entry], path: Path) -> Path | None:
+    """The result of every variant against client memory, whiskers over the seeds; None if no memory is known."""
+    if all(entry.client_memory is None for entry in entries):
         return None
-    scale = scale_of(plan.metric)
     with plt.rc_context(STYLE):
         figure, ((axis,),) = panels(1, 1)
         figure.set_figwidth(7)  # of which the legend takes half
-        for variant in plan.variants:
-            ends, size = scale * outcome.within(variant).ends(plan.tail), held[variant.name]
-            if size is not None and np.isfinite(ends).all():
+        for entry in entries:
+            curve = entry.curve(part)
+            ends = scale_of(part.metric) * curve.ends(part.last(len(curve.rounds)))
+            if entry.client_memory is not None and np.isfinite(ends).all():
                 reach = [[ends.mean() - ends.min()], [ends.max() - ends.mean()]]
-                style = {"fmt": "o", "ms": 5, "lw": 1.2, "capsize": 3}
-                axis.errorbar(size / 1e6, ends.mean(), reach, color=variant.color, label=variant.label, **style)
+                style = {"fmt": "o", "ms": 5, "lw": 1.2, "capsize": 3, "color": entry.series.color}
+                axis.errorbar(entry.client_memory / 1e6, ends.mean(), reach, label=entry.series.label, **style)
         axis.set_xlabel(MEMORY)
-        axis.set_ylabel(titled(plan.metric))
-        figure.legend(*axis.get_legend_handles_labels(), fontsize=8, loc="outside right center")
-        return save(figure, path)
+        axis.set_ylabel(titled(part.metric))
+        return save(figure, path, handles(axis))

@@ -1,8 +1,8 @@
 "use strict";
-// Charts and sortable tables. What a chart shows lives in location.hash, so that a view can be linked: every control
-// changes the hash, and the hash alone decides the drawing. Keys of the first chart: x, y, logx, logy, band, front,
-// off (lines switched off, by number), at (a place on the x axis whose values are read out); of the second: 2.x, …
-// Charts of marks, which have one value a line, are counted apart: m.y, …, and of the second m2.y, …
+// Charts and sortable tables. The state of a chart is in location.hash, so that a view can be linked: every control
+// changes the hash, and only the hash decides what is drawn. Keys of the first chart: row (of a part with several), x, y,
+// logx, logy, band, pareto, off (lines that are switched off, by number), at (a place on the x axis whose values are
+// shown); of the second chart: 2.x, …. Charts of marks, with one value per line, are numbered separately: m.y, m2.y, …
 (() => {
   const NAMES = { round: "Rounds", up: "Uplink", total: "All bytes", seconds: "Seconds", memory: "Memory" };
   const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
@@ -95,10 +95,11 @@
       const x = get("x") in axes ? get("x") : start.x;
       const y = get("y") in metrics ? get("y") : start.y;
       const flag = (key, usual) => (get(key) === null ? usual : get(key) === "1");
+      const row = Number(get("row")) in (this.data.rows ?? []) ? Number(get("row")) : 0;
       const off = get("off") === null ? series.flatMap((s, n) => (s.on ? [] : [n])) : get("off").split(".").filter(Boolean).map(Number);
       return {
-        x, y, off: new Set(off), logx: flag("logx", axes[x].log), logy: flag("logy", metrics[y].log),
-        band: flag("band", true), front: flag("front", x === "up" || x === "total" || x === "memory"), at: get("at") === null ? null : Number(get("at")),
+        row, x, y, off: new Set(off), logx: flag("logx", axes[x].log), logy: flag("logy", metrics[y].log),
+        band: flag("band", true), pareto: flag("pareto", x === "up" || x === "total" || x === "memory"), at: get("at") === null ? null : Number(get("at")),
       };
     }
 
@@ -129,10 +130,12 @@
       };
       const [costs, drawn] = [Object.keys(axes), Object.entries(metrics)];
       this.bar = html("div", { class: "controls" });
+      const rows = this.data.rows ?? [];
+      if (rows.length > 1) this.bar.append(choice("row", "row", rows.map((name, n) => [n, name]), "off"));
       if (costs.length > 1) this.bar.append(choice("x", "against", costs.map((k) => [k, NAMES[k]]), "logx"));
       if (drawn.length > 1) this.bar.append(choice("y", "show", drawn.map(([k, m]) => [k, m.label]), "logy"));
       const several = this.data.series.some((s) => s.seeds > 1) ? [tick("band", "seeds")] : [];
-      this.bar.append(html("div", { class: "ticks" }, tick("logx", "log x"), tick("logy", "log y"), ...several, tick("front", "Pareto front")));
+      this.bar.append(html("div", { class: "ticks" }, tick("logx", "log x"), tick("logy", "log y"), ...several, tick("pareto", "Pareto front")));
       return this.bar;
     }
 
@@ -141,7 +144,7 @@
       const lines = [];
       this.data.series.forEach((series, number) => {
         const y = series.y[state.y];
-        if (state.off.has(number) || !y) return;
+        if (series.row !== state.row || state.off.has(number) || !y) return;
         const rows = [];
         series.x[state.x].forEach((x, n) => {
           const [mean, low, high] = [y.mean[n], y.low[n], y.high[n]];
@@ -153,8 +156,8 @@
       return lines;
     }
 
-    // The evaluations that no other run beats for the same cost or less; compare/front.py says the same in the tables.
-    front(lines, state) {
+    // The evaluations that no other run beats for the same cost or less; study/pareto.py computes the same for the tables.
+    pareto(lines, state) {
       const sign = this.data.metrics[state.y].goal === "max" ? 1 : -1;
       const runs = lines.map(({ number, series }) => {
         const y = series.y[state.y];
@@ -185,7 +188,7 @@
       const ys = lines.flatMap(({ rows }) => rows.flatMap((r) => (state.band ? [r.low, r.high] : [r.mean])));
       let [x0, x1] = [Math.min(...xs), Math.max(...xs)];
       let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
-      if (lines.some(({ series }) => series.gone.length)) {  // a run on its way to infinity would flatten all others
+      if (lines.some(({ series }) => series.gone.length)) {  // a run that diverges would flatten all others
         const first = Math.max(...lines.map(({ rows }) => rows[0].mean));
         y1 = Math.min(y1, Math.max(first * 2, y0 * 1.01));
       }
@@ -227,7 +230,7 @@
       const inside = svg("g", { "clip-path": `url(#inside${this.prefix})` });
       const clip = svg("rect", { x: area.left - 4, y: area.top - 4, width: area.right - area.left + 8, height: area.bottom - area.top + 4 });
       root.append(svg("clipPath", { id: `inside${this.prefix}` }, clip), inside);
-      const stops = state.front ? this.front(lines, state) : [];
+      const stops = state.pareto ? this.pareto(lines, state) : [];
       const drawn = lines.map((line) => (this.marks ? this.mark(line, state, x, y) : this.line(line, state, area, x, y)));
       const stairs = this.stairs(stops, x, y);
       inside.append(...(this.marks ? [...stairs, ...drawn] : [...drawn, ...stairs]));
@@ -247,7 +250,7 @@
         parts.push(svg("line", { class: "grid", x1: area.left, x2: area.right, y1: y(value), y2: y(value) }));
         parts.push(svg("text", { x: area.left - 6, y: y(value) + 4, "text-anchor": "end" }, words(value)));
       }
-      let free = -Infinity;  // labels that would run into their neighbor are left out
+      let free = -Infinity;  // labels that would overlap are left out
       for (const value of ticks(box.x0, box.x1, state.logx, Math.max(2, Math.round((area.right - area.left) / 85)))) {
         const [text, at] = [words(value), x(value)];
         const half = text.length * 3.4 + 4;
@@ -281,7 +284,7 @@
       return group;
     }
 
-    // One value: a circle or a square, filled or hollow where others have its color, and a whisker over the seeds.
+    // One value: a circle or a square, hollow if another one has its color, with a whisker over the seeds.
     mark({ number, series, rows: [row] }, state, x, y) {
       const group = svg("g", { class: "series", "data-number": number, style: `--c:${this.color(series)}` });
       const [px, py] = [x(row.x), y(row.mean)];
@@ -294,7 +297,7 @@
       return group;
     }
 
-    // Names beside the marks, where they run into nothing; the legend has them all.
+    // Names beside the marks where there is room; the legend has all of them.
     name(groups, lines, stops, area, x, y) {
       const taken = lines.map(({ rows: [r] }) => [x(r.x) - 8, Math.min(y(r.high), y(r.mean) - 8), x(r.x) + 8, Math.max(y(r.low), y(r.mean) + 8)]);
       stops.slice(1).forEach((stop, n) => {
@@ -321,7 +324,7 @@
     stairs(stops, x, y) {
       if (!stops.length) return [];
       const d = stops.map((s, n) => (n ? `H${x(s.x).toFixed(1)}V${y(s.y).toFixed(1)}` : `M${x(s.x).toFixed(1)} ${y(s.y).toFixed(1)}`)).join("");
-      const parts = [svg("path", { class: "front", d, "data-stops": JSON.stringify(stops.map((s) => [s.number, s.x, s.y])) })];
+      const parts = [svg("path", { class: "pareto", d, "data-stops": JSON.stringify(stops.map((s) => [s.number, s.x, s.y])) })];
       let drawn = null;
       for (const stop of stops) {
         const here = [x(stop.x), y(stop.y)];
@@ -337,14 +340,17 @@
       return series.color === "#000000" ? "var(--ink)" : series.color;
     }
 
-    // Controls and legend as the state has them.
+    // Set controls and legend to the state.
     show(state) {
       for (const input of this.bar.querySelectorAll("input")) {
         const key = input.dataset.key ?? input.closest("fieldset").dataset.key;
-        input.checked = input.type === "radio" ? input.value === state[key] : state[key];
+        input.checked = input.type === "radio" ? input.value === String(state[key]) : state[key];
       }
       if (!this.keys.children.length) this.data.series.forEach((series, number) => this.keys.append(html("li", {}, this.key(series, number))));
-      [...this.keys.children].forEach((item, number) => item.firstChild.setAttribute("aria-pressed", String(!state.off.has(number))));
+      [...this.keys.children].forEach((item, number) => {
+        item.hidden = this.data.series[number].row !== state.row;
+        item.firstChild.setAttribute("aria-pressed", String(!state.off.has(number)));
+      });
     }
 
     key(series, number) {
@@ -364,7 +370,7 @@
     lift(number) {
       const groups = [...this.plot.querySelectorAll(".series")];
       const known = groups.some((g) => Number(g.dataset.number) === number);
-      this.plot.classList.toggle("aside", known);
+      this.plot.classList.toggle("dimmed", known);
       for (const group of groups) group.classList.toggle("near", known && Number(group.dataset.number) === number);
     }
 
@@ -397,7 +403,7 @@
       event.preventDefault();
     }
 
-    // The values of all lines at one place: of each the last evaluation that costs no more.
+    // The values of all lines at one place: the last evaluation of each that costs no more.
     read() {
       const { state, lines, area, x, y, root, width } = this.lineup;
       const at = this.hover ?? state.at;
@@ -425,7 +431,7 @@
         return html("li", { style: `--c:${this.color(series)}` }, name, html("b", {}, words(row.mean) + several));
       };
       this.reading.replaceChildren(`${this.data.axes[state.x].label}: ${words(at, 3)}`, html("ul", {}, ...found.slice(0, 14).map(item)));
-      // To the side that has more room, in the half that has fewer points.
+      // On the side with more room, in the half with fewer points.
       const right = place < (area.left + area.right) / 2;
       const across = right ? { left: `${place + 14}px`, right: "" } : { left: "", right: `${width - place + 14}px` };
       const ends = [place, place + (right ? 1 : -1) * (14 + this.reading.offsetWidth)].sort((a, b) => a - b);
@@ -449,7 +455,7 @@
     rows.sort((a, b) => {
       if (!numeric) return sign * a.cells[column].textContent.localeCompare(b.cells[column].textContent);
       const [p, q] = [worth(a.cells[column]), worth(b.cells[column])];
-      return p === null || q === null ? (p === null) - (q === null) : sign * (p - q);  // without a number: last
+      return p === null || q === null ? (p === null) - (q === null) : sign * (p - q);  // cells without a number come last
     });
     table.tBodies[0].append(...rows);
   };

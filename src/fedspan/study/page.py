@@ -1,81 +1,57 @@
-"""The one page of fedspan: sections of words, charts, tables and figures, and the command that made it.
+"""The self-contained HTML page of a report: text, charts, tables, and the command that made it.
 
-page.html is the frame, page.css and page.js are put into it; nothing is loaded from anywhere.
+page.html is the template, into which page.css and page.js are put; nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import tomli_w
 from markupsafe import Markup, escape
 
-from fedspan.engine.run_dir import versions
+from fedspan.study.chart import by_memory, chart
+from fedspan.study.report import Report, Section
+from fedspan.study.tables import Cell, Grid
 
 HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Cell:
-    """An entry of a table; `small` stands below it, `mark` colors that."""
-
-    main: str
-    small: str = ""
-    mark: str = ""
+def render(report: Report) -> str:
+    """A report as a page."""
+    sections = [_section(one) for one in report.sections]
+    return template(report.title, report.lead, sections, report.command, report.footer, report.missed)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table; with a `title` it is folded away."""
-
-    header: list[str]
-    rows: Sequence[Sequence[Cell | str]]
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page."""
-
-    title: str
-    about: str
-    grids: list[Grid] = field(default_factory=list)
-    figures: list[Path] = field(default_factory=list)  # SVG files
-    notes: list[str] = field(default_factory=list)
-    chart: dict[str, Any] | None = None  # as compare/chart.py makes it
-    specs: list[tuple[str, str]] = field(default_factory=list)  # label, TOML
-    memory: dict[str, Any] | None = None  # a chart of marks, likewise
-
-
-def render(
+def template(
     title: str,
-    lead: Sequence[str | Markup],
-    missed: Sequence[str],
-    sections: Sequence[Section],
+    lead: Sequence[str],
+    sections: Sequence[Mapping[str, Any]],
     command: str,
-    cost: str,
+    footer: str,
+    missed: Sequence[str] = (),
 ) -> str:
-    """The page as text; figures are put in as SVG."""
+    """A page of sections, each with a title, about, notes, charts, grids, drawings (SVG files) and specs."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string((HERE / "page.html").read_text()).render(
         title=title,
-        lead=lead,
+        lead=[coded(text) for text in lead],
         missed=missed,
-        sections=[_section(one) for one in sections],
+        sections=[_complete(one) for one in sections],
         command=command,
-        footer=f"{cost} {', '.join(f'{k} {v}' for k, v in versions().items())}".strip(),
+        footer=footer,
         style=_own("page.css"),
         script=_own("page.js"),
     )
 
 
 def coded(text: str) -> Markup:
-    """`words` as code."""
+    """Text in which words between backticks are code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (escaped just here)
 
 
@@ -83,32 +59,37 @@ def _own(name: str) -> Markup:
     return Markup((HERE / name).read_text())  # noqa: S704 (our own file)
 
 
-def _section(section: Section) -> dict[str, object]:
-    drawings = [Markup(f"<svg{path.read_text().partition('<svg')[2]}") for path in section.figures]  # noqa: S704 (ours)
-    grids = [
-        {
-            "header": g.header,
-            "title": g.title,
-            "rows": [[Cell(c) if isinstance(c, str) else c for c in r] for r in g.rows],
-        }
-        for g in section.grids
-    ]
-    notes = [coded(note) for note in section.notes]
-    return {
-        "title": section.title,
-        "about": coded(section.about),
-        "grids": grids,
-        "drawings": drawings,
-        "notes": notes,
-        "charts": [
-            (kind, f"{section.title}{words}", _data(drawn))
-            for kind, words, drawn in (("", "", section.chart), (" marks", ", by client memory", section.memory))
-            if drawn is not None
-        ],
-        "specs": section.specs,
-    }
+def _section(section: Section) -> dict[str, Any]:
+    charts = [("", section.title, chart(section.part, section.entries))]
+    memory = by_memory(section.part, section.entries)
+    charts += [] if memory is None else [(" marks", f"{section.title}, by client memory", memory)]
+    first = [entry for entry in section.entries if entry.row == 0]
+    specs = [(e.series.label, tomli_w.dumps({k: v for k, v in e.series.spec.items() if k != "seed"})) for e in first]
+    words = {"title": section.title, "about": section.about, "notes": section.notes}
+    return words | {"grids": section.grids, "charts": charts, "specs": specs}
+
+
+def _complete(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with everything that the template reads."""
+    usual: dict[str, Any] = {"notes": [], "charts": [], "grids": [], "drawings": [], "specs": []}
+    found = usual | dict(section)
+    found["about"] = coded(found["about"])
+    found["notes"] = [coded(note) for note in found["notes"]]
+    found["charts"] = [(kind, name, _data(drawn)) for kind, name, drawn in found["charts"]]
+    found["drawings"] = [_drawing(path) for path in found["drawings"]]
+    found["grids"] = [_grid(grid) for grid in found["grids"]]
+    return found
+
+
+def _drawing(path: Path) -> Markup:
+    return Markup(f"<svg{path.read_text().partition('<svg')[2]}")  # noqa: S704 (our own file)
+
+
+def _grid(grid: Grid) -> Grid:
+    rows: list[list[Cell | str]] = [[Cell(c) if isinstance(c, str) else c for c in row] for row in grid.rows]
+    return Grid(grid.header, rows, grid.title)
 
 
 def _data(value: dict[str, Any]) -> Markup:
-    """JSON that no text in it can lead out of its script element."""
+    """JSON in which no text can end the script element."""
     return Markup(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"))  # noqa: S704

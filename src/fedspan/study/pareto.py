@@ -1,7 +1,7 @@
 """The Pareto front of several series: the evaluations that no other run beats for the same cost or less.
 
-Every row counts as a place to stop, so the front says which method to take for so many bytes, whatever the length of
-the runs. Between two rows a run is taken to go straight. A row counts only where all its seeds came through.
+Every row counts as a place to stop, so the front tells which method to take for a number of bytes, whatever the length
+of the runs. Between two rows a run is interpolated linearly. A row counts only if all its seeds have it.
 """
 
 from __future__ import annotations
@@ -11,32 +11,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspan.study.curves import Axis, Curve, Floats, thinned
-from fedspan.study.plan import Goal
+from fedspan.study.curves import Axis, Curve, Floats
+from fedspan.study.model import Goal
 from fedspan.study.series import Series
-
-POINTS = 120  # of a curve, evenly on a plain axis and again on a logarithmic one
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A place to stop: row `cost` of series number `series`."""
+    """A place to stop: a row of series number `series`."""
 
     series: int
     cost: float
     value: float
 
 
-def thin(curve: Curve) -> Curve:
-    """The curve with as many rows as can be told apart on a screen."""
-    rows = len(curve.rounds)
-    return curve.at_rows(np.union1d(thinned(rows, False, POINTS), thinned(rows, True, POINTS)))
-
-
-def front(series: Sequence[Series], metric: str, goal: Goal, axis: Axis) -> list[Stop]:
-    """The front, from the cheapest stop to the dearest; what cost nothing is not on it."""
+def pareto(series: Sequence[Series], metric: str, goal: Goal, axis: Axis) -> list[Stop]:
+    """The Pareto-optimal rows, from the cheapest to the most expensive; rows that cost nothing are left out."""
     sign = 1 if goal == "max" else -1
-    lines = [_whole(thin(one.curve(metric)), axis, sign) for one in series]
+    lines = [_worth(one.curve(metric), axis, sign) for one in series]
     costs = np.unique(np.concatenate([cost for cost, _ in lines]))
     best, out = -np.inf, []
     for cost in costs[costs > 0].tolist():
@@ -49,7 +41,7 @@ def front(series: Sequence[Series], metric: str, goal: Goal, axis: Axis) -> list
     return out
 
 
-def _whole(curve: Curve, axis: Axis, sign: int) -> tuple[Floats, Floats]:
+def _worth(curve: Curve, axis: Axis, sign: int) -> tuple[Floats, Floats]:
     """Cost and worth, the more the better, of the rows that all seeds have."""
     worth = sign * curve.values.mean(0)
     there = np.isfinite(worth)
@@ -57,16 +49,16 @@ def _whole(curve: Curve, axis: Axis, sign: int) -> tuple[Floats, Floats]:
 
 
 def _at(line: tuple[Floats, Floats], cost: float) -> float:
-    """The worth at a cost, on the straight line between two rows; nothing before the first and beyond the last."""
+    """The worth at a cost; nothing before the first row and beyond the last."""
     costs, worth = line
     inside = len(costs) and costs[0] <= cost <= costs[-1]
     return float(np.interp(cost, costs, worth)) if inside else -np.inf
 
 
 def reach(series: Sequence[Series], metric: str, goal: Goal, axis: Axis) -> dict[int, tuple[float, float]]:
-    """Series on the front → (cheapest, dearest) of its stops there."""
+    """Number of a series → (cheapest, most expensive) of its Pareto-optimal rows."""
     out: dict[int, tuple[float, float]] = {}
-    for stop in front(series, metric, goal, axis):
+    for stop in pareto(series, metric, goal, axis):
         low, _ = out.get(stop.series, (stop.cost, stop.cost))
         out[stop.series] = low, stop.cost
     return out

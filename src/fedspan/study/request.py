@@ -1,8 +1,8 @@
-"""A comparison as it is asked for on the command line: spec files, or one spec and the names of methods, with grids.
+"""A comparison as it is given on the command line: spec files, or one spec and the names of methods, with grids.
 
 --methods fedavg,scaffold                               with the steps and the subspace of the base spec
 --methods 'ssf:rank=0.05,control=paper as SSF small'    with settings of its own, and a label
---grid lr=0.01,0.03,0.1                                 every method is tuned over these
+--grid lr=0.01,0.03,0.1                                 every method is tuned over these values
 --grid ssf:lr=0.1,0.3 --grid ssf:refresh=1,5            SSF over these instead, and over these as well
 """
 
@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspan.api import spec as experiment
-from fedspan.api.spec import Spec, plain_value, read_toml, sibling, with_changes, with_values
 from fedspan.core.errors import SpecError, one_of
+from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
+from fedspan.costs import outline
 from fedspan.study.budget import Budget
-from fedspan.study.plan import COLORS, Comparison, Goal, Variant, goal_of, main_metric
-from fedspan.study.series import flat, labels, setting
+from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, main_metric, setting
+from fedspan.study.parse import study_of
+from fedspan.study.series import labels
 
-OWN = ("method", "epochs")  # what each spec file has for itself
-EQUAL = ("task", "participation", "seed", "dtype", "rounds", "eval_every")  # what spec files must agree in
+OWN = ("method", "epochs")  # what each spec file has of its own
 
 
 def requested(
@@ -38,51 +38,54 @@ def requested(
     metric: str | None = None,
     goal: Goal | None = None,
     tail: int | None = None,
-) -> Comparison:
-    """The comparison that a command line asks for, every spec of it checked."""
-    plan = _plan(specs, methods, budget, changes)
-    plain = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
-    given: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
+) -> Study:
+    """The comparison that a command line asks for, with every spec of it checked."""
+    study = _study(specs, methods, budget, changes)
+    if len(study.parts) > 1:
+        raise SpecError(f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one")
+    part = study.parts[0]
+    options = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if budget:
         given["budget"] = Budget.parse(budget)
-    plan = dataclasses.replace(plan, variants=with_grids(plan.variants, grids), **given)
-    first = plan.variants[0]
-    known = experiment.metrics(plan.spec(first, first.points()[0], rounds=1))
-    metric = metric or plan.metric or main_metric(known)
+    part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
+    first = part.variants[0]
+    known = outline.metrics(part.spec(first, first.points()[0], rounds=1))
+    metric = metric or part.metric or main_metric(known)
     one_of("metric", metric, known)
-    goal = goal or (plan.goal if metric == plan.metric else goal_of(metric))
-    plan = dataclasses.replace(plan, metric=metric, goal=goal)
-    for variant in plan.variants:
+    goal = goal or (part.goal if metric == part.metric else goal_of(metric))
+    part = dataclasses.replace(part, metric=metric, goal=goal)
+    for row, variant in part.cells():
         for point in variant.points():
-            experiment.check(plan.spec(variant, point))
-    return plan
+            outline.check(part.spec(variant, point, row))
+    return dataclasses.replace(study, parts=[part])
 
 
-def _plan(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]) -> Comparison:
-    """Base and variants; the metric is empty where it is not said."""
+def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]) -> Study:
+    """Base and variants; the metric is empty if it is not given."""
     tables = [(path, read_toml(path)) for path in specs]
     for path, table in tables:
-        if "variants" in table:
+        if "variants" in table or "parts" in table:
             if len(specs) > 1 or methods:
-                raise SpecError(f"{str(path)!r} is a whole comparison; it goes without other specs and --methods")
+                raise SpecError(f"{str(path)!r} is a complete comparison; give it without other specs and --methods")
             base = with_changes(table.get("base", {}), tuple(changes))
-            return Comparison.from_table({"name": path.stem, "metric": ""} | table | {"base": base})
+            return study_of({"name": path.stem, "metric": ""} | table | {"base": base})
     found = [(str(path), Spec.from_table(with_changes(table, tuple(changes)))) for path, table in tables]
     if methods:
         if len(found) > 1:
             raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
         base, variants = found[0][1].table(), _of_methods(found[0][1], methods)
     else:
-        _agree(found, [key for key in EQUAL if not (key == "rounds" and budget)])
+        _agree(found, {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])})
         base = {key: value for key, value in found[0][1].table().items() if key not in OWN}
         variants = _of_specs([spec for _, spec in found])
-    return Comparison("comparison", base, variants, seeds=3, metric="", tail=1)
+    return Study("comparison", [Part(name="comparison", base=base, variants=variants, metric="")])
 
 
-def _agree(found: Sequence[tuple[str, Spec]], keys: Sequence[str]) -> None:
+def _agree(found: Sequence[tuple[str, Spec]], free: set[str]) -> None:
     (first, one), *others = found
     for name, other in others:
-        a, b = (flat({k: v for k, v in spec.table().items() if k in keys}) for spec in (one, other))
+        a, b = (flat({k: v for k, v in spec.table().items() if k not in free}) for spec in (one, other))
         for key in dict.fromkeys([*a, *b]):
             if a.get(key) != b.get(key):
                 raise SpecError(
@@ -103,7 +106,7 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
         rest, _, label = (part.strip() for part in text.partition(" as "))
         name, _, settings = (part.strip() for part in rest.partition(":"))
         values = dict(_setting(part, text) for part in split(settings)) if settings else {}
-        table = sibling(base, name)
+        table = outline.sibling(base, name)
         table = without_projector(table) if "rank" in values else table
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
         found.append((name, label, {"method": with_values(table, values)}))
@@ -111,14 +114,14 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
 
 
 def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]:
-    """Variants from (method, label, table), named by their methods and numbered where one comes twice."""
+    """Variants from (method, label, table), named by their methods and numbered if a method occurs twice."""
     names: list[str] = []
     for method, _, _ in found:
         count = sum(re.sub(r"-\d+$", "", name) == method for name in names)
         names.append(f"{method}-{count + 1}" if count else method)
     same = [label for n, (_, label, _) in enumerate(found) if label in [other for _, other, _ in found[:n]]]
     if same:
-        raise SpecError(f"two methods are both called {same[0]!r}; tell them apart with `… as LABEL`")
+        raise SpecError(f"two methods have the label {same[0]!r}; give one of them another with `… as LABEL`")
     return [
         Variant(name, label, COLORS[n % len(COLORS)], table, {})
         for n, (name, (_, label, table)) in enumerate(zip(names, found, strict=True))
@@ -128,19 +131,19 @@ def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]
 def with_grids(variants: Sequence[Variant], texts: Sequence[str]) -> list[Variant]:
     """The variants with grids such as `lr=0.1,0.3`, for all, or `ssf:lr=0.1,0.3`, for those of one method or label."""
     grids = {variant.name: dict(variant.grid) for variant in variants}
-    own: set[tuple[str, str]] = set()  # grids of a single method go before those for all, in whatever order they come
+    own: set[tuple[str, str]] = set()  # a grid of one method overrides a grid for all, in any order
     for text in texts:
         left, sign, values = text.partition("=")
-        whose, colon, key = left.rpartition(":")
+        owner, colon, key = left.rpartition(":")
         if not sign or not key.strip() or not values.strip():
             raise SpecError(f"--grid needs key=value,value,… or method:key=value,value,…, got {text!r}")
         key = _grid_key(key.strip())
-        meant = [v for v in variants if not colon or whose.strip() in (v.name, v.label, _method(v))]
-        if not meant:
-            raise SpecError(f"--grid {text!r} is for {whose!r}, which is not compared; one of {_names(variants)}")
-        for variant in meant:
+        chosen = [v for v in variants if not colon or owner.strip() in (v.name, v.label, _method(v))]
+        if not chosen:
+            raise SpecError(f"--grid {text!r} is for {owner!r}, which is not compared; one of {_names(variants)}")
+        for variant in chosen:
             if colon or (variant.name, key) not in own:
-                grids[variant.name][key] = [plain_value(value) for value in split(values)]
+                grids[variant.name][key] = [toml_value(value) for value in split(values)]
             if colon:
                 own.add((variant.name, key))
     return [dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name])) for v in variants]
@@ -152,16 +155,16 @@ def _for_grid(table: dict[str, Any], grid: Mapping[str, list[Any]]) -> dict[str,
 
 
 def without_projector(method: dict[str, Any]) -> dict[str, Any]:
-    """A method's table in which a `rank`, short for a projector, may stand in the place of the projector."""
+    """A method's table without its projector, so that `rank`, which is short for one, may be set."""
     return {key: value for key, value in method.items() if key != "projector"}
 
 
 def _grid_key(key: str) -> str:
-    """`lr` is short for method.lr; what decides the task is not tuned."""
+    """`lr` is short for method.lr; settings of the task are not tuned."""
     top = key.partition(".")[0]
     fields = {field.name for field in dataclasses.fields(Spec)} - {"method", "epochs"}
     if top in fields:
-        raise SpecError(f"--grid tunes the method, and {key!r} is not part of it; change it for all with --set")
+        raise SpecError(f"--grid tunes the method, and {key!r} is not a setting of it; change it for all with --set")
     return key if top in ("method", "epochs") else f"method.{key}"
 
 
@@ -175,7 +178,7 @@ def _names(variants: Sequence[Variant]) -> str:
 
 
 def entries(text: str) -> list[str]:
-    """`a,b:k=1,l=2,c` → a | b:k=1,l=2 | c: a part that is `key=value` belongs to the method before it."""
+    """`a,b:k=1,l=2,c` → a | b:k=1,l=2 | c: a piece `key=value` belongs to the method before it."""
     out: list[str] = []
     for part in split(text):
         if out and re.match(r"[\w.]+\s*=", part):
@@ -186,15 +189,15 @@ def entries(text: str) -> list[str]:
 
 
 def split(text: str) -> list[str]:
-    """At commas that stand in no bracket and no quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
-    for message in text:
-        quote = "" if message == quote else message if message in "\"'" and not quote else quote
-        depth += 0 if quote else (message in "[{") - (message in "]}")
-        if message == "," and not depth and not quote:
+    for char in text:
+        quote = "" if char == quote else char if char in "\"'" and not quote else quote
+        depth += 0 if quote else (char in "[{") - (char in "]}")
+        if char == "," and not depth and not quote:
             parts.append("")
         else:
-            parts[-1] += message
+            parts[-1] += char
     return [part.strip() for part in parts if part.strip()]
 
 
@@ -202,4 +205,4 @@ def _setting(part: str, text: str) -> tuple[str, Any]:
     key, sign, value = (piece.strip() for piece in part.partition("="))
     if not sign or not key or not value:
         raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
-    return key, plain_value(value)
+    return key, toml_value(value)

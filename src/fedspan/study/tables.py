@@ -1,4 +1,4 @@
-"""Tables of results, as (header, rows) for the page and the terminal, as Markdown, and as CSV."""
+"""Tables of results: for the page and the terminal, as Markdown, and as CSV."""
 
 from __future__ import annotations
 
@@ -6,36 +6,65 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Tail
-from fedspan.study.outcome import Outcome
+from fedspan.study.model import Part, settings
 from fedspan.study.pareto import reach
-from fedspan.study.plan import Goal, Variant
-from fedspan.study.series import Series, setting
+from fedspan.study.published import SIGNS, judge, number
+from fedspan.study.results import Entry
+from fedspan.study.series import Series
 
-Cells = tuple[list[str], list[list[str]]]
-FRONTS: tuple[Axis, ...] = ("up", "total")
+PARETO: tuple[Axis, ...] = ("up", "total")
 MEMORY = "client memory, MB"
-PLAIN = ("round", "up_bytes", "down_bytes", "seconds")
+MEMORY_NOTE = (
+    "Client memory is the peak of one local step with the largest batch. It is computed by a dry run on tensors "
+    "without data, as in `fedspan plan --model`; steps of FedIT and FFA-LoRA are those of PEFT's adapters. "
+    "What a client keeps between rounds is not included."
+)
 
 
-def number(value: float, digits: int = 2) -> str:
-    """6.23e-3, the way the tables write it."""
-    if not math.isfinite(value):
-        return "NaN"
-    mantissa, exponent = f"{value:.{digits}e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+@dataclass(frozen=True)
+class Cell:
+    """An entry of a table; `small` stands below it, and `mark` colors that: yes, no or empty."""
+
+    main: str
+    small: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; one with a title is folded away on the page."""
+
+    header: list[str]
+    rows: list[list[Cell | str]]
+    title: str = ""
+
+    def texts(self) -> list[list[str]]:
+        """The rows as plain text."""
+        return [[_text(cell) for cell in row] for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [self.header, ["---"] * len(self.header), *self.texts()]
+        return "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |\n" for line in lines)
+
+
+def _text(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    return f"{cell.main} ({cell.small})" if cell.small else cell.main
 
 
 def scale_of(metric: str) -> int:
-    """What a metric is multiplied by to be shown: accuracies are in per cent."""
+    """What a metric is multiplied by to be shown: accuracies are in percent."""
     return 100 if metric == "accuracy" else 1
 
 
 def shown(metric: str, tail: Tail) -> str:
-    """A result in words: accuracies in per cent, perplexities as they are, other metrics as 6.23e-3."""
+    """A result in words: accuracies in percent, perplexities as they are, other metrics as 6.23e-3."""
     if metric in ("accuracy", "perplexity"):
         return tail.text(f"{scale_of(metric) * tail.mean:.1f}", f"{scale_of(metric) * tail.spread:.1f}")
     return tail.text(number(tail.mean), number(tail.spread, 0))
@@ -46,138 +75,130 @@ def titled(metric: str) -> str:
     return f"{metric}, %" if metric == "accuracy" else metric
 
 
-def point_of(outcome: Outcome, variant: Variant) -> str:
-    """The chosen settings of a variant; * marks the edge of its grid."""
-    point = outcome.chosen()[variant.name]
-    star = "*" if outcome.at_edge(variant) else ""
-    return ", ".join(setting(key, value) for key, value in point.items()) + star
+def point_of(entry: Entry) -> str:
+    """The chosen settings of an entry; * marks the end of its grid."""
+    return settings(entry.point) + ("*" if entry.at_edge else "")
 
 
-def main(outcome: Outcome) -> Cells:
-    """One row a variant: its result, and what it spent."""
-    return equal_rounds(outcome) if outcome.comparison.budget is None else within_budget(outcome)
+def results(part: Part, entries: Sequence[Entry]) -> Grid:
+    """The main table of a part: one row per variant, or per row of the part with one column per variant."""
+    return _by_variant(part, entries) if len(part.rows) == 1 else _by_row(part, entries)
 
 
-def equal_rounds(outcome: Outcome) -> Cells:
-    """The result at equal rounds, at equal uplink and at equal total bytes."""
-    plan = outcome.comparison
-    up, both = outcome.budget("up"), outcome.budget("total")
-    unit = ", %" if plan.metric == "accuracy" else ""
-    header = ["method", "tuned", f"{plan.metric} after {plan.base['rounds']} rounds{unit}", f"best{unit}"]
-    header += [f"at {sized(up)} up", f"at {sized(both)} both ways", "MB up", "MB both ways"]
-    rows = []
-    for variant in plan.variants:
-        curve = outcome.curve(variant)
-        results = [outcome.final(variant), outcome.best(variant)]
-        results += [outcome.at(variant, "up", up), outcome.at(variant, "total", both)]
-        sizes = [curve.up[-1], curve.up[-1] + curve.down[-1]]
-        texts = [shown(plan.metric, tail) for tail in results]
-        rows.append([variant.label, point_of(outcome, variant), *texts, *(f"{s / 1e6:.4g}" for s in sizes)])
-    return header, rows
+def _by_variant(part: Part, entries: Sequence[Entry]) -> Grid:
+    """The result, the best evaluation, results at equal cost, and what was spent."""
+    unit = ", %" if part.metric == "accuracy" else ""
+    length = f"after {part.base['rounds']} rounds" if part.budget is None else f"at {part.budget.words()}"
+    header = ["method", "tuned", f"{part.metric} {length}{unit}", f"best{unit}", *entries[0].at]
+    header += [*(["rounds"] if part.budget else []), "MB up", "MB both ways", "published, final", "published, best"]
+    rows: list[list[Cell | str]] = []
+    for entry in entries:
+        curve = entry.curve(part)
+        texts = [shown(part.metric, tail) for tail in (entry.final, entry.best, *entry.at.values())]
+        lengths = [f"{curve.rounds[-1]:.0f}"] if part.budget else []
+        sizes = [f"{curve.spent(axis)[-1] / 1e6:.4g}" for axis in PARETO]
+        two = part.rows[0].published.get(entry.variant)
+        published = [f"{value:.1f}" for value in two] if isinstance(two, list) else ["", ""]
+        rows.append([entry.series.label, point_of(entry), *texts, *lengths, *sizes, *published])
+    header, rows = (
+        [*header, MEMORY],
+        [[*row, _scaled(entry.client_memory, 1e6)] for row, entry in zip(rows, entries, strict=True)],
+    )
+    return _without_empty(header, rows, keep=len(header) - 3)
 
 
-def within_budget(outcome: Outcome) -> Cells:
-    """The result when the budget is spent, and where each could stand for what the least costly has spent."""
-    plan = outcome.comparison
-    assert plan.budget is not None
-    unit = ", %" if plan.metric == "accuracy" else ""
-    header = ["method", "tuned", f"{plan.metric} at {plan.budget.words()}{unit}", f"best{unit}"]
-    others: dict[Axis, float] = {a: outcome.budget(a) for a in ("total", "round") if set(plan.budget.limits) != {a}}
-    header += [f"{Budget({axis: most}).words()}, best of grid" for axis, most in others.items()]
-    header += ["rounds", "MB up", "MB both ways"]
-    rows = []
-    for variant in plan.variants:
-        curve = outcome.within(variant)
-        results = [outcome.final(variant), outcome.best(variant)]
-        results += [outcome.tuned_at(variant, axis, most) for axis, most in others.items()]
-        texts = [shown(plan.metric, tail) for tail in results]
-        sizes = [f"{curve.rounds[-1]:.0f}", *(f"{curve.spent(axis)[-1] / 1e6:.4g}" for axis in FRONTS)]
-        rows.append([variant.label, point_of(outcome, variant), *texts, *sizes])
-    return header, rows
+def _by_row(part: Part, entries: Sequence[Entry]) -> Grid:
+    """The values of every row, and the result of every variant there."""
+    names = list(dict.fromkeys(key for row in part.rows for key in row.values))
+    shown_ = [variant for variant in part.variants if any(entry.variant == variant.name for entry in entries)]
+    targets = any(row.target is not None for row in part.rows)
+    rows: list[list[Cell | str]] = []
+    for place, row in enumerate(part.rows):
+        here = {entry.variant: entry for entry in entries if entry.row == place}
+        values: list[Cell | str] = [_plain(row.values.get(name, "")) for name in names]
+        values += [_plain(row.target)] if targets else []
+        rows.append([*values, *(_cell(part, here[v.name]) if v.name in here else "" for v in shown_)])
+    extra = [f"{part.metric} to reach"] if targets else []
+    return Grid([*names, *extra, *(f"{v.label}, MB" if targets else v.label for v in shown_)], rows)
 
 
-def tuning(outcome: Outcome) -> Cells:
-    """One row a point of every grid."""
-    plan = outcome.comparison
-    chosen = outcome.chosen()
-    rows = []
-    for variant in plan.variants:
-        for trial in outcome.trials(variant):
-            settings = ", ".join(f"{key} = {setting('name', value)}" for key, value in trial.point.items())
-            mark = "chosen" if trial.point == chosen[variant.name] else ""
-            rows.append([variant.label, settings, str(trial.rounds), shown(plan.metric, trial.end), mark])
-    return ["method", "settings", "rounds", titled(plan.metric), ""], rows
+def _cell(part: Part, entry: Entry) -> Cell:
+    """The result of an entry, the settings it was tuned to, and the published number."""
+    if part.rows[entry.row].target is not None:
+        found = entry.reached
+        return Cell("not reached" if found is None else f"{found[1] / 1e6:.3g} up, {found[2] / 1e6:.3g} both ways")
+    verdict = judge(part, entry)
+    published = " ".join(text for text in (SIGNS[verdict.holds], f"published {verdict.published}") if text)
+    small = [point_of(entry)] if entry.tried else []
+    small += [", ".join(text for text in (published, verdict.distance) if text)] if verdict.published else []
+    mark = {True: "yes", False: "no", None: ""}[verdict.holds]
+    return Cell(shown(part.metric, entry.final), "; ".join(small), mark)
 
 
-def with_memory(cells: Cells, memories: Sequence[int | None]) -> Cells:
-    """A table of one row a series with the client memory of each behind it, where that of any is known."""
-    header, rows = cells
-    if all(size is None for size in memories):
-        return cells
-    return [*header, MEMORY], [[*row, _megabytes(size)] for row, size in zip(rows, memories, strict=True)]
+def tuning(part: Part, entries: Sequence[Entry]) -> Grid:
+    """One row per point of every grid."""
+    rows: list[list[Cell | str]] = []
+    for entry in entries:
+        for one in entry.tried:
+            words = ", ".join(f"{key} = {_plain(value)}" for key, value in one.point.items())
+            mark = "chosen" if one.point == entry.point else ""
+            where = part.rows[entry.row].label
+            rows.append([where, entry.series.label, words, str(one.rounds), shown(part.metric, one.end), mark])
+    return _without_empty(["row", "method", "settings", "rounds", titled(part.metric), ""], rows, title="Tuning")
 
 
-def records(
-    series: Sequence[Series],
-    metric: str,
-    goal: Goal,
-    states: Sequence[int | None] | None = None,
-    memories: Sequence[int | None] = (),
-) -> list[dict[str, Any]]:
-    """One record of plain values a series; `states` are bytes that a client keeps, `memories` those of a local step."""
-    fronts = {axis: reach(series, metric, goal, axis) for axis in FRONTS}
+def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """One record of plain values per entry."""
     out = []
-    for place, one in enumerate(series):
-        curve = one.curve(metric)
-        last = curve.tail(1)
-        record: dict[str, Any] = {"run": one.label, "seeds": last.seeds, "diverged": last.diverged}
-        record |= {"failed": last.failed, "rounds": int(curve.rounds[-1]), "final": last, "best": curve.best(goal)}
-        record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
-        record |= {"client_state_bytes": states[place] if states else None, "seconds": float(curve.seconds[-1])}
-        if any(size is not None for size in memories):
-            record["client_memory_bytes"] = memories[place]
-        out.append(record | {f"front_{axis}_bytes": fronts[axis].get(place) for axis in FRONTS})
-    return out
+    for row in range(len(part.rows)):
+        here = [entry for entry in entries if entry.row == row]
+        fronts = {axis: reach([e.series for e in here], part.metric, part.goal, axis) for axis in PARETO}
+        for place, entry in enumerate(here):
+            curve = entry.series.curve(part.metric)
+            last, verdict = curve.tail(1), judge(part, entry)
+            record: dict[str, Any] = {"row": part.rows[row].label, "run": entry.series.label, "seeds": last.seeds}
+            record |= {"diverged": last.diverged, "failed": last.failed, "rounds": int(curve.rounds[-1])}
+            record |= {"last": last, "best": curve.best(part.goal), "tuned": point_of(entry), "result": entry.final}
+            record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
+            record |= {"client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory}
+            record |= {"seconds": float(curve.seconds[-1])}
+            record |= {f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in PARETO}
+            out.append(record | {"published": verdict.published, "reproduced": verdict.holds})
+    return [{key: one[key] for key in one if any(r[key] not in (None, "") for r in out)} for one in out]
 
 
-def summary(found: Sequence[dict[str, Any]], metric: str) -> Cells:
-    """Records as a table: final and best values over seeds, what was sent, and the part of the front that is theirs."""
-    header = ["run", "seeds", "rounds", f"final {titled(metric)}", f"best {titled(metric)}", "MB up", "MB down"]
-    header += ["client state, kB", MEMORY, "seconds", "on the front, MB up", "on the front, MB both ways"]
-    rows = []
-    for one in found:
-        row = [
-            one["run"],
-            str(one["seeds"]),
-            str(one["rounds"]),
-            shown(metric, one["final"]),
-            shown(metric, one["best"]),
-        ]
-        row += [f"{one[key] / 1e6:.4g}" for key in ("up_bytes", "down_bytes")]
-        state = one["client_state_bytes"]
-        row += ["" if state is None else f"{state / 1e3:.4g}", _megabytes(one.get("client_memory_bytes"))]
-        row += [f"{one['seconds']:.1f}"]
-        rows.append([*row, *(_range(one[f"front_{axis}_bytes"]) for axis in FRONTS)])
-    return _without_empty(header, rows)
-
-
-def markdown(cells: Cells) -> str:
-    """A table as Markdown."""
-    header, rows = cells
-    lines = [[text.replace("|", "\\|") for text in line] for line in (header, ["---"] * len(header), *rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def runs(part: Part, entries: Sequence[Entry]) -> Grid:
+    """The runs of a part: last and best evaluation, what was sent, and where each is Pareto-optimal."""
+    header = ["row", "run", "seeds", "rounds", f"last {titled(part.metric)}", f"best {titled(part.metric)}", "MB up"]
+    header += [
+        "MB down",
+        "client state, kB",
+        MEMORY,
+        "seconds",
+        "Pareto-optimal, MB up",
+        "Pareto-optimal, MB both ways",
+    ]
+    rows: list[list[Cell | str]] = []
+    for one in records(part, entries):
+        row = [one.get("row", ""), *(str(one[key]) for key in ("run", "seeds", "rounds"))]
+        row += [shown(part.metric, one["last"]), shown(part.metric, one["best"])]
+        row += [_scaled(one[key], 1e6) for key in ("up_bytes", "down_bytes")]
+        row += [_scaled(one.get("client_state_bytes"), 1e3), _scaled(one.get("client_memory_bytes"), 1e6)]
+        row += [f"{one['seconds']:.1f}", *(_range(one.get(f"pareto_{axis}_bytes")) for axis in PARETO)]
+        rows.append([*row])
+    return _without_empty(header, rows, title="Runs")
 
 
 def results_csv(found: Sequence[dict[str, Any]]) -> str:
-    """Records as CSV, with numbers as they are: a result is its mean and its standard deviation over seeds."""
+    """Records as CSV, numbers as they are: a result is its mean and its standard deviation over seeds."""
     lines = []
     for record in found:
         line: dict[str, Any] = {}
         for key, value in record.items():
             if isinstance(value, Tail):
-                line |= {f"{key}_mean": _plain(value.mean), f"{key}_sd": _plain(value.spread)}
-            elif key.startswith("front_"):
-                low, high = (_plain(end) for end in value or (math.nan, math.nan))
+                line |= {f"{key}_mean": _number(value.mean), f"{key}_sd": _number(value.spread)}
+            elif key.startswith("pareto_"):
+                low, high = (_number(end) for end in value or (math.nan, math.nan))
                 line |= {f"{key}_from": low, f"{key}_to": high}
             else:
                 line[key] = value
@@ -185,15 +206,22 @@ def results_csv(found: Sequence[dict[str, Any]]) -> str:
     return _csv(lines)
 
 
-def curves_csv(series: Sequence[Series], parts: Sequence[str] | None = None) -> str:
-    """Every evaluation of every seed; `parts` names what each series is a part of."""
+def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
+    """The evaluations of every seed; each series comes with the columns that name it. Bytes are means over seeds."""
     lines = []
-    for place, one in enumerate(series):
-        named = {"part": parts[place]} if parts else {}
-        for seed, rows in zip(one.seeds, one.runs, strict=True):
-            for row in rows:
-                values = {name: _plain(row[name]) for name in one.metrics if row[name] is not None}
-                lines.append(named | {"run": one.label, "seed": seed} | {k: row[k] for k in PLAIN} | values)
+    for named, one in series:
+        some = one.curve(next(iter(one.curves)))
+        for place, seed in enumerate(one.seeds):
+            for row, t in enumerate(some.rounds):
+                values = {name: _number(one.curve(name).values[place, row]) for name in one.metrics}
+                if any(values.values()):
+                    costs: dict[str, Any] = {
+                        "round": int(t),
+                        "up_bytes": int(some.up[row]),
+                        "down_bytes": int(some.down[row]),
+                    }
+                    costs |= {"seconds": float(some.seconds[row])}
+                    lines.append(named | {"run": one.label, "seed": seed} | costs | values)
     return _csv(lines)
 
 
@@ -206,19 +234,23 @@ def _csv(lines: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def _plain(value: float) -> str:
+def _number(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else ""
 
 
-def _megabytes(size: int | None) -> str:
-    return "" if size is None else f"{size / 1e6:.4g}"
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _scaled(size: float | None, unit: float) -> str:
+    return "" if size is None else f"{size / unit:.4g}"
 
 
 def _range(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else " – ".join(f"{end / 1e6:.3g}" for end in dict.fromkeys(ends))
 
 
-def _without_empty(header: list[str], rows: list[list[str]]) -> Cells:
-    """Without the columns that say nothing."""
-    keep = [n for n in range(len(header)) if any(row[n] for row in rows)]
-    return [header[n] for n in keep], [[row[n] for n in keep] for row in rows]
+def _without_empty(header: list[str], rows: list[list[Cell | str]], keep: int = 0, title: str = "") -> Grid:
+    """Without the columns that are empty, but for the first `keep`."""
+    wanted = [n for n in range(len(header)) if n < keep or any(row[n] for row in rows)]
+    return Grid([header[n] for n in wanted], [[row[n] for n in wanted] for row in rows], title)

@@ -1,0 +1,254 @@
+"""The job runner: many runs, one after another or in processes of one thread each, under one progress bar.
+
+Complete runs are kept and interrupted ones are resumed. A run that fails does not stop the others; its run directory
+says why it failed. Ctrl-C and SIGTERM stop all runs after the current round, and so does the end of the parent process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedspan.api.run import run
+from fedspan.core import registry
+from fedspan.core.callback import Callback
+from fedspan.core.errors import FedspanError
+from fedspan.core.spec import Spec
+from fedspan.engine import history
+from fedspan.engine.loop import Loop, Row
+from fedspan.engine.result import CHECKPOINT
+
+FAILED = "failed.txt"  # the reason in one line, then the traceback
+End = Literal["finished", "stopped", "failed"]
+Seen = Callable[[Path, int], None]  # run directory, round
+Reports = SimpleQueue[tuple[Path, int]]
+_reports: Reports  # in a worker process: how far its run is
+_stop: Event  # in a worker process: stop the current run, and start no other
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a spec for one or several seeds, in its own run directory."""
+
+    spec: Spec
+    run_dir: Path
+    seeds: int
+    keep: bool = False  # keep the checkpoint at the end, so that another job can run it longer
+
+    def histories(self) -> list[Path]:
+        """The history files of the run, in the order of its seeds."""
+        first = self.spec.seed
+        several = [self.run_dir / f"seed-{seed}" for seed in range(first, first + self.seeds)]
+        return [one / history.NAME for one in ([self.run_dir] if self.seeds == 1 else several)]
+
+    def complete(self) -> bool:
+        """Whether every seed has a history that is long enough, or has diverged."""
+        ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
+        enough = [bool(end) and (end[0]["round"] >= self.spec.rounds or bool(end[0].get("diverged"))) for end in ends]
+        return len(enough) == self.seeds and all(enough)
+
+    def failure(self) -> str | None:
+        """Why the run failed, in one line; None: it did not."""
+        path = self.run_dir / FAILED
+        return path.read_text().partition("\n")[0] if path.exists() and not self.complete() else None
+
+    def seconds(self) -> float:
+        """Computing time; the seeds of a batched computation share one clock."""
+        ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
+        return max((float(end[0]["seconds"]) for end in ends if end), default=0.0)
+
+
+def jobs_of(spec: Spec, runs: Path, seeds: int) -> list[Job]:
+    """A spec under several seeds: one batched computation where the task supports it, else one job per seed."""
+    place = place_of(spec, runs)
+    if spec.task.several_seeds:
+        return [Job(spec, place / f"{seeds}-seeds", seeds)]
+    every = range(spec.seed, spec.seed + seeds)
+    return [Job(dataclasses.replace(spec, seed=seed), place / f"seed-{seed}", 1) for seed in every]
+
+
+def place_of(spec: Spec, runs: Path) -> Path:
+    """Where the runs of a spec are, whatever their seed and length."""
+    return runs / f"{registry.name_of(spec.method)}-{spec.identity()}"
+
+
+def identity_of(table: dict[str, Any]) -> str:
+    """The identity of a history's spec, also of one that names things which are not registered here."""
+    try:
+        return Spec.from_table(table).identity()
+    except FedspanError:
+        return json.dumps({k: v for k, v in table.items() if k not in ("rounds", "seed")}, sort_keys=True)
+
+
+def seconds(jobs: Iterable[Job]) -> float:
+    """Computing time of the runs of these jobs; a run that several jobs share counts once."""
+    return sum(job.seconds() for job in {job.run_dir: job for job in jobs}.values())
+
+
+def execute(jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = ()) -> None:
+    """Run all jobs that are not complete, in order; of two jobs in one run directory, the longer one."""
+    longest: dict[Path, Job] = {}
+    for job in jobs:
+        if job.run_dir not in longest or job.spec.rounds > longest[job.run_dir].spec.rounds:
+            longest[job.run_dir] = job
+    todo = [job for job in longest.values() if not job.complete()]
+    if not todo:
+        return
+    total, far = sum(job.spec.rounds for job in todo), dict.fromkeys(longest, 0)
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %  {task.fields[runs]}"),
+    ]
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(what, total=total, runs=f"{len(todo)} runs")
+
+        def seen(run_dir: Path, t: int) -> None:
+            far[run_dir] = t
+            progress.update(bar, completed=sum(far.values()))
+
+        try:
+            ends = _here(todo, seen) if processes == 1 else _apart(todo, min(processes, len(todo)), plugins, seen)
+            for number, (job, end) in enumerate(ends, 1):
+                if end == "stopped":
+                    raise KeyboardInterrupt
+                seen(job.run_dir, job.spec.rounds)
+                progress.update(bar, runs=f"{number} of {len(todo)} runs")
+                if end == "failed":
+                    where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
+                    console.print(f"{where} failed: {escape(str(job.failure()))}", highlight=False, soft_wrap=True)
+        except BaseException:
+            console.print("stopped; complete runs are kept and are not run again")
+            raise
+
+
+def _here(todo: list[Job], seen: Seen) -> Iterator[tuple[Job, End]]:
+    """In this process, one after another."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for job in todo:
+            yield job, _run(job, seen)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: Seen) -> Iterator[tuple[Job, End]]:
+    """In several processes, in the order in which they end."""
+    context = multiprocessing.get_context("spawn")
+    reports: Reports = context.SimpleQueue()
+    stop = context.Event()
+    with _interrupted(), ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
+        waiting: dict[Future[End], Job] = {pool.submit(_run_apart, job): job for job in todo}
+        try:
+            while waiting:
+                done, _ = wait(waiting, 0.2, FIRST_COMPLETED)
+                while not reports.empty():
+                    seen(*reports.get())
+                for future in done:
+                    yield waiting.pop(future), future.result()
+        except BrokenProcessPool:
+            raise FedspanError("a process was killed, most likely because memory ran out; use fewer --jobs") from None
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C, so that runs stop in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
+    """Prepare a worker process: one thread, the user's plugins, and where to report to."""
+    import torch
+
+    global _reports, _stop
+    _reports, _stop = reports, stop
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    for path in plugins:
+        registry.load_file(path)
+    threading.Thread(target=_obey, daemon=True).start()
+
+
+def _obey() -> None:
+    """Stop this process after the current round when all are stopped or the parent process is gone."""
+    while not (_orphaned() or _stop.wait(1.0)):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run_apart(job: Job) -> End:
+    end = "stopped" if _stop.is_set() else _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
+    if _orphaned():
+        os._exit(1)  # the pool would wait for a parent that is gone
+    return end
+
+
+def _orphaned() -> bool:
+    """Whether the parent process is gone."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
+def _run(job: Job, seen: Seen) -> End:
+    failed = job.run_dir / FAILED
+    failed.unlink(missing_ok=True)
+    resume = (job.run_dir / CHECKPOINT).exists()
+    if not resume:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the run of seed")  # a divergence, which the tables show
+            callbacks = [_Reporter(job.run_dir, seen)]
+            result = run(
+                job.spec, job.run_dir, seeds=job.seeds, resume=resume, callbacks=callbacks, keep_checkpoint=job.keep
+            )
+    except Exception as error:
+        name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}")
+        return "failed"
+    return "finished" if result.finished else "stopped"
+
+
+class _Reporter(Callback):
+    """Reports every evaluation to the progress bar."""
+
+    def __init__(self, run_dir: Path, seen: Seen) -> None:
+        self.run_dir, self.seen = run_dir, seen
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        self.seen(self.run_dir, row.round)

@@ -1,0 +1,195 @@
+"""Results of a study as data: what the tables say in full, and curves thinned to what a chart can show.
+
+`collect` reads them from the runs, `save` writes them to two files, and `load` reads them back. Tables, figures and
+the page are made from these files alone.
+
+    study.toml     what was run
+    curves.json    the results and curves of every part, row and variant
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedspan.core.checkpoint import write_atomic
+from fedspan.core.errors import CheckpointError, FedspanError
+from fedspan.core.spec import Spec, read_toml
+from fedspan.costs.outline import client_memory, price
+from fedspan.engine.run_dir import versions
+from fedspan.study.budget import Budget, sized
+from fedspan.study.curves import Axis, Curve, Tail
+from fedspan.study.jobs import seconds
+from fedspan.study.model import Part, Point, Study, Table, Variant
+from fedspan.study.parse import study_of, table_of
+from fedspan.study.series import Series
+from fedspan.study.tuning import Cell, Runs, Tried, final, within
+
+STUDY, CURVES, RUNS = "study.toml", "curves.json", "runs"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The results of one variant in one row of a part."""
+
+    row: int
+    variant: str
+    series: Series
+    final: Tail
+    best: Tail
+    point: Point = field(default_factory=dict)
+    at_edge: bool = False  # whether the point lies at an end of its grid
+    at: dict[str, Tail] = field(default_factory=dict)  # heading of a column → result at that cost
+    reached: list[float] | None = None  # rounds, bytes up and bytes both ways to the row's target
+    tried: list[Tried] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    client_state: int | None = None  # bytes
+    client_memory: int | None = None  # bytes
+
+    def curve(self, part: Part) -> Curve:
+        """The rows that count, in the metric of the part."""
+        return within(part, self.series.curve(part.metric))
+
+
+@dataclass(frozen=True)
+class Results:
+    """All entries of a study, by part."""
+
+    study: Study
+    entries: dict[str, list[Entry]]
+    command: str
+    minutes: float  # of computing, all runs
+    versions: dict[str, str]
+
+
+def collect(study: Study, place: Path, command: str) -> Results:
+    """Read the results of a study from its runs."""
+    runs = Runs(study, place)
+    entries: dict[str, list[Entry]] = {part.name: [] for part in study.parts}
+    for cell in runs.cells():
+        entries[cell[0].name].append(_entry(cell, runs))
+    return Results(study, entries, command, seconds(runs.jobs()) / 60, versions())
+
+
+def _entry(cell: Cell, runs: Runs) -> Entry:
+    part, row, variant = cell
+    series, curve = runs.series(cell), runs.curve(cell)
+    number = next(n for n, one in enumerate(part.rows) if one is row)
+    return Entry(
+        number, variant.name, series.thin(), final(part, curve), within(part, curve).best(part.goal),
+        point=runs.point(cell), at_edge=runs.at_edge(cell), at=_at(cell, runs),
+        reached=None if row.target is None else runs.reached(cell),
+        tried=[dataclasses.replace(one, curve=None) for one in runs.tried(cell)], failures=runs.failures(cell),
+        client_state=client_state(series.spec), client_memory=client_memory(series.spec),
+    )  # fmt: skip
+
+
+def _at(cell: Cell, runs: Runs) -> dict[str, Tail]:
+    """Results at equal cost, for a part with one row."""
+    part, row, _ = cell
+    if len(part.rows) > 1:
+        return {}
+    axes: list[Axis] = ["up", "total"]
+    if part.budget is None:
+        costs = {axis: runs.equal_cost(part, row, axis) for axis in axes}
+        words = {"up": "up", "total": "both ways"}
+        return {f"at {sized(cost)} {words[axis]}": runs.at(cell, axis, cost) for axis, cost in costs.items()}
+    limits = part.budget.limits
+    costs = {axis: runs.equal_cost(part, row, axis) for axis in ("total", "round") if set(limits) != {axis}}
+    return {
+        f"{Budget({axis: cost}).words()}, best of grid": runs.tuned_at(cell, axis, cost) for axis, cost in costs.items()
+    }
+
+
+def client_state(spec: Table) -> int | None:
+    """Bytes that a client keeps between rounds beside its copy of the model; None if the spec alone does not tell."""
+    if "task" not in spec:
+        return None
+    try:
+        return price(dataclasses.replace(Spec.from_table(spec), rounds=1)).client_state
+    except (FedspanError, OSError, ImportError):  # a plugin's method, or data that is not here
+        return None
+
+
+# ---- files
+
+
+def announce(study: Study, out: Path) -> None:
+    """Write what will be run; results of an earlier study are no longer valid."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / CURVES).unlink(missing_ok=True)
+    write_atomic(out / STUDY, tomli_w.dumps(table_of(study)).encode())
+
+
+def save(results: Results, out: Path) -> None:
+    """Write the results. Runs that several entries share are written once."""
+    runs: dict[str, int] = {}
+    parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
+    about = {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
+    lines = [f'"parts": {{\n{_lines(parts)}\n}}', '"runs": [\n' + ",\n".join(runs) + "\n]"]
+    text = f"{{\n{json.dumps(about)[1:-1]},\n" + ",\n".join(lines) + "\n}\n"
+    write_atomic(out / CURVES, text.encode())
+
+
+def _lines(parts: dict[str, list[Table]]) -> str:
+    """One line per entry, so that versions of the file can be compared."""
+    return ",\n".join(
+        f"{json.dumps(name)}: [\n" + ",\n".join(_json(one) for one in entries) + "\n]"
+        for name, entries in parts.items()
+    )
+
+
+def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
+    run = runs.setdefault(_json(entry.series.to_json()), len(runs))
+    plain = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name != "series"}
+    plain |= {"final": _numbers(entry.final), "best": _numbers(entry.best)}
+    plain["at"] = {name: _numbers(tail) for name, tail in entry.at.items()}
+    plain["tried"] = [[one.point, one.rounds, _numbers(one.end)] for one in entry.tried]
+    return {"run": run} | {key: value for key, value in plain.items() if value not in (None, [], {}, False)}
+
+
+def has_data(place: Path) -> bool:
+    """Whether a directory holds the results of a study."""
+    return (place / STUDY).is_file() and (place / CURVES).is_file()
+
+
+def load(place: Path) -> Results:
+    """The results that were saved in a directory."""
+    study = study_of(read_toml(place / STUDY))
+    try:
+        data = json.loads((place / CURVES).read_text())
+        entries = {
+            part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
+            for part in study.parts
+        }
+        return Results(study, entries, data["command"], data["minutes"], data["versions"])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}") from None
+
+
+def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
+    variant: Variant = part.variant(table["variant"])
+    plain: dict[str, Any] = {key: value for key, value in table.items() if key != "run"}
+    plain |= {"final": _tail(table["final"]), "best": _tail(table["best"]), "row": table.get("row", 0)}
+    plain["at"] = {name: _tail(numbers) for name, numbers in table.get("at", {}).items()}
+    plain["tried"] = [Tried(point, rounds, _tail(end)) for point, rounds, end in table.get("tried", [])]
+    return Entry(series=Series.from_json(runs[table["run"]], variant.label, variant.color), **plain)
+
+
+def _numbers(tail: Tail) -> list[float | None]:
+    short = (float(f"{value:.8g}") for value in dataclasses.astuple(tail))
+    return [None if value != value else int(value) if value.is_integer() else value for value in short]
+
+
+def _tail(numbers: list[float | None]) -> Tail:
+    mean, spread, diverged, seeds, failed = (float("nan") if value is None else value for value in numbers)
+    return Tail(mean, spread, int(diverged), int(seeds), int(failed))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

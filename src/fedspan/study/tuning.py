@@ -1,0 +1,196 @@
+"""The runs of a study: which jobs it needs, which point each variant takes, and the series they come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedspan.core.errors import CheckpointError
+from fedspan.engine import history
+from fedspan.study.curves import Axis, Curve, Tail
+from fedspan.study.jobs import Job, jobs_of
+from fedspan.study.model import Part, Point, Row, Study, Variant, settings
+from fedspan.study.series import Series
+
+Cell = tuple[Part, Row, Variant]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One point of a variant's grid, and its result in tuning."""
+
+    point: Point
+    rounds: int
+    end: Tail
+    curve: Curve | None = None  # None: read from a data file
+
+
+class Runs:
+    """Everything that is read from the runs of a study, in one directory; each series is read once."""
+
+    def __init__(self, study: Study, place: Path) -> None:
+        self.study, self.place = study, place
+        self._tried: dict[tuple[str, int, str], list[Tried]] = {}
+        self._series: dict[tuple[str, int, str], Series] = {}
+
+    def cells(self) -> Iterator[Cell]:
+        """Every variant in every row of every part."""
+        return ((part, row, variant) for part in self.study.parts for row, variant in part.cells())
+
+    # ---- jobs
+
+    def tuning(self) -> list[Job]:
+        """The runs that decide the points."""
+        return [job for cell in self.cells() for point in _candidates(*cell) for job in self.trying(cell, point)]
+
+    def trying(self, cell: Cell, point: Point) -> list[Job]:
+        """The runs that try one point of a grid."""
+        part, row, variant = cell
+        jobs = jobs_of(part.tuning_spec(variant, point, row), self.place, part.tuning_seeds)
+        return [dataclasses.replace(job, keep=True) for job in jobs]  # the final run may continue it
+
+    def final(self) -> list[Job]:
+        """All seeds of every variant at its point."""
+        return [job for cell in self.cells() for job in self.running(cell)]
+
+    def running(self, cell: Cell) -> list[Job]:
+        """All seeds of a variant at its point."""
+        part, row, variant = cell
+        return jobs_of(part.spec(variant, self.point(cell), row), self.place, part.seeds)
+
+    def jobs(self) -> list[Job]:
+        """All runs of the study."""
+        return self.tuning() + self.final()
+
+    # ---- points
+
+    def tried(self, cell: Cell) -> list[Tried]:
+        """All points of a variant's grid; none if there was nothing to choose."""
+        key = _key(cell)
+        if key not in self._tried:
+            self._tried[key] = [self._try(cell, point) for point in _candidates(*cell)]
+        return self._tried[key]
+
+    def point(self, cell: Cell) -> Point:
+        """The point that a variant takes: the best of its grid, or the one chosen in another part.
+
+        A point at which any seed diverged or failed is the last to be taken.
+        """
+        part, row, variant = cell
+        if part.tuned_in:
+            name, _, chosen = part.tuned_in.partition(".")
+            other = self.study.part(name)
+            same = next(r for r in other.rows if r.values.items() <= row.values.items())
+            return self.point((other, same, other.variant(chosen)))
+        best = max(self.tried(cell), key=lambda one: rank(part, one.end), default=None)
+        return best.point if best is not None else variant.points()[0]
+
+    def at_edge(self, cell: Cell) -> bool:
+        """Whether the point lies at an end of the grid, so that a better one may lie beyond it."""
+        point, grid = self.point(cell), cell[2].grid
+        numbers = {k: v for k, v in grid.items() if len(v) > 1 and all(isinstance(x, int | float) for x in v)}
+        return any(point[key] in (min(values), max(values)) for key, values in numbers.items() if key in point)
+
+    # ---- results
+
+    def series(self, cell: Cell) -> Series:
+        """All seeds of a variant at its point."""
+        key = _key(cell)
+        if key not in self._series:
+            self._series[key] = _read(cell[2], self.running(cell))
+        return self._series[key]
+
+    def curve(self, cell: Cell) -> Curve:
+        """The same in the metric of the part."""
+        return self.series(cell).curve(cell[0].metric)
+
+    def equal_cost(self, part: Part, row: Row, axis: Axis) -> float:
+        """The most that every variant with a result has spent: rounds or bytes at which all can be compared."""
+        curves = [self.curve((part, r, v)) for r, v in part.cells() if r is row]
+        whole = [curve for curve in curves if curve.alive()]
+        return min(float(curve.spent(axis)[-1]) for curve in whole or curves)
+
+    def at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
+        """The result at a cost."""
+        return _at(cell[0], self.curve(cell), axis, cost)
+
+    def tuned_at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
+        """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
+        part = cell[0]
+        ends = [(one.point, _at(part, one.curve, axis, cost)) for one in self.tried(cell) if one.curve is not None]
+        point, end = max(ends, key=lambda pair: rank(part, pair[1]), default=(None, None))
+        return self.at(cell, axis, cost) if end is None or point == self.point(cell) else end
+
+    def reached(self, cell: Cell) -> list[float] | None:
+        """[rounds, bytes up, bytes both ways] until the mean over seeds first reaches the row's target; None: never."""
+        part, row, _ = cell
+        assert row.target is not None
+        curve = self.curve(cell)
+        mean = curve.values.mean(0)
+        there = np.flatnonzero(mean < row.target if part.goal == "min" else mean > row.target)
+        return [float(curve.spent(axis)[there[0]]) for axis in ("round", "up", "total")] if len(there) else None
+
+    def failures(self, cell: Cell) -> list[str]:
+        """Runs of a variant that failed, and why."""
+        chosen, found = self.point(cell), []
+        for point in [*_candidates(*cell), chosen]:
+            jobs = self.trying(cell, point) + (self.running(cell) if point == chosen else [])
+            name = ", ".join([cell[2].label, *([settings(point)] if point else [])])
+            found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
+        return list(dict.fromkeys(found))
+
+    def _try(self, cell: Cell, point: Point) -> Tried:
+        jobs = self.trying(cell, point)
+        curve = _read(cell[2], jobs).curve(cell[0].metric)
+        return Tried(point, jobs[0].spec.rounds, final(cell[0], curve), curve)
+
+
+def rank(part: Part, end: Tail) -> float:
+    """The higher the better; a result that not every seed reached comes last."""
+    sign = 1 if part.goal == "max" else -1
+    return sign * end.mean if end.whole else -math.inf
+
+
+def within(part: Part, curve: Curve) -> Curve:
+    """The rows that the budget allows; all if there is none."""
+    return curve if part.budget is None else part.budget.within(curve)
+
+
+def final(part: Part, curve: Curve) -> Tail:
+    """The mean of the last evaluations within the budget."""
+    curve = within(part, curve)
+    return curve.tail(part.last(len(curve.rounds)))
+
+
+def _at(part: Part, curve: Curve, axis: Axis, cost: float) -> Tail:
+    rows = max(1, int(np.searchsorted(curve.spent(axis), cost, side="right")))
+    return curve.until(int(curve.rounds[rows - 1])).tail(part.last(rows))
+
+
+def _key(cell: Cell) -> tuple[str, int, str]:
+    part, row, variant = cell
+    return part.name, next(n for n, one in enumerate(part.rows) if one is row), variant.name
+
+
+def _candidates(part: Part, _row: Row, variant: Variant) -> list[Point]:
+    """The points to try; none for a variant that has nothing to choose."""
+    points = variant.points()
+    return points if len(points) > 1 and not part.tuned_in else []
+
+
+def _read(variant: Variant, jobs: list[Job]) -> Series:
+    """The runs of one point as a series, no longer than their jobs."""
+    runs = []
+    for job in jobs:
+        for file in job.histories():
+            if not file.exists() and job.failure() is None:
+                raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
+            rows = [] if job.failure() is not None else history.read(file)[1]
+            runs.append(tuple(row for row in rows if row["round"] <= job.spec.rounds))
+    seeds = tuple(seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds))
+    return Series.of(variant.label, variant.color, jobs[0].spec.table(), seeds, runs)

@@ -1,0 +1,78 @@
+"""Measures what the convergence theory of arXiv:2604.25467 claims, and writes a table, figures and a page.
+
+    python studies/theory/reproduce.py --scale smoke --out out/theory
+
+Runs that are complete in OUT are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import drawings
+from claims import JUDGES, Claim
+from fedspan.core.checkpoint import write_atomic
+from fedspan.core.errors import FedspanError
+from fedspan.engine.run_dir import versions
+from fedspan.study import page
+from fedspan.study.jobs import execute, seconds
+from fedspan.study.tables import Grid
+from runs import Trial, load
+
+HEADER = ["claim", "predicted", "observed", "holds"]
+
+
+def reproduce(trial: Trial, out: Path, *, jobs: int, console: Console, command: str = "") -> list[Claim]:
+    """Make the runs, judge the claims, and write table, figures and page."""
+    runs = out / "runs"
+    todo = [job for one in trial.experiments for job in one.jobs(runs, trial.seeds)]
+    execute(todo, jobs, console, "runs")
+    sections, claims = [], list[Claim]()
+    for one in trial.experiments:
+        found = one.read(runs, trial.seeds)
+        judged = JUDGES[one.name](found)
+        claims += judged
+        drawing = drawings.draw(one.name, found, out / "figures" / one.name)
+        words = {"title": one.title, "about": one.about, "grids": [_grid(judged)]}
+        sections.append(words | {"drawings": [] if drawing is None else [drawing]})
+    about = f"{trial.about} {trial.seeds} seeds, scale `{trial.scale}`."
+    write_atomic(out / "tables.md", f"# {trial.title}\n\n{about}\n\n{_grid(claims).markdown()}".encode())
+    missed = [f"{one.text}: predicted {one.predicted}, observed {one.observed}" for one in claims if not one.holds]
+    made = ", ".join(f"{name} {number}" for name, number in versions().items())
+    footer = f"{seconds(todo) / 60:.1f} core-minutes of computing. {made}"
+    write_atomic(out / "index.html", page.template(trial.title, [about], sections, command, footer, missed).encode())
+    shown = Table(*HEADER, title=trial.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for one in claims:
+        shown.add_row(*one.cells())
+    console.print(shown)
+    console.print(f"The page: {out / 'index.html'}", highlight=False)
+    return claims
+
+
+def _grid(claims: list[Claim]) -> Grid:
+    return Grid(HEADER, [[*one.cells()] for one in claims])
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--scale", default="paper", help="smoke or paper")
+    parser.add_argument("--seeds", type=int, help="number of seeds; by default that of the scale")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--out", type=Path, required=True, help="directory for the results")
+    args = parser.parse_args()
+    command = shlex.join(["python", "studies/theory/reproduce.py", *sys.argv[1:]])
+    try:
+        reproduce(load(args.scale, args.seeds), args.out, jobs=args.jobs, console=Console(), command=command)
+    except FedspanError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Results as data: a report is made from two files alone, and runs are found by what decides their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from test_side_by_side import BASE, spec_file
+
+from conftest import SMALL
+from fedspan.core import registry
+from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.spec import Spec
+from fedspan.study import command, jobs, report, results
+from fedspan.study.parse import study_of
+from fedspan.study.request import requested
+from fedspan.study.tuning import Runs
+
+QUIET = Console(quiet=True)
+ROWS = {
+    "title": "Rows",
+    "about": "Two levels of `het`.",
+    "metric": "rel_err",
+    "seeds": 2,
+    "within": 0.15,
+    "base": {k: v for k, v in BASE.items() if k != "method"} | {"task": SMALL | {"het": "$het"}},
+    "variants": {
+        "fedavg": {"method": {"name": "fedavg"}, "color": "#E69F00"},
+        "ssf": {"label": "SSF | small", "method": {"name": "ssf", "projector": {"name": "gaussian", "rank": "$rank"}}},
+    },
+    "set": {"method.local_steps": 2},
+    "parts": {
+        "search": {"title": "Search", "variants": ["fedavg"], "grid": {"method.lr": [0.01, 0.05]},
+                   "rows": [{"het": 0.0, "published": {"fedavg": {"method.lr": 0.05}}}, {"het": 1.0}]},
+        "ranks": {"title": "Ranks", "tuned_in": "search.fedavg", "tail": 0.5, "rows": [
+            {"het": 0.0, "rank": 3, "published": {"fedavg": 0.5, "ssf": "nan"}}, {"het": 1.0, "rank": 6}]},
+        "bytes": {"title": "Bytes", "tuned_in": "search.fedavg",
+                  "rows": [{"het": h, "rank": 3, "target": 0.9} for h in (0.0, 1.0)]},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with rows, and a plain comparison."""
+    place = tmp_path_factory.mktemp("made")
+    formats = list(report.FORMATS)
+    command.make(study_of(ROWS), place / "rows", jobs=1, formats=formats, line="fedspan …", console=QUIET)
+    plain = requested([spec_file(place)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2)
+    command.compare(plain, place / "plain", resume=False, console=QUIET, line="", formats=formats)
+    return place
+
+
+@pytest.mark.parametrize("name", ["rows", "plain"])
+def test_a_report_needs_no_runs(made: Path, name: str, tmp_path: Path) -> None:
+    """Page, tables and curves come out to the byte as when the study was made."""
+    for file in (results.STUDY, results.CURVES):
+        shutil.copy(made / name / file, tmp_path)
+    report.report([tmp_path], tmp_path / "again", list(report.FORMATS), None, "")
+    for file in ("index.html", "tables.md", "results.csv", "curves.csv"):
+        assert (tmp_path / "again" / file).read_bytes() == (made / name / file).read_bytes(), file
+    drawn = sorted(path.name for path in (made / name / "figures").iterdir())
+    assert sorted(path.name for path in (tmp_path / "again" / "figures").iterdir()) == drawn
+
+
+def test_every_part_has_its_table_figure_and_section(made: Path) -> None:
+    page, text = ((made / "rows" / name).read_text() for name in ("index.html", "tables.md"))
+    for title, name in (("Search", "search"), ("Ranks", "ranks"), ("Bytes", "bytes")):
+        assert f"<h2>{title}</h2>" in page
+        assert f"## {title}" in text
+        assert (made / "rows" / "figures" / f"{name}.png").stat().st_size > 5_000
+    assert page.count('<figure class="chart"') == 3
+    assert "| het | rank | fedavg | SSF \\| small |" in text
+    assert "published lr 0.05" in text
+    assert "MB up" in text
+    assert "Published numbers that our results reproduce within 15 %" in text
+    assert "Two levels of <code>het</code>" in page
+    for outside in ("http://", "https://", "src=", "<link", "@import", "url("):
+        assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace("url(#inside", ""), outside
+
+
+def test_numbers_survive_the_files(made: Path) -> None:
+    """Results in full, although curves are thinned."""
+    loaded = results.load(made / "rows")
+    fresh = results.collect(study_of(ROWS), made / "rows" / "runs", "")
+    for name, entries in fresh.entries.items():
+        for ours, theirs in zip(entries, loaded.entries[name], strict=True):
+            assert (ours.variant, ours.row, ours.point) == (theirs.variant, theirs.row, theirs.point)
+            assert ours.final.mean == pytest.approx(theirs.final.mean, rel=1e-7)
+            assert ours.final.spread == pytest.approx(theirs.final.spread, rel=1e-6)
+            assert ours.reached == theirs.reached
+            assert [one.point for one in ours.tried] == [one.point for one in theirs.tried]
+
+
+def test_shared_runs_are_written_once(made: Path) -> None:
+    data = json.loads((made / "rows" / results.CURVES).read_text())
+    assert sum(map(len, data["parts"].values())) == 2 + 4 + 4
+    assert len(data["runs"]) == 2 + 3  # FedAvg at two levels; SSF at rank 3 twice and at rank 6
+
+
+def test_long_curves_are_thinned_and_results_are_not(tmp_path: Path) -> None:
+    table = {key: ROWS[key] for key in ("metric", "variants", "set")} | {"seeds": 1, "tail": 0.5}
+    base = BASE | {"rounds": 900, "eval_every": 1, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 1}}
+    study = study_of(table | {"base": base, "variants": {"fedavg": {}}})
+    command.make(study, tmp_path, jobs=1, formats=["md"], line="", console=QUIET)
+    (entry,) = results.load(tmp_path).entries["comparison"]
+    assert len(entry.series.curve("rel_err").rounds) < 250
+    runs = Runs(study, tmp_path / "runs")
+    whole = runs.curve((study.parts[0], *study.parts[0].cells()[0]))
+    assert len(whole.rounds) == 901
+    assert entry.final.mean == pytest.approx(whole.values[0, -450:].mean(), rel=1e-7)
+
+
+def test_damaged_data_is_named(made: Path, tmp_path: Path) -> None:
+    shutil.copy(made / "rows" / results.STUDY, tmp_path)
+    (tmp_path / results.CURVES).write_text('{"parts": {}}')
+    with pytest.raises(CheckpointError, match=r"curves.json' does not hold the results of study.toml"):
+        results.load(tmp_path)
+
+
+def test_a_study_of_several_parts_is_not_compared(made: Path) -> None:
+    with pytest.raises(SpecError, match="is a study of 3 parts"):
+        requested([made / "rows" / results.STUDY])
+
+
+# ---- what decides the numbers
+
+
+def test_a_setting_that_is_added_later_does_not_hide_old_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer version of a method and of the task has one more setting each, with a default."""
+    study = requested([spec_file(tmp_path)], seeds=1)
+    (part,) = study.parts
+    command.run(study, tmp_path / "runs", jobs=1, console=QUIET)
+    before = Runs(study, tmp_path / "runs").final()
+    for kind, name in (("method", "ssf"), ("task", "regression")):
+        old: Any = registry.choices(kind)[name]
+        new = dataclasses.make_dataclass(
+            old.__name__, [("later", float, dataclasses.field(default=1.0))], bases=(old,), frozen=True, kw_only=True,
+            namespace={"__module__": old.__module__},
+        )  # fmt: skip
+        monkeypatch.setitem(registry._known[kind], name, new)
+    spec = part.spec(part.variants[0], {})
+    assert spec.table()["method"]["later"] == spec.table()["task"]["later"] == 1.0
+    after = Runs(study, tmp_path / "runs").final()
+    assert [job.run_dir for job in after] == [job.run_dir for job in before]
+    assert all(job.complete() for job in after)
+    changed = part.spec(part.variants[0], {"method.later": 2.0})
+    assert jobs.place_of(changed, tmp_path) != jobs.place_of(spec, tmp_path)
+
+
+def test_seed_length_and_engine_do_not_decide_where_a_run_is(tmp_path: Path) -> None:
+    spec, *others = (
+        Spec.from_table(BASE | more)
+        for more in ({}, {"rounds": 99}, {"seed": 3}, {"engine": {"simulate": "loop"}}, {"method": BASE["method"]})
+    )
+    assert {jobs.place_of(one, tmp_path) for one in others} == {jobs.place_of(spec, tmp_path)}
+    assert jobs.place_of(Spec.from_table(BASE | {"batch_size": 5}), tmp_path) != jobs.place_of(spec, tmp_path)
