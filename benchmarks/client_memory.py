@@ -32,11 +32,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedspan.costs.lora import lora
 from torch import nn
 
 from fedspan.core import wire
+from fedspan.core.config import Engine, Settings
 from fedspan.core.method import Round
-from fedspan.costs.lora import lora
 from fedspan.costs.memory import Client, plain, rehearsed, share_for, ssf, whole
 from fedspan.engine.worker import Replica, answer
 from fedspan.huggingface.models import own_loss
@@ -44,7 +45,7 @@ from fedspan.huggingface.outline import batch_of, outline
 from fedspan.methods.ssf import SSF
 from fedspan.nn.client_data import Items
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import choose, freeze, layout_of
+from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.remote.client import Store
 
@@ -104,10 +105,10 @@ def make(kind: str, model: nn.Module) -> Client:
         return own_loss(m, batch)
 
     if kind.startswith("full"):
-        freeze(model, () if kind == "full, momentum" else FROZEN[:1])
+        projection_rules(model, frozen_modules=() if kind == "full, momentum" else FROZEN[:1])
         return plain(model, loss, "momentum")
-    freeze(model, FROZEN[:1] if kind in ("fedavg", "scaffold") else FROZEN)
-    choices = choose(model)
+    projection_rules(model, frozen_modules=FROZEN[:1] if kind in ("fedavg", "scaffold") else FROZEN)
+    choices = projection_rules(model)
     if kind in ("fedavg", "scaffold"):
         return whole(model, loss, choices, controls=kind == "scaffold")
     blocks = [b for b in layout_of(choices).blocks if b.axis is not None]
@@ -122,18 +123,16 @@ def make(kind: str, model: nn.Module) -> Client:
 
 def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
     """Whole rounds of one SSF client, its state on disk between them."""
-    freeze(model, FROZEN)
-    choices = choose(model)
+    projection_rules(model, frozen_modules=FROZEN)
+    choices = projection_rules(model)
     text = {name: part[0] for name, part in batch_of(model, 1, 64 if model.config.hidden_size > 64 else 8).items()}  # type: ignore[union-attr]
     size = 16 if model.config.hidden_size > 64 else 2  # type: ignore[union-attr]
     problem = TorchProblem(
         model,
-        [Items([text] * 32)],
+        [Items([text] * 32)],  # type: ignore[arg-type]
         own_loss,
         choices,
-        seed=0,
-        batch=size,
-        recompute=recompute,  # type: ignore[arg-type]
+        Settings(batch_size=size, engine=Engine(recompute=recompute)),
         on_client=True,
     )
     blocks = [b for b in problem.layout.blocks if b.axis is not None]

@@ -30,7 +30,9 @@ from fedspan.core import registry
 from fedspan.core.projector import draw
 from fedspan.nn.models import build
 from fedspan.nn.module import FlatModule, Restricted
-from fedspan.nn.projection_rules import choose, layout_of
+from fedspan.nn.objective import InPlaceGradient
+from fedspan.nn.projection_rules import layout_of, projection_rules
+from fedspan.optimizers.sgd import SGD
 
 ROOT = Path(__file__).parents[1]
 RATIOS = (0.05, 0.1, 0.2)
@@ -139,17 +141,17 @@ def full(model: nn.Module, loss: Loss) -> Kind:
 
 def subspace(model: nn.Module, loss: Loss, projector: str, ratio: float) -> Kind:
     """SSF's local step inside x + range(Pᵀ)."""
-    choices = choose(model)
+    choices = projection_rules(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
-    module.checked = True
     P = draw(registry.build("projector", {"name": projector, "rank": ratio}), layout, (0,), 0)
     inside = Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P).__enter__()
     z, u = torch.zeros(1, 1, P.rank), torch.zeros(1, 1, P.rank)
+    direction = InPlaceGradient(inside, itertools.repeat(loss), u)
 
     def step() -> None:
         nonlocal z
-        z = inside.walk(z, u, itertools.repeat(loss), 1e-6, 1)
+        z, _ = SGD().descend(z, direction, 1e-6, 1)
 
     kept = 3 * P.rank  # z, the correction u, and what lies where the subspace's weights lie
     return Kind(model, step, P.rank, kept)
@@ -161,7 +163,7 @@ def lora(model: nn.Module, loss: Loss, numbers: int) -> Kind | None:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         return None
-    covered = [c for c in choose(model) if c.how == "covered"]
+    covered = [c for c in projection_rules(model) if c.how == "fused"]
     per_rank = sum(c.shape[0] + math.prod(c.shape[1:]) for c in covered)
     config = LoraConfig(
         r=max(1, round(numbers / per_rank)), target_modules=[c.layer for c in covered], lora_dropout=0.0
@@ -191,7 +193,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     lines = []
     for name, (model, loss) in workloads().items():
-        layers = [c.layer for c in choose(model) if c.how == "covered"]
+        layers = [c.layer for c in projection_rules(model) if c.how == "fused"]
         ready = {"full": full(copy.deepcopy(model), loss)}
         for projector in ("coordinate", "gaussian"):
             for ratio in RATIOS:

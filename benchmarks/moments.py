@@ -1,11 +1,11 @@
-"""What should become of an optimizer's moments from round to round: reset, kept while P is, or re-projected.
+"""What to do with an optimizer's moments between rounds: reset them, keep them while P is kept, or re-project them.
 
     python benchmarks/moments.py [--rounds 40] [--seeds 2] [--method ssf] [--rank 0.25] [--projector coordinate]
 
-scikit-learn's digits, ten clients with two digits each, five of them a round, 5 local steps, an MLP. Every row is run
-over the same grid of steps and shown at its best, by the accuracy over the last quarter of the rounds, mean ± deviation
-over seeds; beside it the accuracy half-way. * marks a step at the edge of the grid. `keep` with a new P every round
-would be `reset`. Writes out/bench-moments.md.
+scikit-learn's digits, ten clients with two digits each, five clients per round, 5 local steps, an MLP. Every row is
+tuned over the same grid of learning rates and shown at its best: the accuracy over the last quarter of the rounds, mean
+± standard deviation over seeds, and the accuracy half-way. * marks a rate at the edge of the grid. `keep` with a new P
+in every round would be `reset`. Writes out/bench-moments.md.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import numpy as np
 import torch
 
 from fedspan.core import registry
+from fedspan.core.config import Settings
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 
 ROOT = Path(__file__).parents[1]
-TASK = {"name": "classification", "data": "digits", "clients": 10, "partition": "classes", "batch": 16}
+TASK = {"name": "classification", "data": "digits", "partition": {"name": "classes", "clients": 10}}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "AdamW": ({"optimizer": {"name": "adamw"}}, (0.002, 0.005, 0.01, 0.02, 0.05)),
     "SGD, momentum 0.9": ({"momentum": 0.9}, (0.02, 0.05, 0.1, 0.2, 0.5)),
 }
 PLAIN = ("plain SGD", (0.1, 0.2, 0.5, 1.0, 2.0))
 VARIANTS = ((1, "reset"), (1, "project"), (5, "reset"), (5, "keep"), (5, "project"))
-EVERY = 5  # rounds between two looks
+EVERY = 5  # rounds between two evaluations
 
 
 def accuracies(table: dict[str, Any], problem: Problem, rounds: int) -> list[float]:
-    """Test accuracy every few rounds; what diverged has none."""
+    """Test accuracy at every evaluation, 0 after a divergence."""
     method = registry.build("method", table)
     loop = Loop(method, problem, Simulator(method, problem), problem.seeds, 5)
     found = [0.0 if row.diverged.any() else float(row.metrics["accuracy"][0]) for row in loop.rows(rounds, EVERY)]
@@ -43,7 +44,7 @@ def accuracies(table: dict[str, Any], problem: Problem, rounds: int) -> list[flo
 
 
 def line(name: str, table: dict[str, Any], rates: tuple[float, ...], problems: list[Problem], rounds: int) -> str:
-    """A row of the table: a variant at its best step."""
+    """A row of the table: a variant at its best learning rate."""
     runs = np.array([[accuracies(table | {"lr": lr}, problem, rounds) for problem in problems] for lr in rates])
     tails = 100 * runs[:, :, -max(1, runs.shape[2] // 4) :].mean(2)
     best = int(tails.mean(1).argmax())
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--projector", choices=("coordinate", "gaussian", "hadamard"), default="coordinate")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    problems = [registry.build("task", TASK).build((seed,), torch.float32) for seed in range(args.seeds)]
+    problems = [registry.build("task", TASK).build((seed,), Settings(batch_size=16)) for seed in range(args.seeds)]
     base = {"name": args.method, "local_steps": 5, "projector": {"name": args.projector, "rank": args.rank}}
     lines = ["| local steps | refresh | moments | best lr | half-way % | accuracy % |", "|---" * 6 + "|"]
     print("\n".join(lines))

@@ -23,13 +23,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from fedspan.core.config import Settings
 from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
 from fedspan.methods import FedAvg, Scaffold
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, EXAMPLES, COHORT, BATCH, LR = 100, 100, 10, 20, 0.05
@@ -98,9 +99,8 @@ def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "
         model,
         [as_client_data(one, f"client {i}") for i, one in enumerate(clients)],
         lambda m, b: F.cross_entropy(m(b[0]), b[1]),
-        choose(model),
-        seed=0,
-        batch=BATCH,
+        projection_rules(model),
+        Settings(batch_size=BATCH),
     )
     kind = Scaffold if scaffold else FedAvg
     method: Method[Any, Any, Any, Any] = kind(lr=LR, local_steps=STEPS)

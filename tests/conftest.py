@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fedspan.core import registry, wire
+from fedspan.core.callback import Callback
 from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
@@ -241,6 +243,17 @@ class Scripted:
 
     def load(self, arrays: Any) -> None:
         self.inner.load(arrays)
+
+
+class Interrupt(Callback):
+    """Presses Ctrl-C after a round."""
+
+    def __init__(self, t: int) -> None:
+        self.t = t
+
+    def on_round_end(self, run: Loop) -> None:
+        if run.t == self.t:
+            signal.raise_signal(signal.SIGINT)
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> None:

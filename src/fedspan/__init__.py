@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedspan import compressors as compressors
     from fedspan import data as data
     from fedspan import methods as methods
+    from fedspan import metrics as metrics
     from fedspan import optimizers as optimizers
     from fedspan import projectors as projectors
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fedspan.core.method import Replayable as Replayable
     from fedspan.core.method import Restorable as Restorable
     from fedspan.core.method import Round as Round
+    from fedspan.core.metric import Metric as Metric
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
     from fedspan.core.optimizer import Optimizer as Optimizer

@@ -15,9 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedspan
-from conftest import METHODS, build, takes
+from conftest import METHODS, Interrupt, build, takes
+from fedspan.callbacks import EarlyStopping, KeepBest
+from fedspan.core.config import Projection, Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
+from fedspan.nn.projection_rules import choose, summary
 
 COORDINATE = {"name": "coordinate", "rank": 0.25}
 
@@ -60,9 +63,9 @@ def test_every_method_learns(name: str) -> None:
     result = fedspan.fit(
         net(), blobs(), method=method, rounds=60, test=together(blobs(seed=1)), eval_every=20, clients_per_round=2
     )
-    assert [row["round"] for row in result.rows] == [0, 20, 40, 60]
-    assert result.rows[-1]["accuracy"] > 0.9
-    assert result.rows[-1]["loss"] < result.rows[0]["loss"]
+    assert [row["round"] for row in result.history] == [0, 20, 40, 60]
+    assert result.history[-1]["accuracy"] > 0.9
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
 def test_the_callers_module_gets_the_weights_and_nothing_else() -> None:
@@ -75,7 +78,7 @@ def test_the_callers_module_gets_the_weights_and_nothing_else() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert all(p.requires_grad and p.grad is None and not p.is_inference() for p in model.parameters())
     model(torch.randn(2, 20)).sum().backward()  # it can be trained on
-    assert "output head" in result.summary()
+    assert "output head" in summary(choose(model))
 
 
 def test_same_seed_same_weights() -> None:
@@ -125,13 +128,13 @@ def test_running_statistics_are_averaged_and_counted() -> None:
     method = build("fedavg", lr=0.1, local_steps=2)
     result = fedspan.fit(model(), blobs(), method=method, rounds=1, test=together(blobs()))
     numbers = sum(p.numel() for p in result.model.parameters()) + 64
-    assert result.rows[-1]["up_bytes"] == 4 * 4 * numbers
-    assert result.rows[-1]["down_bytes"] == 4 * 4 * numbers
+    assert result.history[-1]["up_bytes"] == 4 * 4 * numbers
+    assert result.history[-1]["down_bytes"] == 4 * 4 * numbers
     alone = [fedspan.fit(model(), [client], method=method, rounds=1).model for client in blobs()]
     # a client's draws depend on its number, so only client 0 is the same alone; its statistics have moved
     assert not torch.equal(alone[0][1].running_mean, model()[1].running_mean)
     longer = fedspan.fit(model(), blobs(), method=ssf(), rounds=40, test=together(blobs(seed=1)))
-    assert longer.rows[-1]["accuracy"] > 0.9
+    assert longer.history[-1]["accuracy"] > 0.9
 
 
 def test_regression_and_any_callable() -> None:
@@ -141,46 +144,54 @@ def test_regression_and_any_callable() -> None:
     clients = [(x[:30], y[:30]), (x[30:], y[30:])]
     model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 1))
     result = fedspan.fit(model, clients, F.mse_loss, method=ssf(), rounds=60, test=(x, y), eval_every=30)
-    assert "accuracy" not in result.rows[-1]
-    assert result.rows[-1]["loss"] < 0.2 * result.rows[0]["loss"]
+    assert "accuracy" not in result.history[-1]
+    assert result.history[-1]["loss"] < 0.2 * result.history[0]["loss"]
 
     def own(m: nn.Module, batch: Any) -> torch.Tensor:
         return (m(batch[0]) - batch[1]).abs().mean()
 
     result = fedspan.fit(model, clients, method=ssf(), rounds=3, objective=own, test=(x, y))
-    assert result.rows[-1]["loss"] > 0
+    assert result.history[-1]["loss"] > 0
 
 
 def test_the_best_model_is_kept_and_a_run_that_stalls_ends() -> None:
     test = together(blobs(seed=1))
-    hot = build("fedavg", lr=2.0, local_steps=8)
-    result = fedspan.fit(net(), blobs(), method=hot, rounds=40, test=test, keep="best", patience=4)
+    hot = build("fedavg", lr=0.5, local_steps=8)
+    result = fedspan.fit(
+        net(), blobs(), method=hot, rounds=40, test=test, callbacks=[KeepBest(), EarlyStopping(patience=4)]
+    )
     assert result.best is not None
-    assert result.best["accuracy"] == max(row["accuracy"] for row in result.rows)
+    assert result.best["accuracy"] == max(row["accuracy"] for row in result.history)
     with torch.no_grad():
         assert float((result.model(test[0]).argmax(1) == test[1]).float().mean()) == pytest.approx(
             result.best["accuracy"]
         )
-    assert len(result.rows) < 41
+    assert len(result.history) < 41
     assert result.finished
+    assert result.status == f"stopped at round {result.history[-1]['round']}: no better accuracy in 4 evaluations"
 
 
-def test_a_run_in_a_folder_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    whole = fedspan.fit(net(), blobs(), method=ssf(), rounds=12, clients_per_round=2).model
-    fedspan.fit(net(), blobs(), method=ssf(), rounds=5, clients_per_round=2, out=tmp_path / "o")
-    resumed = fedspan.fit(
-        net(), blobs(), method=ssf(), rounds=12, clients_per_round=2, out=tmp_path / "o", resume=True
-    ).model
-    assert torch.equal(flat(resumed), flat(whole))
+def test_a_run_that_is_interrupted_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"method": ssf(), "rounds": 12, "clients_per_round": 2, "eval_every": 3}
+    whole = fedspan.fit(net(), blobs(), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fedspan.fit(net(), blobs(), **settings, run_dir=tmp_path / "o", callbacks=[Interrupt(5)])
+    assert fedspan.load(tmp_path / "o").status == "interrupted"
+    resumed = fedspan.fit(net(), blobs(), **settings, run_dir=tmp_path / "o", resume=True)
+    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert [line["round"] for line in resumed.history] == [0, 3, 6, 9, 12]
+    assert not (tmp_path / "o" / "checkpoint.safetensors").exists()
 
 
 def test_decay_and_clipping() -> None:
     plain, small = (
-        flat(fedspan.fit(net(), blobs(), method=ssf(), rounds=20, weight_decay=decay).model).norm()
+        flat(fedspan.fit(net(), blobs(), method=ssf(), rounds=20, training=Training(weight_decay=decay)).model).norm()
         for decay in (0.0, 0.3)
     )
     assert small < 0.9 * plain
-    held = fedspan.fit(net(), blobs(), method=build("fedavg", lr=1.0, local_steps=1), rounds=1, clip=1e-3).model
+    held = fedspan.fit(
+        net(), blobs(), method=build("fedavg", lr=1.0, local_steps=1), rounds=1, training=Training(clip=1e-3)
+    ).model
     assert float((flat(held) - flat(net())).norm()) <= 1e-3 * 1.001
 
 
@@ -189,7 +200,8 @@ def test_augmentation_is_repeatable() -> None:
         return batch[0] + torch.randn(batch[0].shape, generator=generator), batch[1]
 
     one, two, plain = (
-        flat(fedspan.fit(net(), blobs(), method=ssf(), rounds=3, augment=a).model) for a in (noisy, noisy, None)
+        flat(fedspan.fit(net(), blobs(), method=ssf(), rounds=3, training=Training(augment=a)).model)
+        for a in (noisy, noisy, None)
     )
     assert torch.equal(one, two)
     assert not torch.equal(one, plain)
@@ -200,19 +212,19 @@ def test_a_convolutional_network_with_few_numbers_up() -> None:
     numbers = sum(p.numel() for p in model.parameters())
     data = [(torch.randn(12, 3, 16, 16), torch.arange(12) % 4) for _ in range(2)]
     method = build("ssf", lr=0.05, local_steps=2, projector={"name": "coordinate", "rank": 0.1})
-    result = fedspan.fit(model, data, method=method, rounds=2, batch=6)
-    assert result.rows[-1]["up_bytes"] < 0.2 * 4 * numbers * 2 * 2
+    result = fedspan.fit(model, data, method=method, rounds=2, batch_size=6)
+    assert result.history[-1]["up_bytes"] < 0.2 * 4 * numbers * 2 * 2
 
 
 MISTAKES = {
-    "nobody": ({"clients": []}, DataError, "no clients"),
+    "nobody": ({"clients": []}, DataError, "`clients` is empty"),
     "empty client": ({"clients": [(torch.zeros(0, 20), torch.zeros(0))]}, DataError, "client 0 has no examples"),
     "lengths": ({"clients": [(torch.zeros(3, 20), torch.zeros(2))]}, DataError, "different lengths"),
     "not finite": ({"clients": [(torch.full((3, 20), torch.nan), torch.zeros(3))]}, DataError, "not finite"),
     "no data": ({"clients": [7]}, DataError, "client 0 must be"),
-    "too many": ({"clients_per_round": 9}, SpecError, "from 1 to the 4 clients, got 9"),
-    "best of nothing": ({"keep": "best"}, SpecError, "need a `test` set"),
-    "no such layer": ({"whole": ["7.weight"]}, SpecError, "matches no trained tensor"),
+    "too many": ({"clients_per_round": 9}, SpecError, "`clients_per_round` is 9, but there are 4 clients"),
+    "best of nothing": ({"callbacks": [KeepBest()]}, SpecError, "give `test` or `validation`"),
+    "no such layer": ({"projection": Projection(full_modules=["7.weight"])}, SpecError, "matches no trained tensor"),
     "rank": ({"method": ssf(projector={"name": "coordinate", "rank": 25})}, SpecError, "larger than the 20 inputs"),
 }
 
@@ -230,5 +242,5 @@ def test_the_quickstart_runs() -> None:
     path = Path(__file__).parents[2] / "examples/quickstart.py"
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    fedavg, own = (float(line.split()[2]) for line in done.stdout.splitlines())
+    fedavg, own = (float(line.split("accuracy=")[1].split(",")[0]) for line in done.stdout.splitlines())
     assert own > fedavg

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from fedspan.api import spec as experiment
+from fedspan import Spec, run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.engine import history
 
@@ -21,6 +21,7 @@ SPEC = """
 seed = 3
 rounds = {rounds}
 eval_every = 10
+clients_per_round = 10
 [method]
 name = "ssf"
 lr = 1e-2
@@ -29,8 +30,6 @@ projector = {{ name = "gaussian", rank = 20 }}
 [task]
 name = "regression"
 het = 0.5
-[participation]
-clients_per_round = 10
 """
 
 
@@ -54,7 +53,7 @@ def rows(place: Path) -> list[dict[str, Any]]:
 
 def test_rows_and_files(tmp_path: Path) -> None:
     done = fedspan(
-        "run", spec_file(tmp_path), "--out", tmp_path / "o", "--set", "method.lr=0.02", "--set", "task.het=0.1"
+        "run", spec_file(tmp_path), "--run-dir", tmp_path / "o", "--set", "method.lr=0.02", "--set", "task.het=0.1"
     )
     assert done.returncode == 0, done.stderr
     header, found = history.read(tmp_path / "o" / "history.jsonl")
@@ -72,23 +71,23 @@ def test_rows_and_files(tmp_path: Path) -> None:
     clients = (tmp_path / "o" / "clients.csv").read_text().splitlines()
     assert len(clients) == 21
     assert sum(int(line.split(",")[1]) for line in clients[1:]) == found[-1]["up_bytes"]
-    written = experiment.Spec.load(tmp_path / "o" / "spec.toml")
+    written = Spec.load(tmp_path / "o" / "spec.toml")
     assert written.table() == header["spec"]
 
 
 def test_seeds_at_once_are_the_seeds_one_by_one(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    experiment.run(spec, tmp_path / "many", seeds=2)
+    spec = Spec.load(spec_file(tmp_path))
+    run(spec, tmp_path / "many", seeds=2)
     for seed in (3, 4):
         table = spec.table() | {"seed": seed}
-        experiment.run(experiment.Spec.from_table(table), tmp_path / f"one{seed}")
+        run(Spec.from_table(table), tmp_path / f"one{seed}")
         many, one = rows(tmp_path / "many" / f"seed-{seed}"), rows(tmp_path / f"one{seed}")
         np.testing.assert_allclose([r["rel_err"] for r in many], [r["rel_err"] for r in one], rtol=1e-4)
         assert [r["down_bytes"] for r in many] == [r["down_bytes"] for r in one]
 
 
 def test_divergence_is_a_result(tmp_path: Path) -> None:
-    done = fedspan("run", spec_file(tmp_path, 400), "--out", tmp_path / "o", "--set", "method.lr=5.0")
+    done = fedspan("run", spec_file(tmp_path, 400), "--run-dir", tmp_path / "o", "--set", "method.lr=5.0")
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path / "o")
     assert found[-1]["diverged"] is True
@@ -96,7 +95,7 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
     assert f"diverged at round {found[-1]['round']}" in " ".join(done.stdout.split())
     for line in (tmp_path / "o" / "history.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    longer = fedspan("run", spec_file(tmp_path, 800), "--out", tmp_path / "o", "--set", "method.lr=5.0", "--resume")
+    longer = fedspan("run", spec_file(tmp_path, 800), "--run-dir", tmp_path / "o", "--set", "method.lr=5.0", "--resume")
     assert longer.returncode == 0
     assert rows(tmp_path / "o") == found
 
@@ -114,12 +113,12 @@ MISTAKES = {
     "bad control": (["--set", "method.control=papr"], "did you mean 'paper'?"),
     "rank over d": (["--set", "method.projector.rank=200"], "larger than the 100 inputs of block 'X'"),
     "rank zero": (["--set", "method.projector.rank=0"], "`method.projector.rank` must be"),
-    "too many clients": (["--set", "participation.clients_per_round=21"], "from 1 to the 20 clients, got 21"),
-    "no clients": (["--set", "participation.clients_per_round=0"], "at least 1, got 0"),
+    "too many clients": (["--set", "clients_per_round=21"], "from 1 to the 20 clients, got 21"),
+    "no clients": (["--set", "clients_per_round=0"], "at least 1, got 0"),
     "no rounds": (["--set", "rounds=0"], "`rounds` must be a whole number of at least 1"),
     "huge seed": (["--set", "seed=18446744073709551616"], "below 2**64"),
     "bad dtype": (["--set", "dtype=float16"], "`dtype` must be one of float32, float64"),
-    "bad batch": (["--set", "task.batch=half"], "a whole number or 'full'"),
+    "bad batch": (["--set", "batch_size=half"], "a whole number or 'full'"),
     "missing data": (["--set", "task.data=none.npz"], "'none.npz' does not exist"),
     "nothing to resume": (["--resume"], "no checkpoint at"),
     "missing plugin": (["--plugin", "mine.py"], "'mine.py' does not exist"),
@@ -133,7 +132,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     from fedspan.cli import app as cli
 
     extra, words = MISTAKES[name]
-    monkeypatch.setattr(sys, "argv", ["fedspan", "run", str(spec_file(tmp_path)), "--out", str(tmp_path / "o"), *extra])
+    monkeypatch.setattr(
+        sys, "argv", ["fedspan", "run", str(spec_file(tmp_path)), "--run-dir", str(tmp_path / "o"), *extra]
+    )
     with pytest.raises(SystemExit) as stop:
         cli.main()
     lines = capsys.readouterr().err.strip().splitlines()
@@ -145,25 +146,25 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 
 
 def test_a_mistake_on_the_real_command_line(tmp_path: Path) -> None:
-    done = fedspan("run", tmp_path / "no.toml", "--out", tmp_path / "o")
+    done = fedspan("run", tmp_path / "no.toml", "--run-dir", tmp_path / "o")
     assert done.returncode == 2
     assert done.stderr.strip().endswith("does not exist")
     assert "Traceback" not in done.stderr
     (tmp_path / "bad.toml").write_text("rounds = = 3")
-    assert "is not TOML" in fedspan("run", tmp_path / "bad.toml", "--out", tmp_path / "o").stderr
+    assert "is not TOML" in fedspan("run", tmp_path / "bad.toml", "--run-dir", tmp_path / "o").stderr
 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    experiment.run(spec, tmp_path / "o")
+    spec = Spec.load(spec_file(tmp_path))
+    run(spec, tmp_path / "o")
     before = {p.name: p.read_bytes() for p in (tmp_path / "o").iterdir()}
     with pytest.raises(SpecError, match="already holds a run"):
-        experiment.run(spec, tmp_path / "o")
-    other = experiment.Spec.load(spec_file(tmp_path), ("method.lr=0.5",))
+        run(spec, tmp_path / "o")
+    other = Spec.load(spec_file(tmp_path), ("method.lr=0.5",))
     with pytest.raises(CheckpointError, match=r"method.lr = 0.01, not 0.5"):
-        experiment.run(other, tmp_path / "o", resume=True)
+        run(other, tmp_path / "o", resume=True)
     with pytest.raises(CheckpointError, match="seeds"):
-        experiment.run(spec, tmp_path / "o", resume=True, seeds=2)
+        run(spec, tmp_path / "o", resume=True, seeds=2)
     assert {p.name: p.read_bytes() for p in (tmp_path / "o").iterdir()} == before
 
 
@@ -177,13 +178,13 @@ def test_own_data(tmp_path: Path) -> None:
     a = rng.normal(size=(5, 30, 8))
     b = a @ rng.normal(size=(5, 8, 2))
     changes = (
-        "task.batch=full",
+        "batch_size=full",
         f"task.data={npz(tmp_path / 'own.npz', A=a, B=b)}",
-        "participation.clients_per_round=2",
+        "clients_per_round=2",
         "method.projector.rank=0.5",
     )
-    result = experiment.run(experiment.Spec.load(spec_file(tmp_path, 2000), changes), tmp_path / "o")
-    assert result.rows[0][-1]["rel_err"] < 1e-4
+    result = run(Spec.load(spec_file(tmp_path, 2000), changes), tmp_path / "o")
+    assert result.history[-1]["rel_err"] < 1e-4
 
 
 BAD_DATA = {
@@ -199,16 +200,16 @@ BAD_DATA = {
 @pytest.mark.parametrize("name", BAD_DATA)
 def test_bad_data_is_named(name: str, tmp_path: Path) -> None:
     arrays, words = BAD_DATA[name]
-    spec = experiment.Spec.load(spec_file(tmp_path), (f"task.data={npz(tmp_path / 'd.npz', **arrays)}",))
+    spec = Spec.load(spec_file(tmp_path), (f"task.data={npz(tmp_path / 'd.npz', **arrays)}",))
     with pytest.raises(FedspanError) as error:
-        experiment.run(spec, tmp_path / "o")
+        run(spec, tmp_path / "o")
     assert words in str(error.value)
     assert not (tmp_path / "o").exists()
 
 
 def test_a_spec_survives_toml(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    assert experiment.Spec.from_table(tomllib.loads(spec.toml())) == spec
+    spec = Spec.load(spec_file(tmp_path))
+    assert Spec.from_table(tomllib.loads(spec.toml())) == spec
 
 
 def test_compressors_inside_compressors_survive_toml(tmp_path: Path) -> None:
@@ -219,11 +220,11 @@ def test_compressors_inside_compressors_survive_toml(tmp_path: Path) -> None:
         'method.compressor={name="compose", outer={name="qsgd", levels=15, bucket=8, unbiased=false}}',
         'method.compressor.inner={name="topk", k=0.2}',
     )
-    spec = experiment.Spec.load(spec_file(tmp_path), changes)
+    spec = Spec.load(spec_file(tmp_path), changes)
     assert spec.table()["method"]["compressor"] == {"name": "compose", "outer": outer, "inner": inner}
-    assert experiment.Spec.from_table(tomllib.loads(spec.toml())) == spec
+    assert Spec.from_table(tomllib.loads(spec.toml())) == spec
     with pytest.raises(SpecError, match=r"compressor\.inner\.k` must be"):
-        experiment.Spec.load(spec_file(tmp_path), (*changes, "method.compressor.inner.k=true"))
+        Spec.load(spec_file(tmp_path), (*changes, "method.compressor.inner.k=true"))
 
 
 def test_list_and_version() -> None:

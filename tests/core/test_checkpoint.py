@@ -18,13 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import fedspan, rows, spec_file
 
-from fedspan.api import spec as experiment
+from fedspan import Spec, load, run
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.engine import run_dir as folder
 
 # A run whose checkpoints come often enough to be caught between two of them.
-SLOW = "import fedspan.engine.run_dir as f, fedspan.cli.app as c; f.CHECKPOINT_SECONDS = 0.3; c.main()"
+SLOW = """
+import sys, fedspan, fedspan.engine.run_dir as f
+f.CHECKPOINT_SECONDS = 0.3
+spec = fedspan.Spec.load(sys.argv[1], (f"rounds={sys.argv[2]}",))
+result = fedspan.run(spec, sys.argv[4], seeds=int(sys.argv[3]), resume=len(sys.argv) > 5)
+sys.exit(0 if result.finished else 143)
+"""
 ROUNDS = 2000
 
 
@@ -37,7 +43,7 @@ def reached(saved: Path) -> int:
 
 
 def arguments(place: Path, seeds: int, out: str) -> list[str]:
-    return ["run", str(spec_file(place)), "--set", f"rounds={ROUNDS}", "--seeds", str(seeds), "--out", str(place / out)]
+    return [str(spec_file(place)), str(ROUNDS), str(seeds), str(place / out)]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]
     @functools.cache
     def made(seeds: int) -> Path:
         place = tmp_path_factory.mktemp("whole")
-        assert fedspan(*arguments(place, seeds, "whole")).returncode == 0
+        assert fedspan(*arguments(place, seeds, "whole"), code=SLOW).returncode == 0
         return place / "whole"
 
     return made
@@ -59,7 +65,9 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     sign: int, seeds: int, unstopped: Callable[[int], Path], tmp_path: Path
 ) -> None:
     command, whole = arguments(tmp_path, seeds, "cut"), unstopped(seeds)
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     first = tmp_path / "cut" / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
     deadline = time.monotonic() + 60
     saved = tmp_path / "cut" / folder.CHECKPOINT
@@ -67,31 +75,37 @@ def test_a_stopped_run_resumes_to_the_same_bits(
         time.sleep(0.02)
     process.send_signal(sign)
     code = process.wait(60)
-    assert code == (130 if sign != signal.SIGKILL else -signal.SIGKILL)
+    assert code == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[sign]
+    assert load(tmp_path / "cut").status == "interrupted"
     stopped_at = checkpoint.load(tmp_path / "cut" / folder.CHECKPOINT)[1]["round"]
     assert 0 < stopped_at < ROUNDS
-    again = fedspan(*command, "--resume")
+    again = fedspan(*command, "resume", code=SLOW)
     assert again.returncode == 0, again.stderr
     for part in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
         assert rows(tmp_path / "cut" / part) == rows(whole / part)
         ends = [(run / part / "model.safetensors").read_bytes() for run in (tmp_path / "cut", whole)]
         assert ends[0] == ends[1]
+    assert not saved.exists()
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     path = spec_file(tmp_path)
-    short, long = (experiment.Spec.load(path, (f"rounds={n}",)) for n in (25, 60))
-    experiment.run(long, tmp_path / "long")
-    experiment.run(short, tmp_path / "grown")
-    experiment.run(long, tmp_path / "grown", resume=True)
+    short, long = (Spec.load(path, (f"rounds={n}",)) for n in (25, 60))
+    run(long, tmp_path / "long")
+    run(short, tmp_path / "grown", keep_checkpoint=True)
+    run(long, tmp_path / "grown", resume=True)
+    assert not (tmp_path / "grown" / folder.CHECKPOINT).exists()
     grown, whole = rows(tmp_path / "grown"), rows(tmp_path / "long")
     assert [row for row in grown if row["round"] != 25] == whole
-    assert experiment.run(long, tmp_path / "grown", resume=True).finished  # nothing left to do
+    assert run(long, tmp_path / "grown", resume=True).finished  # nothing left to do
+    with pytest.raises(CheckpointError, match="finished after 60 rounds and kept no checkpoint"):
+        run(Spec.load(path, ("rounds=80",)), tmp_path / "grown", resume=True)
+    assert rows(tmp_path / "grown") == grown
 
 
 def test_a_cut_last_line_is_dropped(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    experiment.run(spec, tmp_path / "o")
+    spec = Spec.load(spec_file(tmp_path))
+    run(spec, tmp_path / "o")
     path = tmp_path / "o" / "history.jsonl"
     before = rows(tmp_path / "o")
     path.write_text(path.read_text()[:-25])
@@ -144,8 +158,8 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 
 def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> None:
-    spec = experiment.Spec.load(spec_file(tmp_path))
-    experiment.run(spec, tmp_path / "whole")
+    spec = Spec.load(spec_file(tmp_path))
+    run(spec, tmp_path / "whole")
 
     def die(*_: Any) -> None:
         raise InterruptedError
@@ -153,7 +167,7 @@ def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "History", die)
         with pytest.raises(FedspanError, match="cannot write"):
-            experiment.run(spec, tmp_path / "cut")
+            run(spec, tmp_path / "cut")
     assert not (tmp_path / "cut" / "history.jsonl").exists()
-    experiment.run(spec, tmp_path / "cut", resume=True)
+    run(spec, tmp_path / "cut", resume=True)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")

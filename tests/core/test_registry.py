@@ -105,3 +105,11 @@ def test_only_what_has_a_kind_can_be_registered() -> None:
         registry.register(Inner)
     with pytest.raises(SpecError, match=r"Inner is not registered; put @fedspan\.register above the class"):
         registry.name_of(Inner())
+
+
+@pytest.mark.parametrize("kind", ["method", "projector", "compressor", "optimizer"])
+def test_every_setting_has_a_comment(kind: str) -> None:
+    for name, cls in registry.choices(kind).items():
+        if cls.__module__.startswith("fedspan."):
+            assert not [field for field, comment in registry.comments(cls).items() if len(comment) < 8], name
+    assert registry.comments(SSF)["beta"].startswith("β: weight of this round")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils._pytree import tree_map_only
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from fedspan.api.spec import Spec
+from test_report_page import SHORT, browse, drawn
 from test_text_tasks import CLASSIFY, SPEAK, data  # noqa: F401 (a fixture)
 
 from conftest import METHODS, SMALL, advance, start
@@ -27,6 +32,10 @@ from fedspan.costs.dry_run import Live, peak_of, rehearsal
 from fedspan.costs.model_plan import ModelRequest, plan_model
 from fedspan.costs.sketch import Sketch, largest, sketched, without_numbers
 from fedspan.engine.run_dir import toml
+from fedspan.study import chart, command, figures, memory, report, tables
+from fedspan.study.memory import client_memory
+from fedspan.study.outcome import Outcome
+from fedspan.study.request import requested
 from fedspan.tasks._text import load_model
 
 pytestmark = pytest.mark.usefixtures("data")
@@ -185,6 +194,105 @@ def test_a_grid_of_steps_is_rehearsed_once() -> None:
     for lr, rounds in ((0.1, 5), (0.2, 7), ("search", 7)):
         assert client_memory(table(IMAGES, {"name": "fedavg", "lr": lr, "local_steps": 3}, rounds=rounds))
     assert memory._peak.cache_info().misses == 1
+
+
+# ---- tables, figures and the page
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods on images, and two on the toy."""
+    place = tmp_path_factory.mktemp("shown")
+    for name, task in (("images", IMAGES), ("toy", SMALL)):
+        spec = place / f"{name}.toml"
+        spec.write_text(toml(table(task, {"name": "fedavg"})))
+        plan = requested([spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"])
+        made = {
+            "jobs": 1,
+            "resume": False,
+            "formats": ["html", "md", "csv"],
+            "line": "",
+            "console": Console(quiet=True),
+        }
+        outcome = command.compare(plan, place / name, **made)
+        figures.draw_memory(outcome, place / name / "memory")
+    return place
+
+
+def chart_of(page: Path) -> dict[str, Any]:
+    (text,) = re.findall(r'class="chart marks".*?application/json">(.*?)</script>', page.read_text(), re.S)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_tables_have_a_column(shown: Path) -> None:
+    lines = list(csv.DictReader((shown / "images/results.csv").read_text().splitlines()))
+    sizes = [int(line["client_memory_bytes"]) for line in lines]
+    assert len(set(sizes)) == 3
+    text = (shown / "images/results.md").read_text()
+    assert text.count(tables.MEMORY) == 2  # of results and runs
+    for line, size in zip(lines, sizes, strict=True):
+        assert f"| {size / 1e6:.4g} |" in next(row for row in text.splitlines() if row.startswith(f"| {line['run']} "))
+    assert memory.WORDS in text
+
+
+def test_the_toy_has_neither_column_nor_chart(shown: Path) -> None:
+    assert "client_memory_bytes" not in (shown / "toy/results.csv").read_text()
+    for name in ("results.md", "index.html"):
+        assert "client memory" not in (shown / "toy" / name).read_text().lower()
+    assert 'class="chart"' in (shown / "toy/index.html").read_text()
+    assert not list((shown / "toy").glob("memory.*"))
+
+
+def test_the_chart_has_one_mark_a_method(shown: Path) -> None:
+    drawing = chart_of(shown / "images/index.html")
+    lines = list(csv.DictReader((shown / "images/results.csv").read_text().splitlines()))
+    assert list(drawing["axes"]) == ["memory"]
+    for one, line in zip(drawing["series"], lines, strict=True):
+        assert one["x"]["memory"] == [pytest.approx(int(line["client_memory_bytes"]) / 1e6, rel=1e-5)]
+        accuracy = one["y"]["accuracy"]
+        assert accuracy["mean"] == [pytest.approx(100 * float(line["result_mean"]), rel=1e-5)]
+        assert accuracy["low"][0] <= accuracy["mean"][0] <= accuracy["high"][0]
+    assert (shown / "images/memory.svg").read_text().count("SSF") > 0
+    assert (shown / "images/memory.png").stat().st_size > 0
+
+
+def test_a_report_of_runs_has_them_too(shown: Path, tmp_path: Path) -> None:
+    report.report([shown / "images/runs"], tmp_path, ["html", "md"], None, "")
+    assert tables.MEMORY in (tmp_path / "results.md").read_text()
+    assert len(chart_of(tmp_path / "index.html")["series"]) == 3
+
+
+def test_what_is_not_known_has_no_mark(shown: Path) -> None:
+    plan = requested([shown / "images/comparison.toml"])
+    outcome = Outcome(plan, shown / "images/runs")
+    series = [outcome.series(variant) for variant in plan.variants]
+    drawing = chart.by_memory(series, [None, 2_000_000, None], "accuracy", "max")
+    assert drawing is not None
+    assert [(one["name"], one["x"]) for one in drawing["series"]] == [("scaffold", {"memory": [2.0]})]
+    header, rows = tables.with_memory((["a"], [["1"], ["2"]]), [None, 2_000_000])
+    assert (header, rows) == (["a", tables.MEMORY], [["1", ""], ["2", "2"]])
+
+
+@drawn
+def test_marks_and_names_have_room(shown: Path) -> None:
+    code = """
+        const box = (n) => n.getBoundingClientRect();
+        const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+        const names = all('.marks text.name'), marks = all('.marks .mark'), plot = box(one('.marks svg'));
+        const pieces = [...names, ...marks].map(box);
+        const overlaps = names.flatMap((n, i) => pieces.filter((b, j) => i !== j && meet(box(n), b))).length;
+        const out = pieces.filter((b) => b.left < plot.left || b.right > plot.right).length;
+        const keys = texts('.marks .key'), titles = texts('.marks .label');
+        return { overlaps, out, marks: marks.length, whiskers: all('.marks .whisker').length > 0, keys, titles };
+    """
+    views = [("", 1100), ("", 340), ("m.y=loss&m.band=0&m.off=0&y=accuracy", 340)]
+    wide, narrow, other = browse(shown / "images/index.html", SHORT + code, *views)
+    assert wide == narrow
+    assert (wide["overlaps"], wide["out"], wide["marks"], wide["whiskers"]) == (0, 0, 3, True)
+    assert wide["keys"] == ["fedavg", "scaffold", "SSF"]
+    assert wide["titles"] == [tables.MEMORY, "accuracy, %"]
+    assert (other["titles"], other["marks"], other["whiskers"]) == ([tables.MEMORY, "loss"], 2, False)
 
 
 def test_a_task_that_recomputes_takes_less_and_learns_the_same() -> None:

@@ -17,6 +17,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from fedspan.api.spec import Spec
+from fedspan.costs.lora import lora
+from fedspan.costs.model_plan import ModelRequest, adapters, plan_model, traffic, walked
 from test_run import fedspan as command
 from test_text_tasks import data  # noqa: F401
 
@@ -25,9 +27,7 @@ from fedspan.api import spec as experiment
 from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.costs.dry_run import Live, peak_of
-from fedspan.costs.lora import lora
 from fedspan.costs.memory import Client, plain, rehearsed, ssf, whole
-from fedspan.costs.model_plan import ModelRequest, adapters, plan_model, traffic, walked
 from fedspan.costs.traffic import FlatProblem, cost
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
@@ -36,7 +36,7 @@ from fedspan.methods.fedit import FedIT
 from fedspan.methods.ffalora import FFALoRA
 from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.ssf import SSF
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks._text import place_of
 
@@ -78,7 +78,7 @@ def test_payloads_are_those_of_packed_messages(tmp_path: Path) -> None:
 
 
 def clients(model: nn.Module, loss: Any) -> dict[str, Any]:
-    choices = choose(model)
+    choices = projection_rules(model)
     return {
         "ssf": lambda: ssf(model, loss, choices, Coordinate(rank=0.1)),
         "recompute": lambda: ssf(model, loss, choices, Coordinate(rank=0.1), recompute=True),

@@ -1,65 +1,221 @@
-"""What a plan says before a run is what the run's ledger says after it."""
+"""What a plan says before a run is what the run's ledger says after it, for every method and for plugins."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fedspan.api.spec import Spec
-from test_run import fedspan as command
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
 
-from fedspan.api import spec as experiment
-from fedspan.core import registry
+import fedspan
+from conftest import advance, every_method, start
+from fedspan.cli import printing
+from fedspan.cli.app import app
+from fedspan.core import registry, wire
+from fedspan.core.errors import FedspanError
+from fedspan.core.layout import Block, Layout
+from fedspan.core.projector import draw
+from fedspan.core.spec import Spec
+from fedspan.costs import traffic
+from fedspan.costs.outline import outline, price, sibling
+from fedspan.costs.plan import plan
+from fedspan.costs.traffic import FlatProblem, cost
 
-TABLE = {
+TABLE: dict[str, Any] = {
     "rounds": 30,
     "eval_every": 30,
+    "batch_size": 4,
+    "clients_per_round": 3,
     "method": {"name": "ssf", "projector": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 2},
-    "task": {"name": "regression", "clients": 7, "dim": 12, "outputs": 2, "samples": 9, "batch": 4},
-    "participation": {"clients_per_round": 3},
+    "task": {"name": "regression", "clients": 7, "dim": 12, "outputs": 2, "samples": 9},
 }
+LAYOUT = Layout((Block("a", (8, 12), 1), Block("b", (8,)), Block("c", (5, 8), 1)))
+IMAGES = {"name": "classification", "data": "digits", "partition": {"name": "iid", "clients": 3}}
+
+PLUGIN = '''
+"""A plugin whose clients keep a control of d numbers and use it in every step."""
+from dataclasses import dataclass
+import torch
+from fedspan.core.layout import Vector
+from fedspan.core.registry import register
+from fedspan.methods.base import LocalSteps
+
+@dataclass(frozen=True, eq=False)
+class State:
+    x: Vector
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    c: Vector
+
+@dataclass(frozen=True, eq=False)
+class Up:
+    y: Vector
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Pulled(LocalSteps[State, Kept, State, Up]):
+    def init_server(self, x0, layout): return State(x0)
+    def init_client(self, x0, layout): return Kept(torch.zeros_like(x0))
+    def broadcast(self, server, rnd): return server
+    def client_step(self, client, down, f, rnd):
+        y = self.descend(down.x, f.direction(client.c), self.rate(rnd.t))
+        return Kept(client.c + y), Up(y)
+    def server_step(self, server, up, rnd): return State(rnd.mean(up.y))
+'''
 
 
-def test_a_plan_is_what_the_run_then_costs(tmp_path: Path) -> None:
+@pytest.fixture
+def without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models, too, are walked through on tensors without numbers."""
+    monkeypatch.setattr(traffic, "SMALL", 0)
+
+
+def test_a_plan_is_what_the_run_then_costs() -> None:
     spec = Spec.from_table(TABLE)
-    layout, costs = experiment.plan(spec)
-    assert layout.size == 24
-    for name, cost in costs.items():
-        known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-        method = {k: v for k, v in TABLE["method"].items() if k in known}  # type: ignore[attr-defined]
-        if "rank" in known and "projector" not in known:
-            method["rank"] = 3
-        done = experiment.run(Spec.from_table(TABLE | {"method": method | {"name": name}}), tmp_path / name)
-        assert cost.up == done.rows[0][-1]["up_bytes"]
-        assert cost.down == done.rows[0][-1]["down_bytes"]
+    found = plan(spec)
+    assert found.layout.size == found.parameters == 24
+    for row in found.rows:
+        method = registry.build("method", sibling(spec, row.method, 0.1))
+        done = fedspan.run(dataclasses.replace(spec, method=method))
+        assert (row.cost.up, row.cost.down) == (done.up_bytes, done.down_bytes), row.method
+        assert row.memory is None  # not a network
+
+
+@pytest.mark.usefixtures("without_numbers")
+@pytest.mark.parametrize(("name", "settings"), every_method())
+def test_traffic_without_numbers_is_that_of_real_messages(name: str, settings: dict[str, Any]) -> None:
+    method = registry.build("method", {"name": name, "lr": 0.02, "local_steps": 2} | settings)
+    planned = cost(method, FlatProblem(LAYOUT, 5, buffers=6), 2, 5, 0)
+
+    class Real(FlatProblem):
+        cohort_mode = "per_client"
+
+    problem = Real(LAYOUT, 5)
+    problem.x0, problem.buffers0 = torch.zeros(1, 1, LAYOUT.size), None
+    loop, spent = start(method, problem, 2), [(0, 0)]
+    for t in range(1, 6):
+        advance(loop, 1)
+        beside = 2 * 6 * 4 * t  # the buffers of two clients
+        spent.append((int(loop.ledger.up.sum()) + beside, int(loop.ledger.down.sum()) + beside))
+    assert planned.course.walked == tuple(spent)
+    assert planned.server_memory == sum(array.nbytes for array in wire.pack(loop.server).values())
+    first = method.init_client(problem.x0, LAYOUT)
+    assert planned.client_state == sum(array.nbytes for array in wire.pack(first).values())
+
+
+@pytest.mark.parametrize(("name", "settings"), every_method())
+def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str, Any]) -> None:
+    """The first point that local steps start from, or the change of the adapters that is sent."""
+    method = registry.build("method", {"name": name, "lr": 0.02, "local_steps": 1} | settings)
+    footprint, seen = method.footprint(LAYOUT), []
+
+    class Watched(FlatProblem):
+        def cohort(self, rnd: Any) -> Any:
+            level = super().cohort(rnd)
+            moved = level.grad
+            level.grad = lambda y: (seen.append(y.shape[-1]), moved(y))[1]  # type: ignore[method-assign]
+            return level
+
+    loop = start(method, Watched(LAYOUT, 5), 2, traffic._Forgetful(method, FlatProblem(LAYOUT, 5)))
+    loop.transport.problem = loop.problem  # type: ignore[attr-defined]
+    advance(loop, 1)
+    if footprint.adapters is None:
+        assert footprint.trained == seen[0]
+        projector = getattr(method, "projector", None)
+        assert projector is None or footprint.trained == draw(projector, LAYOUT, (0,), 0).rank
+    else:
+        assert footprint.trained == loop.server.u.shape[-1]
+        assert set(footprint.adapters.ranks) == {"a", "c"}
+    assert footprint.optimizer == method.solver.size(footprint.trained)
+
+
+def test_running_statistics_are_counted() -> None:
+    table = TABLE | {"rounds": 2, "eval_every": 2, "batch_size": 16, "clients_per_round": 2}
+    table |= {"task": IMAGES | {"model": "resnet8", "norm": "batch"}, "method": {"name": "fedavg", "lr": 0.1}}
+    spec, done = Spec.from_table(table), fedspan.run(table)
+    statistics = outline(spec).problem.buffers0
+    assert statistics is not None
+    found = price(spec)
+    assert (found.up, found.down) == (done.up_bytes, done.down_bytes)
+    assert found.up_round == 4 * (outline(spec).problem.layout.size + statistics.shape[-1])
+
+
+def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:
+    """A method in a file of its own that declares nothing: its state, its messages and its memory are seen."""
+    path = tmp_path / "pulled.py"
+    path.write_text(PLUGIN)
+    registry.load_file(path)
+    try:
+        found = plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["pulled", "fedavg", "scaffold", "fedprox"])
+    finally:
+        registry._known["method"].pop("pulled")
+    own, plain, scaffold, prox = (row.memory for row in found.rows)
+    size = 4 * found.layout.size
+    assert found["pulled"].cost.client_state == size
+    assert found["pulled"].cost.up_round == found["pulled"].cost.down_round == size
+    assert own is not None
+    assert plain is not None
+    assert own.controls - plain.controls == size
+    assert prox is not None
+    assert own == scaffold  # which holds c − c_i
+    assert own.controls == prox.controls  # the x that it is pulled back to
 
 
 def test_what_another_method_refuses_is_left_out_of_its_plan() -> None:
     """SCALLION takes no momentum, and error feedback no rand-k that is unbiased; both are planned all the same."""
     method = {"name": "compressed", "lr": 0.02, "momentum": 0.5, "compressor": {"name": "randk", "k": 6}}
-    costs = experiment.plan(Spec.from_table(TABLE | {"method": method}))[1]
-    assert set(costs) == set(registry.choices("method"))
-    up = {name: costs[name].up_round for name in ("compressed", "scallion", "ef", "scaffold")}
+    found = plan(TABLE | {"method": method})
+    assert {row.method for row in found.rows} == set(registry.choices("method"))
+    up = {name: found[name].cost.up_round for name in ("compressed", "scallion", "ef", "scaffold")}
     assert up == {"compressed": 6 * 4, "scallion": 6 * 4, "ef": 2 * 4 + 2, "scaffold": 2 * 24 * 4}
 
 
-def test_a_long_run_is_carried_on_from_its_first_rounds(tmp_path: Path) -> None:
-    spec = dataclasses.replace(Spec.from_table(TABLE), rounds=600)
-    done = experiment.run(spec, tmp_path / "run")
-    cost = experiment.plan(spec)[1]["ssf"]
-    assert cost.up == done.rows[0][-1]["up_bytes"]
-    assert cost.down == pytest.approx(done.rows[0][-1]["down_bytes"], rel=0.1)
-    assert cost.client_state == 24 * 4
-    assert cost.client_disk == 2 * 2 * 24 * 4
-    assert cost.server_disk == 7 * 24 * 4
+def test_a_long_run_is_carried_on_from_its_first_rounds() -> None:
+    spec = dataclasses.replace(Spec.from_table(TABLE), rounds=600, eval_every=600)
+    done, found = fedspan.run(spec), price(spec)
+    assert found.up == done.up_bytes
+    assert found.down == pytest.approx(done.down_bytes, rel=0.1)
+    assert found.client_state == 24 * 4
+    assert found.client_disk == 2 * 2 * 24 * 4
+    assert found.server_disk == 7 * 24 * 4
+
+
+@pytest.mark.parametrize("name", ["ssf", "powersgd", "fedsub"])
+def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
+    rank = {"rank": 1} if name == "powersgd" else {"rank": 0.2}
+    method = registry.build("method", {"name": name, "lr": 0.02} | rank)
+    found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
+    loop = start(method, FlatProblem(LAYOUT, 4), 4, traffic._Forgetful(method, FlatProblem(LAYOUT, 4)))
+    advance(loop, 200)
+    assert len(found.course.walked) < 20
+    spent = int(loop.ledger.up.sum()), int(loop.ledger.down.sum())
+    assert (found.up, found.down) == pytest.approx(spent, rel=1e-3 if name == "powersgd" else 0)  # odd and even rounds
+    held = sum(array.nbytes for array in wire.pack(loop.server).values())
+    assert held <= found.server_memory <= held + 4 * LAYOUT.size  # a log that grew no longer than the model
 
 
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(Spec.from_table(TABLE).toml())
-    done = command("plan", path)
-    assert "24 numbers in 1 tensors; 30 rounds" in done.stdout
+    done = CliRunner().invoke(app, ["plan", str(path)])
+    assert "24 parameters, 24 of them trained, in 1 tensors; 30 rounds of 3 of 7 clients" in done.stdout, done.exception
     for name in registry.choices("method"):
         assert name in done.stdout
-    assert not (tmp_path / "run").exists()
+    assert "client memory" not in done.stdout
+    both = CliRunner().invoke(app, ["plan", str(path), "--model", str(tmp_path)])
+    assert isinstance(both.exception, FedspanError)
+    assert "give a spec" in str(both.exception)
+
+
+def test_a_table_per_kind_of_cost() -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    printing.plan(plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["ssf", "fedavg"]), console)
+    text = console.export_text()
+    for word in ("up, run", "client memory", "activations", "server disk", "ssf", "fedavg"):
+        assert word in text

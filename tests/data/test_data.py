@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspan.core.errors import DataError, SpecError
+from fedspan.data import IID, Classes, Dirichlet, Natural, Partition, Quantity
 from fedspan.data import datasets as _datasets
-from fedspan.data import partitions as _partitions
 
 
 def have(name: str) -> Any:
@@ -28,10 +28,10 @@ def have(name: str) -> Any:
 def test_every_example_goes_to_exactly_one_client(clients: int, seed: int, alpha: float, size: int) -> None:
     labels = np.random.default_rng(seed).integers(0, 7, size)
     cuts = [
-        _partitions.iid(labels, clients, seed),
-        _partitions.dirichlet(labels, clients, seed, alpha),
-        _partitions.quantity(labels, clients, seed, alpha),
-        _partitions.natural(labels % clients, None) if len(set(labels % clients)) == clients else None,
+        IID(clients=clients).split(labels, seed),
+        Dirichlet(clients=clients, alpha=alpha).split(labels, seed),
+        Quantity(clients=clients, alpha=alpha).split(labels, seed),
+        Natural().split(labels, owners=labels % clients) if len(set(labels % clients)) == clients else None,
     ]
     for parts in cuts:
         if parts is not None:
@@ -44,7 +44,7 @@ def test_every_example_goes_to_exactly_one_client(clients: int, seed: int, alpha
 @given(clients=st.integers(1, 12), seed=st.integers(0, 10**6), per_client=st.integers(1, 7))
 def test_a_client_holds_as_many_classes_as_asked(clients: int, seed: int, per_client: int) -> None:
     labels = np.repeat(np.arange(7), 40)
-    parts = _partitions.classes(labels, clients, seed, per_client)
+    parts = Classes(clients=clients, classes_per_client=per_client).split(labels, seed)
     assert all(len(set(labels[part])) == per_client for part in parts)
     together = np.concatenate(parts)
     assert len(set(together.tolist())) == len(together)
@@ -53,28 +53,58 @@ def test_a_client_holds_as_many_classes_as_asked(clients: int, seed: int, per_cl
 def test_four_clients_of_25_classes_share_nothing() -> None:
     """The split of the CIFAR-100 benchmark."""
     labels = np.repeat(np.arange(100), 5)
-    parts = _partitions.classes(labels, 4, 0, 25)
+    parts = Classes(clients=4, classes_per_client=25).split(labels)
     assert [len(part) for part in parts] == [125] * 4
     assert len(set(np.concatenate(parts).tolist())) == 500
+
+
+KNOWN: list[tuple[Partition, list[list[int]]]] = [
+    (IID(clients=4), [[5, 14, 15, 16, 17], [2, 4, 6, 12, 13], [7, 8, 9, 10], [0, 1, 3, 11]]),
+    (
+        Dirichlet(clients=4, alpha=0.3),
+        [[0, 3, 9, 10, 12, 13, 14, 15], [1], [7, 11, 17], [2, 4, 5, 6, 8, 16]],
+    ),
+    (Quantity(clients=4, alpha=0.3), [[4, 5, 9, 11, 12, 13, 16, 17], [14], [7], [0, 1, 2, 3, 6, 8, 10, 15]]),
+    (Classes(clients=4), [[2, 3, 5, 6, 17], [1, 8, 11, 14, 16], [0, 4, 9, 10], [7, 12, 13, 15]]),
+]
+
+
+@pytest.mark.parametrize(("partition", "parts"), KNOWN, ids=lambda value: type(value).__name__)
+def test_a_seed_gives_the_same_clients_in_every_version(partition: Partition, parts: list[list[int]]) -> None:
+    assert [part.tolist() for part in partition.split(np.arange(18) % 3, 7)] == parts
+
+
+def test_natural_clients_are_those_with_the_most_examples() -> None:
+    owners = np.array([2, 0, 1, 1, 2, 0, 0, 0])
+    found = Natural(clients=2).split(np.zeros(8, np.int64), owners=owners)
+    assert [part.tolist() for part in found] == [[1, 5, 6, 7], [2, 3]]
 
 
 def test_small_alpha_means_few_classes() -> None:
     labels = np.repeat(np.arange(10), 200)
 
     def spread(alpha: float) -> float:
-        parts = _partitions.dirichlet(labels, 10, 1, alpha)
+        parts = Dirichlet(clients=10, alpha=alpha).split(labels, 1)
         return float(np.mean([(np.bincount(labels[p], minlength=10) / len(p)).max() for p in parts]))
 
     assert spread(0.1) > 0.5 > spread(10)
 
 
 def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="`alpha` must be a positive number, got 0"):
+        Dirichlet(clients=2, alpha=0)
+    with pytest.raises(SpecError, match="`clients` must be a whole number of at least 1, got 0"):
+        IID(clients=0)
+    with pytest.raises(SpecError, match=r"`partition\.clients` is missing"):
+        IID().split(np.arange(3))
+    with pytest.raises(SpecError, match="only 3 examples"):
+        IID(clients=4).split(np.arange(3))
     with pytest.raises(SpecError, match="from 1 to the 3 classes"):
-        _partitions.classes(np.arange(3), 2, 0, 4)
+        Classes(clients=2, classes_per_client=4).split(np.arange(3))
     with pytest.raises(SpecError, match="does not say who"):
-        _partitions.natural(None, None)
+        Natural().split(np.arange(3))
     with pytest.raises(SpecError, match="has 2 natural clients"):
-        _partitions.natural(np.array([0, 1, 1]), 3)
+        Natural(clients=3).split(np.arange(3), owners=np.array([0, 1, 1]))
     with pytest.raises(DataError, match="unknown data set 'cifar'"):
         _datasets.load("cifar")
     monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
@@ -86,7 +116,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mnist_with_its_writers() -> None:
     train, test = have("mnist")
     assert (train.x.shape, test.x.shape) == ((60000, 28, 28), (10000, 28, 28))
-    parts = _partitions.natural(train.owner, None)
+    parts = Natural().split(train.y, owners=train.owner)
     assert len(parts) == 539
     assert sum(map(len, parts)) == 60000
 

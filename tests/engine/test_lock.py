@@ -13,35 +13,35 @@ import tomli_w
 from rich.console import Console
 
 from conftest import SMALL
-from fedspan.api import spec as experiment
+from fedspan import Spec, run
 from fedspan.core.errors import SpecError
-from fedspan.engine.lock import held
+from fedspan.engine.lock import lock_dir
 from fedspan.study import command
 from fedspan.study.parse import study_of
 
 TABLE = {"rounds": 4, "eval_every": 2, "task": SMALL, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 2}}
 HOLD = """
 import sys, time, pathlib
-from fedspan.engine.lock import held
-with held(pathlib.Path(sys.argv[1])):
+from fedspan.engine.lock import lock_dir
+with lock_dir(pathlib.Path(sys.argv[1])):
     print(1, flush=True)
     time.sleep(60)
 """
 
 
 def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
-    spec, out = experiment.Spec.from_table(TABLE), tmp_path / "o"
-    experiment.run(spec, out)
+    spec, out = Spec.from_table(TABLE), tmp_path / "o"
+    run(spec, out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    with held(out), pytest.raises(SpecError, match="is being written by another process; wait for it"):
-        experiment.run(spec, out, resume=True)
+    with lock_dir(out), pytest.raises(SpecError, match="is being written by another process; wait for it"):
+        run(spec, out, resume=True)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
-    experiment.run(spec, out, resume=True)
+    run(spec, out, resume=True)
 
 
 def test_a_comparison_in_a_folder_that_is_held_runs_nothing(tmp_path: Path) -> None:
     study = study_of({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
-    with held(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
+    with lock_dir(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
         command.run(study, tmp_path / "runs", jobs=1, console=Console(quiet=True))
     assert not list((tmp_path / "runs").iterdir())
 
@@ -51,13 +51,13 @@ def test_who_dies_lets_go_and_who_is_refused_leaves_nothing(tmp_path: Path) -> N
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()
-    with pytest.raises(SpecError, match="another process"), held(place):
+    with pytest.raises(SpecError, match="another process"), lock_dir(place):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
     time.sleep(0.05)
-    with pytest.raises(ZeroDivisionError), held(place):
+    with pytest.raises(ZeroDivisionError), lock_dir(place):
         raise ZeroDivisionError
     assert not place.exists()
 
@@ -66,7 +66,7 @@ def free(folders: list[Path]) -> bool:
     """Whether nobody writes there any more."""
     try:
         for folder in folders:
-            with held(folder):
+            with lock_dir(folder):
                 pass
     except SpecError:
         return False

@@ -14,7 +14,8 @@ from torch import nn
 
 import fedspan
 from conftest import METHODS, build, takes
-from fedspan.core.config import Engine
+from fedspan.core.config import Engine, Settings, Training
+from fedspan.core.objective import InPlaceDirection
 from fedspan.engine import simulator
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
@@ -22,7 +23,7 @@ from fedspan.methods import SSF
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build as network
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 
 NAMES = list(METHODS)
 
@@ -37,7 +38,8 @@ def problem_of(model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings:
     clients = [(torch.randn(30, *shape), torch.randint(0, 4, (30,))) for _ in range(6)]
     sources = [as_client_data(data, f"client {i}") for i, data in enumerate(clients)]
     loss = settings.pop("loss", lambda m, b: F.cross_entropy(m(b[0]), b[1]))
-    return TorchProblem(model, sources, loss, choose(model, least=64), seed=0, batch=8, **settings)
+    rules = projection_rules(model, min_numel=64)
+    return TorchProblem(model, sources, loss, rules, Settings(batch_size=8, training=Training(**settings)))
 
 
 def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
@@ -74,7 +76,7 @@ def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
     problem = problem_of(mlp())
     loop = Loop(method_of("fedprox"), problem, Simulator(method_of("fedprox"), problem), (0,), 1)
     direction = problem.cohort(loop._round()).direction(plus=lambda y: y - problem.x0)
-    assert hasattr(direction, "walk")
+    assert isinstance(direction, InPlaceDirection)
     far, near = (model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0 for mu in (0.0, 8.0))
     assert near.norm() < 0.7 * far.norm()
 
@@ -185,8 +187,9 @@ def test_a_process_that_is_killed_is_named() -> None:
 def test_fit_takes_a_way_and_ends_its_processes() -> None:
     torch.manual_seed(1)
     clients = [(torch.randn(20, 64), torch.randint(0, 4, (20,))) for _ in range(3)]
+    method = SSF(rank=0.5, lr=0.1)
     for way in ("loop", "pool"):
-        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate=way))  # type: ignore[arg-type]
+        fedspan.fit(mlp(), clients, method=method, rounds=2, engine=Engine(simulate=way))  # type: ignore[arg-type]
     assert not multiprocessing.active_children()
-    with pytest.raises(fedspan.FedspanError, match="simulate"):
-        fedspan.fit(mlp(), clients, method=SSF(rank=0.5, lr=0.1), rounds=2, engine=fedspan.Engine(simulate="fast"))  # type: ignore[arg-type]
+    with pytest.raises(fedspan.FedspanError, match="`simulate` must be one of auto, batched, loop, pool, got 'fast'"):
+        Engine(simulate="fast")  # type: ignore[arg-type]

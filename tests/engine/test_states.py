@@ -82,7 +82,7 @@ def test_any_order_of_writes_saves_and_crashes(
             states = OnDisk(folder / "c.states", first, 5, torch.float32, resume=True)
             states.load(kept[0])
             now = kept[1].clone()
-        assert torch.equal(states.every(), now)
+        assert torch.equal(states.take_all(), now)
     shutil.rmtree(folder)
 
 
@@ -146,10 +146,10 @@ def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -
         mine, its = compact.transport.clients().c, whole.transport.clients().c
         torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
         if compact.t == 2:
-            assert states.numbers() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
-    held = [one.numbers() for one in states.compact_states.values()]
+            assert states.numel() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
+    held = [one.numel() for one in states.states.values()]
     assert max(held) == 24
-    assert all(one.first is not None or one.numbers() < 24 for one in states.compact_states.values())
+    assert all(one.start is not None or one.numel() < 24 for one in states.states.values())
     saved = {name: array.clone() for name, array in compact.save().items()}
     again = Loop(method, problem, Simulator(method, problem, Engine(compact_states=True)), seeds, 3)
     again.load(saved)

@@ -13,6 +13,7 @@ from torch import nn
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
+from fedspan.core.config import Settings  # noqa: E402
 from fedspan.core.errors import DataError, SpecError  # noqa: E402
 from fedspan.core.projector import draw  # noqa: E402
 from fedspan.engine.loop import Loop  # noqa: E402
@@ -23,7 +24,7 @@ from fedspan.methods.ssf import SSF  # noqa: E402
 from fedspan.nn.client_data import Items  # noqa: E402
 from fedspan.nn.module import FlatModule  # noqa: E402
 from fedspan.nn.problem import TorchProblem  # noqa: E402
-from fedspan.nn.projection_rules import choose, freeze, layout_of  # noqa: E402
+from fedspan.nn.projection_rules import layout_of, projection_rules  # noqa: E402
 from fedspan.projectors.coordinate import Coordinate  # noqa: E402
 from fedspan.projectors.gaussian import Gaussian  # noqa: E402
 
@@ -52,7 +53,7 @@ def gpt2() -> nn.Module:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()
-    freeze(model, ["transformer.wte*", "transformer.wpe*"])
+    projection_rules(model, frozen_modules=["transformer.wte*", "transformer.wpe*"])
     return model
 
 
@@ -77,8 +78,8 @@ def moved(model: nn.Module, x: torch.Tensor, layout: Any) -> torch.Tensor:
 def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> None:
     model = MODELS[name]()
     if name == "bert":  # PEFT has no adapters for embeddings beside biases
-        freeze(model, ["*embeddings*"])
-    choices = choose(model)
+        projection_rules(model, frozen_modules=["*embeddings*"])
+    choices = projection_rules(model)
     layout = layout_of(choices)
     P = draw(projector, layout, (3,), 2)
     x = torch.cat([dict(model.named_parameters())[c.name].detach().reshape(-1) for c in choices]).view(1, 1, -1)
@@ -99,10 +100,10 @@ def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> Non
 def test_a_round_of_a_run_is_an_adapter_of_the_model_before_it(tmp_path: Path) -> None:
     """What the server logs of a round is the z of the adapter."""
     model = bert()
-    freeze(model, ["*embeddings*"])
-    choices = choose(model)
+    projection_rules(model, frozen_modules=["*embeddings*"])
+    choices = projection_rules(model)
     rows = [{"input_ids": IDS[i], "labels": torch.tensor(i)} for i in range(3)]
-    problem = TorchProblem(copy.deepcopy(model), [Items(rows)] * 2, own_loss, choices, seed=4, batch=3)  # type: ignore[arg-type]
+    problem = TorchProblem(copy.deepcopy(model), [Items(rows)] * 2, own_loss, choices, Settings(batch_size=3), seed=4)  # type: ignore[arg-type]
     method = SSF(rank=0.25, lr=0.1, local_steps=2)
     loop = Loop(method, problem, Simulator(method, problem), (4,), 2)
     loop.step()
@@ -143,12 +144,12 @@ def test_training_goes_on_from_an_adapter_of_peft(tmp_path: Path) -> None:
     theirs.save_pretrained(str(tmp_path))
     merged = merge_adapter(model, tmp_path)
     assert torch.allclose(logits(merged), logits(theirs), atol=1e-5)
-    assert len(choose(merged)) == len(choose(bert()))
+    assert len(projection_rules(merged)) == len(projection_rules(bert()))
 
 
 def test_what_peft_cannot_hold_is_refused(tmp_path: Path) -> None:
     model = bert()
-    choices = choose(model)
+    choices = projection_rules(model)
     P = draw(Coordinate(rank=0.2), layout_of(choices), (0,), 0)
     with pytest.raises(SpecError, match=r"no adapter for 'bert.embeddings.word_embeddings' together with biases"):
         export_round(model, choices, P, torch.zeros(1, 1, P.rank), tmp_path)

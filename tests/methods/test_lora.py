@@ -17,7 +17,7 @@ from fedspan.core.config import Projection
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
-from fedspan.nn.projection_rules import choose, layout_of
+from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.gaussian import Gaussian
 
 LR, STEPS, ROUNDS, RANK, LEAST = 0.1, 3, 4, 2, 40
@@ -53,7 +53,7 @@ def fit(method: Any, **settings: Any) -> Any:
 def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]:
     """The same by autograd on adapters B (out × kh × kw × r) and A (r × in), client by client."""
     model = network()
-    layout = layout_of(choose(model, least=LEAST), torch.float64)
+    layout = layout_of(projection_rules(model, min_numel=LEAST), torch.float64)
     starts = draw(Gaussian(rank=RANK), layout, (7,), 0).factors
     base = {n: p.detach().clone() for n, p in model.named_parameters()}
     trained: dict[str, torch.Tensor] = {}

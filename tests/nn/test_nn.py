@@ -20,7 +20,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.models import build
 from fedspan.nn.module import FlatModule, Restricted
-from fedspan.nn.projection_rules import choose, layout_of, summary
+from fedspan.nn.projection_rules import layout_of, projection_rules, summary
 
 PROJECTORS = ["coordinate", "gaussian", "hadamard"]
 
@@ -30,7 +30,7 @@ def close(
 ) -> list[Any]:
     """Compare the restricted gradient with the projected full one at x + Pᵀz; the choices made."""
     model = copy.deepcopy(model).double()
-    choices = choose(model, **choice)
+    choices = projection_rules(model, **choice)
     layout = layout_of(choices, torch.float64)
     module = FlatModule(model, layout)
     P = draw(registry.build("projector", {"name": projector, "rank": rank}), layout, (3,), 1)
@@ -58,8 +58,8 @@ def test_linear(projector: str, inputs: int, outputs: int, batch: list[int], bia
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(inputs, outputs, bias), nn.Tanh(), nn.Linear(outputs, 3))
     data = torch.randn(*batch, inputs, dtype=torch.float64)
-    found = close(model, lambda m: m(data).square().sum(), projector, project=["0.weight"])
-    assert found[0].how == "covered"
+    found = close(model, lambda m: m(data).square().sum(), projector, project_modules=["0.weight"])
+    assert found[0].how == "fused"
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -80,8 +80,8 @@ def test_convolutions(projector: str, data: st.DataObject) -> None:
     x = torch.randn(2, inputs, *([9, 8] if two else [11]))
     model(x)
     x = x.double()
-    found = close(model, lambda m: m(x).square().sum(), projector, project=["0.weight"])
-    assert found[0].how == "covered"
+    found = close(model, lambda m: m(x).square().sum(), projector, project_modules=["0.weight"])
+    assert found[0].how == "fused"
 
 
 @pytest.mark.parametrize("projector", PROJECTORS)
@@ -90,8 +90,8 @@ def test_embedding(projector: str, padding: int | None) -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Embedding(11, 6, padding), nn.Flatten(), nn.Linear(24, 2))
     index = torch.randint(0, 11, (5, 4))
-    found = close(model, lambda m: m(index).square().sum(), projector, project=["0.weight"])
-    assert found[0].how == "covered"
+    found = close(model, lambda m: m(index).square().sum(), projector, project_modules=["0.weight"])
+    assert found[0].how == "fused"
 
 
 class Odd(nn.Module):
@@ -120,14 +120,14 @@ def test_what_is_not_covered_falls_back_to_a_projected_gradient(projector: str) 
     torch.manual_seed(4)
     index = torch.randint(0, 30, (4, 5))
     found = {c.name: c for c in close(Odd(), lambda m: m(index).square().sum(), projector)}
-    assert found["embed.weight"].how == "covered"
+    assert found["embed.weight"].how == "fused"
     assert (found["embed.weight"].layer, found["embed.weight"].also) == ("embed", ("tied",))
-    assert {n for n, c in found.items() if c.how == "fallback"} == {
+    assert {n for n, c in found.items() if c.how == "projected"} == {
         "cell.weight_ih_l0", "cell.weight_hh_l0",
         "attention.in_proj_weight", "attention.out_proj.weight", "mix",
     }  # fmt: skip
-    assert found["head.weight"].how == "whole"
-    assert found["norm.weight"].how == "whole"
+    assert found["head.weight"].how == "full"
+    assert found["norm.weight"].how == "full"
     assert not any(name.startswith("frozen") for name in found)
     assert "tied: used in 2 places" in summary(list(found.values()))
 
@@ -137,9 +137,9 @@ def test_what_is_not_covered_falls_back_to_a_projected_gradient(projector: str) 
 def test_a_resnet(projector: str, norm: Any) -> None:
     model = build("resnet8", (3, 16, 16), 5, norm)
     data, labels = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 1, 2, 4])
-    found = close(model, lambda m: F.cross_entropy(m(data), labels), projector, least=100)
-    assert sum(c.how == "covered" for c in found) == 7
-    assert found[0].how == "covered"
+    found = close(model, lambda m: F.cross_entropy(m(data), labels), projector, min_numel=100)
+    assert sum(c.how == "fused" for c in found) == 7
+    assert found[0].how == "fused"
     assert found[0].shape == (16, 3, 3, 3)
 
 
@@ -173,8 +173,8 @@ def test_backward_makes_no_tensor_of_a_covered_weights_size(kind: str, projector
             nn.Sequential(nn.Embedding(500, 120), nn.Flatten(), nn.Linear(360, 2)),
             torch.randint(0, 500, (4, 3)),
         )
-    choices = choose(model)
-    assert choices[0].how == "covered"
+    choices = projection_rules(model)
+    assert choices[0].how == "fused"
     layout = layout_of(choices)
     module = FlatModule(model, layout)
     P = draw(registry.build("projector", {"name": projector, "rank": 0.1}), layout, (3,), 1)
@@ -197,13 +197,13 @@ def test_backward_makes_no_tensor_of_a_covered_weights_size(kind: str, projector
 
 def test_layers_can_be_named() -> None:
     model = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20), nn.Linear(20, 50))
-    assert [c.how for c in choose(model) if c.name.endswith("weight")] == ["covered", "covered", "whole"]
-    named = choose(model, whole=["0.*"], project=["2.weight"])
-    assert [c.how for c in named if c.name.endswith("weight")] == ["whole", "covered", "covered"]
+    assert [c.how for c in projection_rules(model) if c.name.endswith("weight")] == ["fused", "fused", "full"]
+    named = projection_rules(model, full_modules=["0.*"], project_modules=["2.weight"])
+    assert [c.how for c in named if c.name.endswith("weight")] == ["full", "fused", "fused"]
     with pytest.raises(SpecError, match=r"'9.weight' matches no trained tensor"):
-        choose(model, whole=["9.weight"])
+        projection_rules(model, full_modules=["9.weight"])
     with pytest.raises(SpecError, match="no parameter"):
-        choose(model.requires_grad_(False))
+        projection_rules(model.requires_grad_(False))
 
 
 def test_a_weight_used_behind_its_layers_back_is_reported() -> None:
@@ -216,7 +216,7 @@ def test_a_weight_used_behind_its_layers_back_is_reported() -> None:
             return self.b(x @ self.a.weight.detach())
 
     model = Behind()
-    choices = choose(model)
+    choices = projection_rules(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
     P = draw(registry.build("projector", {"name": "coordinate", "rank": 0.1}), layout, (3,), 1)

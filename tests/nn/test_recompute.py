@@ -19,7 +19,7 @@ from fedspan.costs.dry_run import Live
 from fedspan.costs.memory import Client, rehearsed, ssf
 from fedspan.huggingface.models import own_loss
 from fedspan.nn.module import FlatModule, Restricted
-from fedspan.nn.projection_rules import choose, layout_of
+from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.coordinate import Coordinate
 
 Loss = Callable[[nn.Module], torch.Tensor]
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 def inside(model: nn.Module, recompute: bool) -> tuple[Restricted, torch.Tensor]:
     model = copy.deepcopy(model)
-    choices = choose(model)
+    choices = projection_rules(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
     P = draw(Coordinate(rank=0.2), layout, (1,), 0)
@@ -153,6 +153,7 @@ def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     from fedspan.costs.model_plan import ModelRequest, plan_model
+
     from fedspan.huggingface.outline import batch_of, outline
 
     config = {"model_type": "bert", "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_labels": 3}
@@ -162,7 +163,7 @@ def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
 
     def kept(model: nn.Module) -> Client:
         batch = batch_of(model, 16, 32)
-        return ssf(model, lambda m: own_loss(m, batch), choose(model), Coordinate(rank=plan.share))
+        return ssf(model, lambda m: own_loss(m, batch), projection_rules(model), Coordinate(rank=plan.share))
 
     # what goes into a GELU, four times as wide as what it is made of, for all layers but the one that makes it again
     saved = (4 - 1) * 4 * 16 * 32 * 32

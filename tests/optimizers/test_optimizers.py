@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.api.spec import Spec
 from test_moments import STEPS, layout
 
 import fedspan
 from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
+from fedspan import Spec
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
-from fedspan.core.optimizer import SGD, Optimizer
+from fedspan.core.optimizer import Optimizer
 from fedspan.core.spec import Spec
 from fedspan.optimizers.adamw import AdamW
+from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
 

@@ -315,8 +315,8 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         task.server_problem((0,), torch.float32),
     )
     assert whole.layout.fingerprint == client_problem.layout.fingerprint == server_problem.layout.fingerprint
-    assert len(client_problem.sources[2]) == 20
-    for empty in (client_problem.sources, server_problem.sources):
+    assert len(client_problem.client_data[2]) == 20
+    for empty in (client_problem.client_data, server_problem.client_data):
         with pytest.raises(Exception, match="not on this machine"):
             empty[0]
     table = {"rounds": 3, "method": SSF | {"projector": {"name": "identity"}}, "task": registry.describe(task)}

@@ -91,14 +91,14 @@ def test_a_site_has_its_own_client_alone(task: dict[str, Any], monkeypatch: pyte
     assert whole.layout.fingerprint == client_problem.layout.fingerprint == server_problem.layout.fingerprint
     assert whole.clients == client_problem.clients == server_problem.clients
     assert torch.equal(whole.x0, server_problem.x0)
-    mine, also = (problem.sources[2].columns for problem in (whole, client_problem))
+    mine, also = (problem.client_data[2].columns for problem in (whole, client_problem))
     assert all(torch.equal(mine[name], also[name]) for name in mine)
-    assert len(asked[0]) == (len(client_problem.sources[2]) if task is CLASSIFY else 1)
+    assert len(asked[0]) == (len(client_problem.client_data[2]) if task is CLASSIFY else 1)
     assert client_problem.evaluate(whole.x0) == {}
     assert client_problem.x0.untyped_storage().nbytes() == 4
     for problem in (client_problem, server_problem):
         with pytest.raises(DataError, match="client 1 is not on this machine"):
-            problem.sources[1]
+            problem.client_data[1]
     assert server_problem.evaluate(server_problem.x0) == whole.evaluate(whole.x0)
     counted = built.server_problem((0,), torch.float32, "examples").weights
     assert np.array_equal(counted, built.build((0,), torch.float32, "examples").weights)
@@ -151,13 +151,13 @@ def test_the_pages_hospitals_train_a_model_of_their_own(triage: Path) -> None:
     )
     spec = Spec.load(triage / "spec.toml", few)
     here, there = both(spec, 3, triage)
-    assert {"accuracy", "f1"} < set(there[-1])
+    assert {"accuracy", "f1_macro"} < set(there[-1])
     assert there[-1]["loss"] < there[0]["loss"]
     assert same(here, there)
     assert not any("embeddings" in name for name in load_file(triage / "there/model.safetensors"))
     for gone in ("test.csv", "notes-0.csv", "notes-2.csv"):
         (triage / "triage" / gone).unlink()
-    assert len(spec.task.client_problem(1, (0,), torch.float32).sources[1]) == 16  # type: ignore[attr-defined]
+    assert len(spec.task.client_problem(1, (0,), torch.float32).client_data[1]) == 16  # type: ignore[attr-defined]
     (triage / "triage/notes-1.csv").rename(triage / "triage/test.csv")
     assert spec.task.server_problem((0,), torch.float32).clients == 3
 

@@ -1,4 +1,4 @@
-"""Server and clients apart, each client with its own files: the same result, and what is refused."""
+"""A server and clients that exchange messages, each client with its own files: the same result as in one process."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ import pytest
 import torch
 
 from conftest import Scripted, advance, build, close, every_method, model, small, start
+from fedspan.core import registry
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.method import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.remote.client import Client, Store
-from fedspan.remote.messages import RoundMessage
-from fedspan.remote.server import Server
+from fedspan.remote.client import RemoteClient, StateFile
+from fedspan.remote.messages import Agreement, RoundMessage
+from fedspan.remote.server import Failure, RemoteTransport
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 Change = Callable[[RoundMessage], Any]
 
 
-class Wire:
-    """A link in this process; `faults[(round, client)]` is what becomes of a letter."""
+class LocalChannel:
+    """A channel in this process; `faults[(round, client)]` is what becomes of a message."""
 
-    def __init__(self, method: Any, problem: Any, folder: Path) -> None:
-        self.method, self.problem, self.folder = method, problem, folder
+    def __init__(self, method: Any, problem: Any, states_dir: Path, **settings: Any) -> None:
+        self.method, self.problem, self.states_dir, self.settings = method, problem, states_dir, settings
         self.faults: dict[tuple[int, int], Change] = {}
         self.messages: list[tuple[RoundMessage, RoundMessage | None]] = []
 
-    def client_problem(self, client: int) -> Client:
-        """A new process each time, as on Flower: only the files remain."""
-        return Client(
-            self.method, self.problem, Store.of(self.folder, "run", f"c{client}"), client, self.problem.seeds[0]
-        )
+    def client(self, number: int) -> RemoteClient:
+        """A new object each time, as on Flower: only the files remain."""
+        state_file = StateFile.of(self.states_dir, "run", f"c{number}")
+        agreement = agree(self.method, self.problem, **self.settings)
+        return RemoteClient(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement)
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | str]]:
+    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
         for number, message in enumerate(messages):
             again = RoundMessage.read(message.header(), {k: v.clone() for k, v in message.arrays.items()})
             fault = self.faults.pop((message.t, message.client), None)
             if fault is None:
-                reply = self.client_problem(message.client).answer(again)
+                reply = self.client(message.client).reply(again)
                 self.messages.append((message, reply))
                 yield number, reply
             else:
@@ -51,10 +52,14 @@ class Wire:
                     yield number, one
 
 
-def remote(method: Any, problem: Any, sites: Path, **settings: Any) -> tuple[Loop, Wire, Server]:
-    link = Wire(method, problem, sites)
-    end = Server(method, problem.layout, problem.x0, problem.clients, link, problem.seeds[0], **settings)
-    return start(method, problem, transport=end), link, end
+def agree(method: Any, problem: Any, **settings: Any) -> Agreement:
+    return Agreement.of({"method": registry.describe(method)} | settings, problem.layout, problem.seeds[0])
+
+
+def remote(method: Any, problem: Any, states_dir: Path, **options: Any) -> tuple[Loop, LocalChannel, RemoteTransport]:
+    channel, agreement = LocalChannel(method, problem, states_dir), agree(method, problem)
+    end = RemoteTransport(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
+    return start(method, problem, transport=end), channel, end
 
 
 def simulated(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] = frozenset()) -> Loop:  # type: ignore[assignment]
@@ -63,42 +68,43 @@ def simulated(method: Any, problem: Any, rounds: int, missing: set[tuple[int, in
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
-def test_apart_is_the_same_as_in_one_process(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_remote_clients_give_the_simulators_result(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     method, problem = build(name, **settings), small()
     here = simulated(method, problem, 12)
-    there, link, end = remote(method, problem, tmp_path)
+    there, channel, end = remote(method, problem, tmp_path)
     advance(there, 12)
     close(model(here), model(there))
     assert (here.ledger.up == there.ledger.up).all()
     assert (here.ledger.down == there.ledger.down).all()
     assert there.events == ()
-    sent = sum(message.bytes for message, _ in link.messages)
+    sent = sum(message.bytes for message, _ in channel.messages)
     assert sent == there.ledger.down.sum()
-    assert end.acked.sum() == 12 * 3
+    assert end.accepted.sum() == 12 * 3
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
 def test_the_servers_copy_of_a_state_is_the_clients(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     method, problem = build(name, **settings), small()
-    loop, link, end = remote(method, problem, tmp_path)
+    loop, channel, end = remote(method, problem, tmp_path)
     advance(loop, 9)
-    mark = end.mark
     for client in range(problem.clients):
-        if end.acked[client]:
-            own = link.client_problem(client).store.load(int(end.acked[client]), method.types()[1], mark).state
+        if end.accepted[client]:
+            own = state_of(channel, end, client)
             for field, states in (end._copies or {}).items():
                 close(states.take(np.array([client])), getattr(own, field)[0])
 
 
-def controls(link: Wire, end: Server) -> torch.Tensor:
+def state_of(channel: LocalChannel, end: RemoteTransport, client: int) -> Any:
+    """A client's state from its own file."""
+    kind, fingerprint = channel.method.types()[1], end.agreement.fingerprint
+    return channel.client(client).state_file.load(int(end.accepted[client]), kind, fingerprint).state
+
+
+def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
     """c_i of every client from its own file."""
-    found = []
-    for client in range(link.problem.clients):
-        seq = int(end.acked[client])
-        client_problem = link.client_problem(client)
-        state = client_problem.store.load(seq, link.method.types()[1], end.mark).state if seq else None
-        found.append(torch.zeros_like(link.problem.x0[0]) if state is None else state.c[0])
-    return torch.cat(found)
+    zero = torch.zeros_like(channel.problem.x0[0])
+    count = range(channel.problem.clients)
+    return torch.cat([state_of(channel, end, i).c[0] if end.accepted[i] else zero for i in count])
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:
@@ -114,33 +120,65 @@ def replace_t(loop: Loop, t: int) -> Round:
         loop.t = kept
 
 
-@pytest.mark.parametrize("cast", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg", "fedsub", "ef21", "scallion"])
-def test_shorter_numbers_up(name: str, cast: str, tmp_path: Path) -> None:
-    """Half the uplink; both ends go by the rounded numbers, so that c = mean c_i still holds."""
+def test_replies_in_half_precision(name: str, dtype: str, tmp_path: Path) -> None:
+    """Half the uplink. Both ends use the rounded numbers, so c = mean c_i still holds."""
     settings = SSF if name in ("ssf", "fedsub") else {}
     settings = {"compressor": {"name": "randk", "k": 0.9}} if name in ("ef21", "scallion") else settings
     method, problem = build(name, **settings), small(torch.float32)
     exact = simulated(method, problem, 10)
-    loop, link, end = remote(method, problem, tmp_path, cast=cast)
+    loop, channel, end = remote(method, problem, tmp_path, reply_dtype=dtype)
     advance(loop, 10)
     assert loop.events == ()
     assert loop.ledger.up.sum() * 2 == exact.ledger.up.sum()
     assert loop.ledger.down.sum() == exact.ledger.down.sum()
     close(model(loop), model(exact), 3e-2)
     if name in ("ssf", "scaffold", "scallion"):
-        close(controls(link, end).mean(0), loop.server.c[0, 0], 1e-5)
+        close(controls(channel, end).mean(0), loop.server.c[0, 0], 1e-5)
 
 
-def test_who_does_not_compute_the_same_is_refused(tmp_path: Path) -> None:
-    problem = small()
-    loop, link, _ = remote(build("ssf", **SSF), problem, tmp_path)
-    link.method = build("ssf", **SSF, refresh=2)
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        ({"refresh": 2}, "method.refresh is 2 on the client and 1 on the server"),
+        ({"training": {"weight_decay": 0.1}}, "training.weight_decay is 0.1 on the client and the default on the"),
+        ({"batch_size": 64}, "batch_size is 64 on the client and the default on the server"),
+        ({"batch_size": "x" * 9000}, "another method, model, seed or other settings"),  # too long to be sent
+    ],
+)
+def test_a_client_that_computes_something_else_is_refused(client: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """The event names the setting that differs, and the client writes nothing."""
+    loop, channel, _ = remote(build("ssf", **SSF), small(), tmp_path)
+    if "refresh" in client:
+        channel.method = build("ssf", **SSF, **client)
+    else:
+        channel.settings = client
     advance(loop, 1)
     assert len(loop.events) == 4
-    assert "same spec" in loop.events[0]
+    assert all("refused: " in event and words in event and "same spec" in event for event in loop.events[:3])
     assert "nothing counted" in loop.events[-1]
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_another_model_is_named_and_the_order_of_patterns_counts(tmp_path: Path) -> None:
+    """Of several patterns for a rank the first that matches counts, so their order decides the subspace."""
+    one, other = ({"rank": dict(pairs)} for pairs in ([("a*", 1), ("*", 2)], [("*", 2), ("a*", 1)]))
+    layout = small().layout
+    assert (
+        Agreement.of({"method": one}, layout, 0).fingerprint != Agreement.of({"method": other}, layout, 0).fingerprint
+    )
+    assert Agreement.of({"b": 1, "a": 2}, layout, 0) == Agreement.of({"a": 2, "b": 1}, layout, 0)
+    loop, channel, _ = remote(build("scaffold"), small(), tmp_path)
+    channel.problem = small(dim=13)
+    advance(loop, 1)
+    assert "refused: the model differs" in loop.events[0]
+
+
+@pytest.mark.parametrize("settings", ["", "{", "3", '[["a"]]', "null"])
+def test_settings_that_cannot_be_read_leave_the_clients_reason(settings: str) -> None:
+    refusal = RoundMessage("refused", 0, 0, 0, "", reason="no", settings=settings)
+    assert Agreement.of({}, small().layout, 0).explain(refusal) == "no"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +188,7 @@ def test_who_does_not_compute_the_same_is_refused(tmp_path: Path) -> None:
         ({"t": "3"}, "'t' must be int"),
         ({"status": "hello"}, "status"),
         ({"client": None}, "'client'"),
-        ({"seq": 1.5}, "'seq'"),
+        ({"accepted": 1.5}, "'accepted'"),
     ],
 )
 def test_a_header_is_checked(change: dict[str, Any], words: str) -> None:
@@ -161,17 +199,17 @@ def test_a_header_is_checked(change: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "x" * 65, "a\x00b", "a b"])
-def test_a_client_id_cannot_leave_the_folder(name: str, tmp_path: Path) -> None:
+def test_names_cannot_leave_the_states_directory(name: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="client id"):
-        Store.of(tmp_path / "states", "run", name)
-    with pytest.raises(SpecError, match="run"):
-        Store.of(tmp_path / "states", name, "client")
+        StateFile.of(tmp_path / "states", "run", name)
+    with pytest.raises(SpecError, match="run name"):
+        StateFile.of(tmp_path / "states", name, "client")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method, problem = build("ssf", **SSF), small()
-    loop, link, end = remote(method, problem, tmp_path)
+    loop, channel, end = remote(method, problem, tmp_path)
     advance(loop, 5)
     kept = {p: p.read_bytes() for p in tmp_path.rglob("*.safetensors")}
 
@@ -185,11 +223,11 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     assert sum("No space left" in event for event in loop.events) == 3
     advance(loop, 4)
     close(model(loop), model(simulated(method, problem, 10, {(5, c) for c in ids_of(loop, 5)})))
-    close(controls(link, end).mean(0), loop.server.c[0, 0])
+    close(controls(channel, end).mean(0), loop.server.c[0, 0])
 
 
 def test_states_of_another_run_are_not_taken(tmp_path: Path) -> None:
-    """The same folder, another seed: seq 0 starts afresh, and a wrong fingerprint later counts as lost."""
+    """The same directory, another seed: a new run starts fresh, and a wrong fingerprint later counts as lost."""
     problem = small()
     loop, _, _ = remote(build("ssf", **SSF), problem, tmp_path)
     advance(loop, 5)
@@ -198,5 +236,5 @@ def test_states_of_another_run_are_not_taken(tmp_path: Path) -> None:
     assert other.events == ()
     advance(loop, 5)
     close(model(loop), model(simulated(build("ssf", **SSF), problem, 10)))
-    assert any("another method, model or seed" in event for event in loop.events)
+    assert any("another method, model, seed" in event for event in loop.events)
     shutil.rmtree(tmp_path)

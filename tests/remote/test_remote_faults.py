@@ -1,4 +1,4 @@
-"""Clients apart with everything that goes wrong: lost and spoilt replies, lost states, a server that stops."""
+"""Faults of remote clients: lost and spoilt replies, lost states, a server that stops."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_remote import SSF, Change, Wire, controls, ids_of, remote, simulated
+from test_remote import SSF, Change, LocalChannel, controls, ids_of, remote, simulated
 
 from conftest import advance, build, close, every_method, model, small
 from fedspan.core.errors import SpecError
 from fedspan.core.method import private_fields
 from fedspan.remote.messages import RoundMessage
+from fedspan.remote.server import Failure
 
 
-def after_saving(link: Wire) -> Change:
+def after_saving(channel: LocalChannel) -> Change:
     """The client works and writes, then its reply is lost on the way."""
 
     def fault(message: RoundMessage) -> list[Any]:
-        link.client_problem(message.client).answer(message)
+        channel.client(message.client).reply(message)
         return []
 
     return fault
 
 
-FAULTS: dict[str, tuple[Callable[[Wire], Change], str]] = {
+FAULTS: dict[str, tuple[Callable[[LocalChannel], Change], str]] = {
     "silent": (lambda _: lambda __: [], "no reply in time"),
     "reply lost": (after_saving, "no reply in time"),
     "raises": (lambda _: lambda m: [replace(m, status="failed", reason="ValueError: boom", arrays={})], "boom"),
-    "link error": (lambda _: lambda __: ["node unavailable"], "node unavailable"),
+    "channel fails": (lambda _: lambda __: [Failure("node unavailable")], "node unavailable"),
     "nan": (lambda w: lambda m: [spoil(w, m, lambda a: a * float("nan"))], "not finite"),
-    "shape": (lambda w: lambda m: [spoil(w, m, lambda a: a[..., :-1])], "wanted"),
-    "huge": (lambda w: lambda m: [spoil(w, m, lambda a: a.repeat(1, 1, 999))], "wanted"),
-    "dtype": (lambda w: lambda m: [spoil(w, m, lambda a: a.int())], "wanted"),
+    "shape": (lambda w: lambda m: [spoil(w, m, lambda a: a[..., :-1])], "expected"),
+    "huge": (lambda w: lambda m: [spoil(w, m, lambda a: a.repeat(1, 1, 999))], "expected"),
+    "dtype": (lambda w: lambda m: [spoil(w, m, lambda a: a.int())], "expected"),
     "names": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), arrays={"x": torch.zeros(1)})], "arrays"),
     "other method": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), fingerprint="0" * 12)], "same spec"),
-    "late": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), t=m.t - 1)], "another letter"),
+    "late": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), t=m.t - 1)], "another message"),
     "refused": (lambda _: lambda m: [replace(m, status="refused", reason="no", arrays={})], "refused: no"),
 }
 
 
-def spoil(link: Wire, message: RoundMessage, change: Callable[[torch.Tensor], torch.Tensor]) -> RoundMessage:
-    reply = link.client_problem(message.client).answer(message)
+def spoil(channel: LocalChannel, message: RoundMessage, change: Callable[[torch.Tensor], torch.Tensor]) -> RoundMessage:
+    reply = channel.client(message.client).reply(message)
     return replace(reply, arrays={k: change(v) for k, v in reply.arrays.items()})
 
 
@@ -53,25 +54,25 @@ def spoil(link: Wire, message: RoundMessage, change: Callable[[torch.Tensor], to
 def test_a_fault_costs_one_reply_and_nothing_else(kind: str, tmp_path: Path) -> None:
     """The round goes on with the rest; the client's own file rolls back; the result is that of the accepted updates."""
     method, problem = build("ssf", **SSF), small()
-    loop, link, end = remote(method, problem, tmp_path)
+    loop, channel, end = remote(method, problem, tmp_path)
     make, words = FAULTS[kind]
     missing = set()
     for t in (2, 3, 6):
         client = ids_of(loop, t)[1]
         missing.add((t, client))
-        link.faults[t, client] = make(link)
+        channel.faults[t, client] = make(channel)
     advance(loop, 12)
     close(model(loop), model(simulated(method, problem, 12, missing)))
     assert len(loop.events) == 3
     assert all(words in event and event.startswith("round ") for event in loop.events)
-    close(controls(link, end).mean(0), loop.server.c[0, 0])
-    assert end.acked.sum() == 12 * 3 - 3
+    close(controls(channel, end).mean(0), loop.server.c[0, 0])
+    assert end.accepted.sum() == 12 * 3 - 3
 
 
 def test_a_second_reply_counts_once(tmp_path: Path) -> None:
     method, problem = build("ssf", **SSF), small()
-    loop, link, _ = remote(method, problem, tmp_path)
-    link.faults[1, ids_of(loop, 1)[0]] = lambda m: [link.client_problem(m.client).answer(m)] * 2
+    loop, channel, _ = remote(method, problem, tmp_path)
+    channel.faults[1, ids_of(loop, 1)[0]] = lambda m: [channel.client(m.client).reply(m)] * 2
     advance(loop, 6)
     close(model(loop), model(simulated(method, problem, 6)))
     assert "second reply was dropped" in loop.events[0]
@@ -80,13 +81,13 @@ def test_a_second_reply_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "settings"), [("ssf", SSF), ("doublesqueeze", {})])
 def test_too_few_replies_count_nothing(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     method, problem = build(name, **settings), small()
-    loop, link, end = remote(method, problem, tmp_path, minimum=3)
+    loop, channel, end = remote(method, problem, tmp_path, min_replies=3)
     ids = ids_of(loop, 2)
-    link.faults[2, ids[0]] = lambda _: []
+    channel.faults[2, ids[0]] = lambda _: []
     advance(loop, 8)
     close(model(loop), model(simulated(method, problem, 8, {(2, c) for c in ids})))
     assert "fewer than 3" in loop.events[-1]
-    assert end.acked.sum() == 7 * 3
+    assert end.accepted.sum() == 7 * 3
 
 
 LOSSES: dict[str, Callable[[Path], Any]] = {
@@ -103,72 +104,72 @@ def test_a_lost_state_is_restored_exactly(kind: str, name: str, settings: dict[s
     if kind != "deleted" and name != "ssf":
         pytest.skip("one method is enough")
     method, problem = build(name, **settings), small()
-    loop, link, end = remote(method, problem, tmp_path)
+    loop, channel, end = remote(method, problem, tmp_path)
     advance(loop, 7)
     for client in range(problem.clients):
-        path = link.client_problem(client).store.path
+        path = channel.client(client).state_file.path
         if path.exists():
             LOSSES[kind](path)
     advance(loop, 8)
     here = simulated(method, problem, 7)
     for field in private_fields(method):  # what no server can know begins anew
-        here.transport.inner._population[field].all.zero_()  # type: ignore[attr-defined]
+        here.transport.inner._population[field].values.zero_()  # type: ignore[attr-defined]
     close(model(loop), model(advance(here, 8)), 1e-10)
     assert any("restored from the server's copy" in event for event in loop.events)
-    assert end.acked.sum() == 15 * 3
+    assert end.accepted.sum() == 15 * 3
     nominal = simulated(method, problem, 15).ledger.down.sum()
     assert loop.ledger.down.sum() > nominal  # what was sent twice is counted twice
 
 
 @pytest.mark.parametrize("name", ["ef", "qsparse", "doublesqueeze", "scafcom"])
 def test_replies_are_not_rounded_behind_the_back_of_error_feedback(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"{name} has noted what it keeps to itself"):
-        remote(build(name), small(), tmp_path, cast="bfloat16")
+    with pytest.raises(SpecError, match=f"after {name} computed what remains"):
+        remote(build(name), small(), tmp_path, reply_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("name", ["ef", "doublesqueeze"])
 def test_a_lost_reply_takes_error_feedback_back(name: str, tmp_path: Path) -> None:
     """The client has worked and written its new e_i; the reply never came: e_i is as if the round had not been."""
     method, problem = build(name), small()
-    loop, link, _ = remote(method, problem, tmp_path)
+    loop, channel, _ = remote(method, problem, tmp_path)
     missing = set()
     for t in (2, 3, 6):
         client = ids_of(loop, t)[1]
         missing.add((t, client))
-        link.faults[t, client] = after_saving(link)
+        channel.faults[t, client] = after_saving(channel)
     advance(loop, 12)
     close(model(loop), model(simulated(method, problem, 12, missing)))
 
 
 def test_without_a_copy_a_client_re_enters_empty(tmp_path: Path) -> None:
     method, problem = build("ssf", **SSF), small()
-    loop, link, end = remote(method, problem, tmp_path, backup=False)
+    loop, channel, end = remote(method, problem, tmp_path, backup=False)
     advance(loop, 7)
-    before = controls(link, end)
+    before = controls(channel, end)
     client = ids_of(loop, 7)[0]
-    assert end.acked[client]
-    link.client_problem(client).store.path.unlink()
+    assert end.accepted[client]
+    channel.client(client).state_file.path.unlink()
     advance(loop, 1)
     assert any("re-enters with an empty state" in event for event in loop.events)
-    gap = controls(link, end).mean(0) - loop.server.c[0, 0]
+    gap = controls(channel, end).mean(0) - loop.server.c[0, 0]
     close(gap, -before[client] / problem.clients)  # what c no longer matches: the lost control's share, for good
 
 
 def test_who_re_enters_empty_does_what_a_newcomer_would(tmp_path: Path) -> None:
     """FedSub's dual is owed a change since the last round of a client; one that starts anew is owed none."""
     method, problem = build("fedsub", projector={"name": "coordinate", "rank": 4}), small()
-    loop, link, end = remote(method, problem, tmp_path / "sites", backup=False)
+    loop, channel, end = remote(method, problem, tmp_path / "states", backup=False)
     advance(loop, 7)
     client = ids_of(loop, 7)[0]
-    assert end.acked[client]
-    link.client_problem(client).store.path.unlink()
+    assert end.accepted[client]
+    channel.client(client).state_file.path.unlink()
     advance(loop, 1)
-    message, reply = link.messages[-1]
+    message, reply = channel.messages[-1]
     assert message.client == client
     assert reply is not None
-    fresh = Wire(method, problem, tmp_path / "fresh").client_problem(client)
+    fresh = LocalChannel(method, problem, tmp_path / "fresh").client(client)
     plain = {name: array for name, array in message.arrays.items() if not name.startswith("restore.")}
-    newcomer = fresh.answer(replace(message, seq=0, arrays=plain))
+    newcomer = fresh.reply(replace(message, accepted=0, arrays=plain))
     assert newcomer.status == "ok"
     close(reply.arrays["b"], newcomer.arrays["b"])
 
@@ -176,15 +177,15 @@ def test_who_re_enters_empty_does_what_a_newcomer_would(tmp_path: Path) -> None:
 def test_a_server_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Clients are rounds ahead of the checkpoint: their files no longer have the version, the copies do."""
     method, problem = build("ssf", **SSF), small()
-    loop, _, _ = remote(method, problem, tmp_path / "sites", folder=tmp_path / "server")
+    loop, _, _ = remote(method, problem, tmp_path / "states", copies_dir=tmp_path / "server")
     advance(loop, 4)
     saved = {k: v.clone() for k, v in loop.save().items()}
     advance(loop, 5)
-    again, link, end = remote(method, problem, tmp_path / "sites", folder=tmp_path / "server", resume=True)
+    again, channel, end = remote(method, problem, tmp_path / "states", copies_dir=tmp_path / "server", resume=True)
     again.load(saved)
     advance(again, 8)
     close(model(again), model(simulated(method, problem, 12)))
-    close(controls(link, end).mean(0), again.server.c[0, 0])
+    close(controls(channel, end).mean(0), again.server.c[0, 0])
     assert any("restored" in event for event in again.events)
 
 
@@ -192,21 +193,21 @@ def test_many_random_faults(tmp_path: Path) -> None:
     """Forty faults of all kinds at random: c = mean c_i holds, and the model is that of the accepted updates."""
     rng = np.random.default_rng(0)
     method, problem = build("ssf", **SSF), small()
-    loop, link, end = remote(method, problem, tmp_path)
+    loop, channel, end = remote(method, problem, tmp_path)
     missing, wiped = set(), 0
     for t in range(40):
         ids = ids_of(loop, t)
         client = ids[int(rng.integers(3))]
         kind = list(FAULTS)[int(rng.integers(len(FAULTS)))]
         if rng.random() < 0.3:
-            path = link.client_problem(client).store.path
+            path = channel.client(client).state_file.path
             wiped += path.exists()
             path.unlink(missing_ok=True)
         else:
             missing.add((t, client))
-            link.faults[t, client] = FAULTS[kind][0](link)
+            channel.faults[t, client] = FAULTS[kind][0](channel)
         advance(loop, 1)
     assert wiped > 5
     assert len(missing) > 20
     close(model(loop), model(simulated(method, problem, 40, missing)), 1e-10)
-    close(controls(link, end).mean(0), loop.server.c[0, 0], 1e-10)
+    close(controls(channel, end).mean(0), loop.server.c[0, 0], 1e-10)

@@ -13,55 +13,61 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from fedspan.api.spec import Spec
 from test_run import fedspan as command
 
 import fedspan
-from fedspan.api import spec as experiment
+from conftest import settings
+from fedspan.core.config import Projection
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
 from fedspan.core.projector import draw
+from fedspan.core.spec import Spec, with_values
+from fedspan.data import IID, Dirichlet
 from fedspan.data import datasets as _datasets
 from fedspan.methods import FedAvg
+from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
-from fedspan.tasks.classification import AUGMENT, Classification
+from fedspan.tasks.classification import Classification
 
 TABLE: dict[str, Any] = {
     "rounds": 6,
     "eval_every": 3,
     "method": {"name": "ssf", "rank": 0.25, "lr": 0.3, "local_steps": 4},
-    "task": {"name": "classification", "data": "digits", "clients": 5, "partition": "classes", "least": 64},
+    "task": {"name": "classification", "data": "digits", "partition": {"name": "classes", "clients": 5}},
+    "projection": {"min_numel": 64},
 }
+
+TWO = Classification(data="digits", partition=IID(clients=2))
 
 
 def table(**changes: Any) -> dict[str, Any]:
-    return experiment.with_values(TABLE, {key.replace("__", "."): value for key, value in changes.items()})
+    return with_values(TABLE, {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def test_several_seeds_are_the_seeds_one_by_one(tmp_path: Path) -> None:
-    both = experiment.run(Spec.from_table(table()), tmp_path / "both", seeds=2)
-    alone = experiment.run(Spec.from_table(table(seed=1)), tmp_path / "alone")
+    both = fedspan.run(Spec.from_table(table()), tmp_path / "both", seeds=2)
+    alone = fedspan.run(Spec.from_table(table(seed=1)), tmp_path / "alone")
     clean = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in rows] for rows in (both.rows[1], alone.rows[0])
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows] for rows in (both.runs[1], alone.runs[0])
     ]
     assert clean[0] == clean[1]
-    assert both.rows[0][-1]["accuracy"] != both.rows[1][-1]["accuracy"]
-    assert both.rows[0][-1]["accuracy"] > 0.3
+    assert both.runs[0][-1]["accuracy"] != both.runs[1][-1]["accuracy"]
+    assert both.runs[0][-1]["accuracy"] > 0.3
     assert (tmp_path / "both" / "seed-0" / "model.safetensors").exists()
 
 
 def test_a_run_is_resumed_and_made_longer(tmp_path: Path) -> None:
-    straight = experiment.run(Spec.from_table(table()), tmp_path / "straight", seeds=2)
-    experiment.run(Spec.from_table(table(rounds=3)), tmp_path / "parts", seeds=2)
-    parts = experiment.run(Spec.from_table(table()), tmp_path / "parts", seeds=2, resume=True)
-    for a, b in zip(straight.rows, parts.rows, strict=True):
+    straight = fedspan.run(Spec.from_table(table()), tmp_path / "straight", seeds=2)
+    fedspan.run(Spec.from_table(table(rounds=3)), tmp_path / "parts", seeds=2, keep_checkpoint=True)
+    parts = fedspan.run(Spec.from_table(table()), tmp_path / "parts", seeds=2, resume=True)
+    for a, b in zip(straight.runs, parts.runs, strict=True):
         assert a[-1]["accuracy"] == b[-1]["accuracy"]
         assert a[-1]["loss"] == b[-1]["loss"]
 
 
 def test_a_spec_survives_toml_with_lists_and_ranks_by_layer(tmp_path: Path) -> None:
     ranks = {"1.weight": 0.5, "*": 8}
-    spec = Spec.from_table(table(task__whole=["3.*"], method__rank=ranks, epochs=1.5))
+    spec = Spec.from_table(table(projection__full_modules=["3.*"], method__rank=ranks, epochs=1.5))
     (tmp_path / "spec.toml").write_text(spec.toml())
     again = Spec.load(tmp_path / "spec.toml")
     assert again == spec
@@ -78,30 +84,30 @@ def test_ranks_by_layer() -> None:
         Coordinate(rank={"a": -1})
     with pytest.raises(SpecError, match=r"larger than the 10 inputs"):
         Coordinate(rank={"*": 11}).rank_of(blocks[0])
-    problem = Classification(data="digits", clients=2, least=64).build((0,), torch.float32)
+    problem = TWO.build((0,), settings(dtype=torch.float32, projection=Projection(min_numel=64)))
     P = draw(Coordinate(rank={"1.*": 0.25}), problem.layout, (0,), 0)
     assert P.rank == 128 * 16 + 128 + 10 * 128 + 10
 
 
 def test_epochs_are_steps_over_the_mean_client(tmp_path: Path) -> None:
     """1,500 examples over 5 clients in batches of 32: 9.4 a pass."""
-    by_epoch = experiment.run(Spec.from_table(table(epochs=2.0)), tmp_path / "a")
-    by_steps = experiment.run(Spec.from_table(table(method__local_steps=18)), tmp_path / "b")
-    assert by_epoch.rows[0][-1]["loss"] == by_steps.rows[0][-1]["loss"]
+    by_epoch = fedspan.run(Spec.from_table(table(epochs=2.0)), tmp_path / "a")
+    by_steps = fedspan.run(Spec.from_table(table(method__local_steps=18)), tmp_path / "b")
+    assert by_epoch.runs[0][-1]["loss"] == by_steps.runs[0][-1]["loss"]
     with pytest.raises(SpecError, match="epochs"):
         Spec.from_table(table(epochs=-1.0))
     clients = [(torch.randn(10, 6), torch.randint(0, 2, (10,))) for _ in range(2)]
     torch.manual_seed(0)
     one, two = (torch.nn.Linear(6, 2) for _ in range(2))
     two.load_state_dict(one.state_dict())
-    fedspan.fit(one, clients, method=FedAvg(lr=0.1), rounds=2, batch=5, epochs=3)
-    fedspan.fit(two, clients, method=FedAvg(lr=0.1, local_steps=6), rounds=2, batch=5)
+    fedspan.fit(one, clients, method=FedAvg(lr=0.1), rounds=2, batch_size=5, epochs=3)
+    fedspan.fit(two, clients, method=FedAvg(lr=0.1, local_steps=6), rounds=2, batch_size=5)
     assert torch.equal(one.weight, two.weight)
 
 
 def test_double_precision_goes_all_the_way() -> None:
-    problem = Classification(data="digits", clients=2).build((0,), torch.float64)
-    assert {problem.x0.dtype, problem.layout.dtype, problem.sources[0].take(torch.tensor([0]))[0].dtype} == {
+    problem = TWO.build((0,), settings())
+    assert {problem.x0.dtype, problem.layout.dtype, problem.client_data[0].take(torch.tensor([0]))[0].dtype} == {
         torch.float64
     }
 
@@ -119,9 +125,9 @@ def test_partition_draws_a_picture(tmp_path: Path) -> None:
 
 
 def test_counts_are_of_the_partition_that_is_trained_on() -> None:
-    task = Classification(data="digits", clients=4, partition="dirichlet", alpha=0.3)
-    counts, problem = task.counts(3), task.build((3,), torch.float32)
-    assert [len(source) for source in problem.sources] == counts.sum(1).tolist()
+    task = Classification(data="digits", partition=Dirichlet(clients=4, alpha=0.3))
+    counts, problem = task.counts(3), task.build((3,), settings())
+    assert [len(source) for source in problem.client_data] == counts.sum(1).tolist()
 
 
 @pytest.mark.parametrize("kind", ["flip", "crop"])
@@ -139,13 +145,13 @@ def test_augmented_images_are_the_same_images_moved(kind: str) -> None:
 
 MISTAKES = {
     "data": ({"task__data": "mnits"}, "did you mean 'mnist'"),
-    "clients": ({"task__clients": 1501}, "only 1500 examples"),
-    "natural": ({"task__partition": "natural"}, "does not say who made"),
+    "clients": ({"task__partition__clients": 1501}, "only 1500 examples"),
+    "natural": ({"task__partition": {"name": "natural"}}, "does not say who made"),
     "classes": ({"task__classes": 11}, "the data set has 10"),
     "shrink": ({"task__shrink": 9}, "larger than the images"),
     "model": ({"task__model": "resnet9"}, "6n \\+ 2"),
-    "whole": ({"task__whole": ["nope"]}, "matches no trained tensor"),
-    "list": ({"task__whole": "3.weight"}, "must be a list of texts"),
+    "whole": ({"projection__full_modules": ["nope"]}, "matches no trained tensor"),
+    "list": ({"projection__full_modules": "3.weight"}, "must be a list of texts"),
     "rank": ({"method__rank": {"*": "half"}}, "table of numbers by name pattern"),
 }
 
@@ -154,13 +160,15 @@ MISTAKES = {
 def test_mistakes_are_named(name: str, tmp_path: Path) -> None:
     changes, words = MISTAKES[name]
     with pytest.raises((SpecError, DataError), match=words):
-        experiment.run(Spec.from_table(table(**changes)), tmp_path / "run")
+        fedspan.run(Spec.from_table(table(**changes)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_clients_are_needed_where_nobody_knows_them() -> None:
-    with pytest.raises(SpecError, match=r"task\.clients` is missing"):
-        Classification(data="digits")
+    with pytest.raises(SpecError, match="does not say who made which example; use another `partition`"):
+        Classification(data="digits").build((0,), settings())
+    with pytest.raises(SpecError, match=r"partition\.clients` is missing"):
+        Classification(data="digits", partition=IID()).build((0,), settings())
 
 
 # ---- the official archives, written here in small as they are: a pickle of protocol 2 by Python 2, and plain records

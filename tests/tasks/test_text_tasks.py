@@ -85,10 +85,10 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
     one, again, other = built(0), built(0), built(1)
     assert torch.equal(one.x0, again.x0)
     assert not torch.equal(one.x0, other.x0)
-    assert [len(s) for s in one.sources] != [len(s) for s in other.sources]
-    same = [built(seed, data_seed=5).sources for seed in (0, 1)]
+    assert [len(s) for s in one.client_data] != [len(s) for s in other.client_data]
+    same = [built(seed, data_seed=5).client_data for seed in (0, 1)]
     assert [s.columns["labels"].tolist() for s in same[0]] == [s.columns["labels"].tolist() for s in same[1]]
-    assert sum(len(s) for s in one.sources) == 60
+    assert sum(len(s) for s in one.client_data) == 60
     assert registry.build("task", CLASSIFY).counts(0).sum() == 60
     assert not any("embed" in block.name for block in one.layout.blocks)
 
@@ -96,7 +96,7 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
 def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Path) -> None:
     problem = registry.build("task", SPEAK | {"test_blocks": None}).build((0,), torch.float32)
     assert problem.clients == 3  # the fourth says too little
-    for source, copies in zip(problem.sources, (30, 20, 16), strict=True):
+    for source, copies in zip(problem.client_data, (30, 20, 16), strict=True):
         columns = source.take(torch.arange(len(source)))
         assert (columns["input_ids"][:, 0] == 1).all()
         told = columns["input_ids"][:, 1:][columns["attention_mask"][:, 1:] == 1]

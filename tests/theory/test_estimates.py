@@ -13,7 +13,7 @@ from conftest import settings, small
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build, mlp
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import choose
+from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
 from fedspan.theory.gradient_probe import all_clients
@@ -78,7 +78,11 @@ def network(
     sources = [as_client_data(one, "client") for one in data]
     loss = torch.nn.functional.cross_entropy
     return TorchProblem(
-        model, sources, lambda m, b: loss(m(b[0]), b[1]), choose(model, (), (), 64), seed=0, batch=batch, **others
+        model,
+        sources,
+        lambda m, b: loss(m(b[0]), b[1]),
+        projection_rules(model, min_numel=64),
+        settings(batch, torch.float32, **others),
     )
 
 
@@ -88,7 +92,7 @@ def test_smoothness_of_a_network_against_its_hessian() -> None:
     problem = network(model, 2, 32, 32, (6,))
     found = estimate(problem, Effort(clients=2, examples=32, iterations=200))
     names = [block.name for block in problem.layout.blocks]
-    for place, source in enumerate(problem.sources):
+    for place, source in enumerate(problem.client_data):
         inputs, targets = source.take(torch.arange(32))
 
         def loss(flat: torch.Tensor) -> torch.Tensor:

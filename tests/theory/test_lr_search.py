@@ -64,9 +64,9 @@ def test_short_runs_of_the_toy(rounds: int) -> None:
 
 def test_the_training_loss_is_that_of_the_clients() -> None:
     """With all examples in the sample it is the mean of the clients' losses, by their weights."""
-    problem, by_examples = (learnable(by_examples=on) for on in (False, True))
+    problem, by_examples = (learnable(weights=kind) for kind in ("uniform", "examples"))
     with torch.inference_mode():
-        losses = [float(problem.loss(problem.model, source.take(torch.arange(60)))) for source in problem.sources]
+        losses = [float(problem.loss(problem.model, source.take(torch.arange(60)))) for source in problem.client_data]
     assert problem.training_loss(problem.x0)[0] == pytest.approx(np.mean(losses), rel=1e-5)
     by_examples.weights = np.array([0.7, 0.1, 0.1, 0.1])
     expected = np.average(losses, weights=by_examples.weights)

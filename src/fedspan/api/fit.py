@@ -17,7 +17,7 @@ from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
 from fedspan.nn.client_data import Loss
-from fedspan.tasks._model_adapter import OutputLoss
+from fedspan.nn.evaluate import OutputLoss
 from fedspan.tasks.custom import Custom, Objects
 
 

@@ -25,6 +25,7 @@ class Diagnostics(Callback):
     """
 
     decides: ClassVar[bool] = True
+    needs_all_clients: ClassVar[bool] = True
 
     def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
         """The quantities at the server's model."""

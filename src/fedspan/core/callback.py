@@ -20,6 +20,7 @@ class Callback:
     round.
     """
 
+    needs_all_clients: ClassVar[bool] = False  # whether it uses data and states that only a simulation has
     decides: ClassVar[bool] = False  # whether a run with it has other rows than one without it
 
     def on_run_start(self, run: Loop) -> None:

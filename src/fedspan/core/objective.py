@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
 
 
 Direction = Callable[[Vector], Vector]
-"""Where a local step goes from a point. One with a `walk(start, lr, steps)` takes plain steps in place, and faster."""
+"""What a local step subtracts at a point, times the learning rate."""
+
+
+@runtime_checkable
+class InPlaceDirection(Protocol):
+    """A direction whose point can lie in the model's own memory, so that a step copies nothing."""
+
+    def __call__(self, y: Vector) -> Vector:
+        """The direction at y. Asked at the point of `in_place`, the next call overwrites what this one returns."""
+
+    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
+        """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
 
 
 Plus = Vector | Direction | None

@@ -1,40 +1,30 @@
 """Optimizers as values: how local steps follow a direction, and what of their memory outlives a change of subspace.
 
-Everything is elementwise on vectors (runs, clients, n), so that a cohort moves as one. What an optimizer remembers of a
-walk is one vector too, `size(n)` numbers for n that are trained; a walk begins at rest where it is given none.
+Everything is elementwise on vectors (runs, clients, n), so that a cohort moves as one. What an optimizer remembers is
+one vector too, `size(n)` numbers for n that are trained, and zero at the start.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from fedspan.core.errors import below_one
 from fedspan.core.layout import Vector
-from fedspan.core.objective import Direction
-from fedspan.core.projector import Factor, LinearMap
+from fedspan.core.objective import Direction, InPlaceDirection
+from fedspan.core.projector import CoordinateFactor, Factor, LinearMap
 
 
 class Optimizer(ABC):
     """Local steps along a direction."""
 
     plain: bool = False  # y ← y − η direction(y) and no more: then the end point tells the mean of the directions
-    decay: float = 0.0  # of the weights, beside what the objective may have of it
+    decay: float = 0.0  # of the weights, in addition to the objective's own weight decay
 
     @abstractmethod
-    def descend(
-        self,
-        start: Vector,
-        direction: Direction,
-        lr: float,
-        steps: int,
-        origin: Vector | None = None,
-        held: Vector | None = None,
-    ) -> tuple[Vector, Vector]:
-        """(end point, memory) of so many steps. The weights that decay are origin + y, and `held` is a memory."""
+    def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
+        """One step from y along g. It changes y and the memory in place; the weights that decay are origin + y."""
 
     @abstractmethod
     def size(self, n: int) -> int:
@@ -44,21 +34,6 @@ class Optimizer(ABC):
     def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
         """A memory of steps inside one subspace, as the one to begin with inside another."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class SGD(Optimizer):
-    """y ← y − η direction(y); with momentum v ← β v + direction(y), y ← y − η v."""
-
-    momentum: float = 0.0  # β
-
-    def __post_init__(self) -> None:
-        below_one("momentum", self.momentum)
-
-    @property
-    def plain(self) -> bool:  # type: ignore[override]
-        """Without momentum."""
-        return not self.momentum
-
     def descend(
         self,
         start: Vector,
@@ -68,23 +43,17 @@ class SGD(Optimizer):
         origin: Vector | None = None,
         held: Vector | None = None,
     ) -> tuple[Vector, Vector]:
-        walk: Callable[[Vector, float, int], Vector] | None = getattr(direction, "walk", None)
-        if walk is not None and self.plain:
-            return walk(start, lr, steps), start[..., :0]
-        y, v = start, held
-        for _ in range(steps):
-            d = direction(y)
-            if self.momentum:
-                d = v = d if v is None else torch.add(d, v, alpha=self.momentum)
-            y = torch.add(y, d, alpha=-lr)
-            del d  # not to be held during the next gradient
-        return y, start[..., :0] if v is None else v
-
-    def size(self, n: int) -> int:
-        return n if self.momentum else 0
-
-    def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
-        return turned(held, old, new)
+        """(end point, memory) after `steps` steps from `start`, with `held` as the memory at the start."""
+        place = direction.in_place(start) if isinstance(direction, InPlaceDirection) else None
+        with place or contextlib.nullcontext(start) as y:
+            for number in range(steps):
+                g = direction(y)
+                if number == 0:  # `start` and `held` are the caller's, and a cohort may set out from one point
+                    y = start.expand_as(g).clone() if place is None else y
+                    memory = g.new_zeros(*g.shape[:-1], self.size(g.shape[-1])) if held is None else held.clone()
+                self.step(y, g, memory, lr, origin)
+                del g  # not to be held during the next gradient
+            return y if place is None else y.clone(), memory
 
 
 def turned(m: Vector, old: LinearMap, new: LinearMap) -> Vector:
@@ -107,7 +76,7 @@ def turned_squares(v: Vector, old: LinearMap, new: LinearMap) -> Vector:
 def _squares(part: Vector, old: Factor, new: Factor) -> Vector:
     rows = part.reshape(part.shape[0], -1, old.rank)  # a projected weight is out × r, for every client
     ones = torch.ones_like(rows[:, :1])
-    if getattr(old, "index", None) is not None:  # coordinates: P'Pᵀ is of zeros and ones, which are their own squares
+    if isinstance(old, CoordinateFactor):  # P'Pᵀ is of zeros and ones, which are their own squares
         seen, share = new.down(old.up(rows)), new.down(old.up(ones))
     else:
         squares = new.down(old.columns().mT).square()

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
@@ -23,6 +24,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, did_you_mean, one_of
 from fedspan.core.method import Method
+from fedspan.core.metric import Metric
 from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
@@ -47,12 +49,13 @@ KINDS: dict[str, Kind] = {
     "task": Kind(Task, "fedspan.tasks"),
     "partition": Kind(Partition, "fedspan.data.partitions"),
     "callback": Kind(Callback, "fedspan.callbacks"),
+    "metric": Kind(Metric, "fedspan.metrics"),
 }
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
 
 def register(cls: C) -> C:
-    """Registers a method, projector, compressor, optimizer or task under the name of the file it is in.
+    """Registers a method, projector, metric or another kind of choice under the name of the file it is in.
 
     Args:
         cls: A frozen dataclass that derives from the base class of its kind, such as `fedspan.Method`.
@@ -107,6 +110,15 @@ def summary(cls: type) -> str:
     return " ".join(text.split())
 
 
+def comments(cls: type) -> dict[str, str]:
+    """Field → the comment next to it in the source, for every setting of a choice."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if "__dataclass_fields__" in vars(base):
+            found |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(base), re.M))
+    return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
+
+
 def load_file(path: Path) -> None:
     """Imports a user's own file, so that a spec can name what it registers."""
     if not path.is_file():
@@ -154,7 +166,10 @@ def accept_choices(value: Any) -> None:
 
 def _choice_fields(cls: type) -> list[tuple[str, str]]:
     """(field, kind) of the fields that hold a choice."""
-    hints = typing.get_type_hints(cls)
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError:  # a type that is imported for type checkers only
+        return []
     found = ((f.name, kind_of(option)) for f in dataclasses.fields(cls) for option in _options(hints[f.name]))
     return [(name, kind) for name, kind in found if kind is not None]
 

@@ -79,17 +79,12 @@ class Spec(Settings):
     def from_table(table: Mapping[str, Any]) -> Spec:
         """A spec from nested plain values; every key and type is checked."""
         table = dict(table)
-        given = table.get("callbacks", [])
-        if not isinstance(given, list | tuple):
-            raise SpecError(f"`callbacks` must be a list of tables, [[callbacks]], got {given!r}")
-        named = [one if isinstance(one, Callback) else registry.build("callback", one, "callbacks") for one in given]
         metrics = table.pop("metrics", [])
         if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
             raise SpecError(f"`metrics` must be a list of names, got {metrics!r}")
-        table.pop("callbacks", None)
-        spec = registry.make(Spec, table, "spec")
+        spec = registry.make(Spec, table)
         assert isinstance(spec, Spec)
-        return dataclasses.replace(spec, callbacks=tuple(named), metrics=tuple(metrics))
+        return dataclasses.replace(spec, metrics=tuple(metrics))
 
     @staticmethod
     def load(path: Path | str, changes: tuple[str, ...] = ()) -> Spec:

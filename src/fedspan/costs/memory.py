@@ -8,6 +8,8 @@ the exception: `fedit` forms full gradients in the simulator, and a device that 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import nn
 from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Round
-from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
 from fedspan.core.projector import LinearMap
 from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.sketch import OneBatch, Sketch
@@ -61,7 +63,7 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
     with live.pause(), torch.device(problem.device):
         x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
         down, state = method.broadcast(method.init_server(x, layout), rnd), method.init_client(x, layout)
-    f = _Watched(problem, rnd, x, live)
+    f = _Watched(problem, rnd, live)
     with torch.no_grad():
         try:
             method.client_step(state, down, f, rnd)
@@ -73,9 +75,9 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
 
 def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
     """The memory of a step of PEFT's adapters in the method's place."""
-    (source,), footprint = problem.sources, method.footprint(problem.layout)
+    (source,), footprint = problem.client_data, method.footprint(problem.layout)
     (batch,) = (source.take(torch.arange(1)),)
-    step, model, trained = lora(problem.model, lambda m: problem.loss(m, batch), problem.choices, footprint)
+    step, model, trained = lora(problem.model, lambda m: problem.loss(m, batch), problem.rules, footprint)
     _counted(model, problem, live)
     for _ in range(2):  # the first makes the optimizer's state
         live.restart()
@@ -86,7 +88,7 @@ def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: L
 def _counted(model: nn.Module, problem: TorchProblem, live: Live) -> int:
     """Bytes of model and batch, which are alive from now on."""
     live.count(_tensors(model))
-    live.count(part for source in problem.sources if isinstance(source, OneBatch) for part in source.tensors())
+    live.count(part for source in problem.client_data if isinstance(source, OneBatch) for part in source.tensors())
     return live.restart()
 
 
@@ -109,13 +111,12 @@ class _Measured(Exception):  # noqa: N818 (it ends a rehearsal that went well)
 class _Watched(Objective):
     """The client's objective. Every gradient is a step; what is alive from one to the next is looked at."""
 
-    def __init__(self, problem: TorchProblem, rnd: Round, x: Vector, live: Live) -> None:
-        self.f, self.x, self.live = problem.cohort(rnd), x, live
-        self.weights = problem.module.flat.view(1, 1, -1)
+    def __init__(self, problem: TorchProblem, rnd: Round, live: Live) -> None:
+        self.f, self.live = problem.cohort(rnd), live
         self.steps, self.start = 0, live.now
 
     def grad(self, y: Vector) -> Vector:
-        self._next()
+        self.next()
         return self.f.grad(y)
 
     def full_grad(self, x: Vector) -> Vector:
@@ -128,22 +129,9 @@ class _Watched(Objective):
         return self._watched(self.f.restrict(x, P, plus))
 
     def _watched(self, inner: Direction) -> Direction:
-        def direction(y: Vector) -> Vector:
-            self._next()
-            return inner(y)
+        return (_InPlace if isinstance(inner, InPlaceDirection) else _Steps)(inner, self.next)
 
-        def walk(start: Vector, lr: float, steps: int) -> Vector:
-            start = self.weights if start is self.x else start  # x is in the weights already
-            for _ in range(STEPS):
-                self._next()
-                inner.walk(start, lr, 1)
-            return start
-
-        if hasattr(inner, "walk"):
-            direction.walk = walk
-        return direction
-
-    def _next(self) -> None:
+    def next(self) -> None:
         """A step begins: the last but one shows what steps use, and the last is measured."""
         self.steps += 1
         if self.steps == STEPS:
@@ -151,3 +139,23 @@ class _Watched(Objective):
         self.live.touching = self.steps == STEPS - 2
         if not self.live.touching:
             self.start = self.live.restart()
+
+
+class _Steps:
+    """A direction that tells when a step begins."""
+
+    def __init__(self, inner: Any, begins: Callable[[], None]) -> None:
+        self.inner, self.begins = inner, begins
+
+    def __call__(self, y: Vector) -> Vector:
+        self.begins()
+        direction: Vector = self.inner(y)
+        return direction
+
+
+class _InPlace(_Steps):
+    """The same for steps in place."""
+
+    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
+        point: AbstractContextManager[Vector] = self.inner.in_place(start)
+        return point

@@ -23,7 +23,7 @@ from fedspan.costs.sketch import Sketch
 from fedspan.costs.traffic import AnyMethod, FlatProblem
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
-from fedspan.nn.projection_rules import choose, freeze, layout_of
+from fedspan.nn.projection_rules import layout_of, projection_rules
 
 METHODS = ("ssf", "fedit", "ffalora", "fedavg", "scaffold")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -91,8 +91,7 @@ class ModelRequest:
     def outline(self) -> tuple[FlatProblem, int, Sketch]:
         """(problem, parameters, sketch) of the model, from its config."""
         model = outline(self.model, DTYPES[self.dtype], self.labels, self.checkpointing)
-        freeze(model, self.frozen_modules)
-        choices = choose(model)
+        choices = projection_rules(model, frozen_modules=self.frozen_modules)
         with torch.device(NOWHERE):
             batch = batch_of(model, self.batch_size, self.length)
         kept = model.state_dict().keys()
@@ -122,7 +121,7 @@ def comparable(
     for name in methods or METHODS:
         one_of("methods", name, registry.choices("method"))
         known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-        if "rank" not in known:
+        if "rank" not in known or trained(name, 1) == trained(name, 1.0):  # PowerSGD's is that of messages alone
             yield name, make(name)
         elif name == "ssf" and asked.rank is not None:
             yield name, make(name, rank=asked.rank)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fedspan.core.config import Engine, Settings, Training
 from fedspan.costs.dry_run import NOWHERE, empty
 from fedspan.huggingface.text_data import Texts
 from fedspan.nn.client_data import Batch, ClientData, Loss
@@ -30,17 +31,17 @@ class Sketch:
     choices: Sequence[ProjectionRule]
     loss: Loss  # of a model on a batch
     batch: Batch  # on the meta device
-    weight_decay: float = 0.0
-    clip: float | None = None
+    training: Training = field(default_factory=Training)
     recompute: bool = False  # of fused layers, see `nn.recompute`
 
     def problem(self) -> TorchProblem:
         """A problem of one client with one batch; a rehearsal uses it up."""
+        data = OneBatch(tree_map_only(torch.Tensor, empty, self.batch))
+        engine = Engine(recompute=self.recompute)
+        settings = Settings(batch_size=1, device=NOWHERE.type, training=self.training, engine=engine)
         problem = TorchProblem(
-            without_numbers(self.model), [OneBatch(tree_map_only(torch.Tensor, empty, self.batch))], self.loss,
-            self.choices, seed=0, batch=1, weight_decay=self.weight_decay, clip=self.clip, device=NOWHERE.type,
-            recompute=self.recompute, on_client=True,
-        )  # fmt: skip
+            without_numbers(self.model), [data], self.loss, self.choices, settings, on_client=True
+        )
         problem.device = torch.device("cpu")  # steps are those of a CPU
         return problem
 
@@ -73,7 +74,7 @@ def sketched(problem: TorchProblem) -> Sketch | None:
     except (RuntimeError, TypeError):  # such as a module that holds an open file, or a tensor that was computed
         return None
     batch = tree_map_only(torch.Tensor, empty, batch)
-    return Sketch(model, problem.choices, problem.loss, batch, problem.weight_decay, problem.clip, problem.recompute)
+    return Sketch(model, problem.rules, problem.loss, batch, replace(problem.training, augment=None), problem.recompute)
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
@@ -87,13 +88,13 @@ def without_numbers(model: nn.Module) -> nn.Module:
 
 def largest(problem: TorchProblem) -> Batch | None:
     """The mini-batch that takes most: as many examples as any client's has, and its longest texts."""
-    sources: Sequence[ClientData] = getattr(problem.sources, "here", lambda: problem.sources)()
+    sources = problem.local_data
     if not sources:
         return None
 
     def size(source: ClientData) -> tuple[int, int]:
-        return min(problem.batch, len(source)), int(source.lengths.max()) if isinstance(source, Texts) else 0
+        return min(problem.batch_size, len(source)), int(source.lengths.max()) if isinstance(source, Texts) else 0
 
     source = max(sources, key=size)
     first = source.lengths.argsort(descending=True) if isinstance(source, Texts) else torch.arange(len(source))
-    return source.take(first[: problem.batch])
+    return source.take(first[: problem.batch_size])

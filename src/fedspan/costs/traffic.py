@@ -149,7 +149,7 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
             server.append(_bytes(loop.server))
-    late = max(1, loop.t // 2)
+    late = max(1, loop.t // 4 * 2)  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
     log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size

@@ -1,9 +1,9 @@
-"""States as what they are made of: the numbers each client sent in the rounds it took part in.
+"""Client states kept as the numbers that each client sent, for as long as these are fewer than the state itself.
 
-SSF's control is a sum over rounds, c_i = Σ P_tᵀ a_t, and every P_t follows from the seed. A client that has taken part
-n times is therefore n vectors of r numbers and their rounds, which is less than d as long as n·r < d. `Trails` keeps
-that, replays it when the state is needed, and keeps the d numbers themselves once they are fewer. For a population
-of which most clients take part a few times there is then no full-size state at all.
+SSF's control is a sum over rounds, c_i = Σ P_tᵀ a_t, and every P_t follows from the seed. A client that took part n
+times is therefore n vectors of r numbers and their rounds, which is less than d while n·r < d. `CompactStates` stores
+these entries, replays them when the state is needed, and stores the d numbers themselves once these are fewer. In a
+population where most clients take part a few times, no full-size state exists at all.
 """
 
 from __future__ import annotations
@@ -17,78 +17,77 @@ import torch
 from fedspan.core.layout import Vector
 from fedspan.engine.states import Rows
 
-Grow = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
+Replay = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
 
 
 @dataclass
 class CompactState:
-    """One client: a state it starts from, and what has happened since."""
+    """One client: the state it starts from, and one entry per round since."""
 
-    first: Vector | None = None  # None: the state that all begin with
+    start: Vector | None = None  # None: the initial state that all clients share
     rounds: list[int] = field(default_factory=list)
     entries: list[Vector] = field(default_factory=list)
 
-    def numbers(self) -> int:
-        """How many are kept."""
-        own = 0 if self.first is None else self.first.numel()
-        return own + sum(entry.numel() for entry in self.entries)
+    def numel(self) -> int:
+        """How many numbers are stored."""
+        return sum(part.numel() for part in ([] if self.start is None else [self.start]) + self.entries)
 
 
 class CompactStates:
-    """Rows of states that are replayed from their trails."""
+    """One field of all clients' states, each row replayed from its entries."""
 
-    def __init__(self, first: torch.Tensor, count: int, grow: Grow) -> None:
-        self.first, self.count, self.grow = first.reshape(1, 1, -1), count, grow
-        self.compact_states: dict[int, CompactState] = {}
+    def __init__(self, first: torch.Tensor, count: int, replay: Replay) -> None:
+        self.first, self.count, self.replay = first.reshape(1, 1, -1), count, replay
+        self.states: dict[int, CompactState] = {}  # by row; clients that never took part have none
 
     def take(self, rows: Rows) -> torch.Tensor:
-        """Rows by number, each made anew."""
+        """Replay rows: (len(rows), size)."""
         return torch.stack([self._state(row)[0, 0] for row in rows.tolist()])
 
-    def note(self, rows: Rows, t: int, entries: torch.Tensor) -> None:
-        """What these rows' clients sent in round t."""
+    def append(self, rows: Rows, t: int, entries: torch.Tensor) -> None:
+        """Add what the clients of these rows sent in round t."""
         for row, entry in zip(rows.tolist(), entries, strict=True):
-            compact_states = self.compact_states.setdefault(row, CompactState())
-            compact_states.rounds.append(t)
-            compact_states.entries.append(entry.reshape(1, 1, -1).clone())
-            if compact_states.first is not None or compact_states.numbers() >= self.first.numel():
-                self.compact_states[row] = CompactState(self._state(row))
+            state = self.states.setdefault(row, CompactState())
+            state.rounds.append(t)
+            state.entries.append(entry.reshape(1, 1, -1).clone())
+            if state.start is not None or state.numel() >= self.first.numel():
+                self.states[row] = CompactState(self._state(row))
 
-    def every(self) -> torch.Tensor:
-        """All rows, in memory: for inspection of small populations."""
+    def take_all(self) -> torch.Tensor:
+        """All rows, in memory; for small populations."""
         return torch.stack([self._state(row)[0, 0] for row in range(self.count)])
 
-    def numbers(self) -> int:
-        """How many numbers all trails hold; `count` times the size of a state would be kept otherwise."""
-        return sum(compact_states.numbers() for compact_states in self.compact_states.values())
+    def numel(self) -> int:
+        """How many numbers are stored; full states would be `count` times the size of one."""
+        return sum(state.numel() for state in self.states.values())
 
     def _state(self, row: int) -> Vector:
-        compact_states = self.compact_states.get(row, CompactState())
-        state = self.first if compact_states.first is None else compact_states.first
-        for t, entry in zip(compact_states.rounds, compact_states.entries, strict=True):
-            state = self.grow(state, entry, t, row)
+        compact = self.states.get(row, CompactState())
+        state = self.first if compact.start is None else compact.start
+        for t, entry in zip(compact.rounds, compact.entries, strict=True):
+            state = self.replay(state, entry, t, row)
         return state
 
     def save(self) -> torch.Tensor:
-        """All trails as one array of bytes."""
+        """All entries as one array of bytes."""
         arrays: dict[str, torch.Tensor] = {}
-        for row, compact_states in self.compact_states.items():
-            if compact_states.first is not None:
-                arrays[f"{row}.first"] = compact_states.first.contiguous()
+        for row, state in self.states.items():
+            if state.start is not None:
+                arrays[f"{row}.start"] = state.start.contiguous()
             else:
-                arrays[f"{row}.rounds"] = torch.tensor(compact_states.rounds)
-                arrays[f"{row}.entries"] = torch.cat(compact_states.entries, 1).contiguous()
+                arrays[f"{row}.rounds"] = torch.tensor(state.rounds)
+                arrays[f"{row}.entries"] = torch.cat(state.entries, 1).contiguous()
         return torch.frombuffer(bytearray(safetensors.torch.save(arrays)), dtype=torch.uint8)
 
     def load(self, saved: torch.Tensor) -> None:
-        """Come back to the moment of a `save`."""
-        self.compact_states = {}
+        """Return to the moment of a `save`."""
+        self.states = {}
         for name, array in safetensors.torch.load(saved.numpy().tobytes()).items():
-            row, _, what = name.partition(".")
-            compact_states = self.compact_states.setdefault(int(row), CompactState())
-            if what == "first":
-                compact_states.first = array
-            elif what == "rounds":
-                compact_states.rounds = array.tolist()
+            row, _, part = name.partition(".")
+            state = self.states.setdefault(int(row), CompactState())
+            if part == "start":
+                state.start = array
+            elif part == "rounds":
+                state.rounds = array.tolist()
             else:
-                compact_states.entries = list(array.split(1, 1))
+                state.entries = list(array.split(1, 1))

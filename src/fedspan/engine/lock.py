@@ -1,4 +1,4 @@
-"""One process at a time in a folder: two that write the same run would mix their rows."""
+"""A lock on a run directory, so that two processes never mix their rows in one history."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from fedspan.core.errors import SpecError
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, made where it is not there, or say that another process does. A process that dies lets go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if os.name != "posix":  # there only care keeps two processes apart
+def lock_dir(path: Path) -> Iterator[None]:
+    """Lock a directory, creating it if needed; the system releases the lock when the process dies.
+
+    Raises:
+        SpecError: if another process holds the lock.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if os.name != "posix":  # no flock: users must keep two processes apart themselves
         yield
         return
     fcntl = importlib.import_module("fcntl")
-    place = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(place)
+        os.close(descriptor)
         raise SpecError(
-            f"{str(folder)!r} is being written by another process; wait for it, or choose another --out"
+            f"{str(path)!r} is being written by another process; wait for it, or choose another run directory"
         ) from None
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # where nothing was written, leave nothing
-            folder.rmdir()
+        with suppress(OSError):  # leave no empty directory behind
+            path.rmdir()
         raise
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -1,7 +1,7 @@
-"""A pool of forked processes, each with the whole problem, that share a cohort's work.
+"""A pool of forked processes that share the work of a cohort.
 
-The children come from `fork`, so the model and the data are theirs without a copy, whatever they are. Work and answers
-go through pipes between this process and its own children.
+The children come from `fork`, so they have the model and the data without a copy. Tasks and results go through pipes
+between this process and its own children.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Work = Callable[..., Any]
 
 
 class Pool:
-    """Processes that answer `work(*task)`."""
+    """Processes that compute `work(*task)`."""
 
     def __init__(self, work: Work, processes: int) -> None:
         context = multiprocessing.get_context("fork")
@@ -41,23 +41,23 @@ class Pool:
         return len(self._children)
 
     def map(self, tasks: list[tuple[Any, ...]]) -> list[Any]:
-        """The answers to at most as many tasks as there are processes, in order."""
+        """The results of at most as many tasks as there are processes, in order."""
         busy = self._ends[: len(tasks)]
         try:
             for end, task in zip(busy, tasks, strict=True):
-                end.send_bytes(_packed(task))
-            answers = [_unpacked(end.recv_bytes()) for end in busy]
+                end.send_bytes(_pickle(task))
+            results = [_unpickle(end.recv_bytes()) for end in busy]
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self.close()
             raise FedspanError("a worker process of the simulation ended; run again with simulate = 'loop'") from None
-        for answer in answers:
-            if isinstance(answer, BaseException):
+        for result in results:
+            if isinstance(result, BaseException):
                 self.close()
-                raise answer
-        return answers
+                raise result
+        return results
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.close()
@@ -70,7 +70,7 @@ class Pool:
 
 
 def _serve(work: Work, end: Any, others: list[Any]) -> None:
-    """Answer tasks until the other end closes; Ctrl-C is for the parent alone."""
+    """Work on tasks until the other end closes. Only the parent handles Ctrl-C."""
     for other in others:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -78,22 +78,22 @@ def _serve(work: Work, end: Any, others: list[Any]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            task = _unpacked(end.recv_bytes())
+            task = _unpickle(end.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
         try:
             with torch.inference_mode():
-                answer = work(*task)
+                result = work(*task)
         except BaseException as error:
-            answer = error
+            result = error
         try:
-            end.send_bytes(_packed(answer))
+            end.send_bytes(_pickle(result))
         except OSError:
             os._exit(0)
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors go as plain arrays, which is one copy."""
+    """Sends tensors as NumPy arrays, which takes a single copy."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -101,11 +101,11 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _packed(value: Any) -> memoryview:
+def _pickle(value: Any) -> memoryview:
     out = io.BytesIO()
     _Pickler(out, 5).dump(value)
     return out.getbuffer()
 
 
-def _unpacked(data: bytes) -> Any:
-    return pickle.loads(data)  # noqa: S301 (from our own child or parent, through a pipe)
+def _unpickle(data: bytes) -> Any:
+    return pickle.loads(data)  # noqa: S301 (from our own parent or child, through a pipe)

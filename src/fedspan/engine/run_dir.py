@@ -32,7 +32,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.engine import history
 from fedspan.engine.history import History
-from fedspan.engine.lock import held
+from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.result import CHECKPOINT, MODEL, OUTCOME, SPEC, Result, load, seed_dirs, write_outcome
 
@@ -57,7 +57,7 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
 
     """
     keeping = keeping or Keeping()
-    directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else held(loop.run_dir)
+    directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
     with directory:
         result, interrupted = _execute(loop, spec, keeping)
     if interrupted:

@@ -149,7 +149,7 @@ class Simulator:
         for name, states in self._population.items():
             if isinstance(states, CompactStates):
                 assert isinstance(self.method, Replayable)
-                states.note(rnd.rows, rnd.t, self.method.state_change(up, rnd).flatten(0, 1))
+                states.append(rnd.rows, rnd.t, self.method.state_change(up, rnd).flatten(0, 1))
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
@@ -185,7 +185,7 @@ class Simulator:
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
         shape = (self.problem.x0.shape[0], self.problem.clients)
-        return self._kind(**{name: states.every().unflatten(0, shape) for name, states in self._population.items()})
+        return self._kind(**{name: states.take_all().unflatten(0, shape) for name, states in self._population.items()})
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""

@@ -37,7 +37,7 @@ class Replica:
     last_round: int = -1
 
 
-BUFFERS = "aside"  # the name under which it is packed, next to a message's own arrays
+BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays
 
 
 def answer(

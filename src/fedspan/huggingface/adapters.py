@@ -64,7 +64,7 @@ def export_round(
     for choice, factor, part in zip(choices, P.factors, parts, strict=True):
         if factor is None:
             _whole(made, choice.name, named[choice.name].detach().cpu() + part.view(choice.shape))
-        elif choice.how == "covered" and len(choice.shape) == 2 and not choice.also:
+        elif choice.how == "fused" and len(choice.shape) == 2 and not choice.also:
             made.pairs[choice.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
         else:
             raise SpecError(f"{choice.name!r} is projected, and PEFT has no adapter for it; export the whole model")

@@ -35,13 +35,13 @@ def with_adapters(model: nn.Module, choices: Sequence[ProjectionRule], adapters:
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
-    ranks = {c.layer: adapters.ranks[c.name] for c in choices if c.how == "covered"}
+    ranks = {c.layer: adapters.ranks[c.name] for c in choices if c.how == "fused"}
     layers: dict[int, list[str]] = {}  # of each rank: PEFT tries one pattern after the other, so few are quick
     for layer, rank in ranks.items():
         layers.setdefault(rank, []).append(re.escape(layer))
     patterns = {f"^({'|'.join(names)})": rank for rank, names in layers.items()}
     named = dict(model.named_parameters())
-    full = [named[c.name] for c in choices if c.how == "whole" and adapters.train_others]
+    full = [named[c.name] for c in choices if c.how == "full" and adapters.train_others]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
         config = LoraConfig(rank_pattern=patterns, alpha_pattern=patterns, target_modules=list(ranks))

@@ -1,4 +1,4 @@
-"""What fedspan has to know of a Hugging Face model: its kind, its loss, and what it takes.
+"""What fedspan has to know of a Hugging Face model: its kind, its loss, its metrics, and what it takes.
 
 A model is recognized by its class, so that transformers itself is never imported here. The loss is the model's own,
 `model(**batch).loss`; a batch is a mapping of tensors such as input_ids, attention_mask and labels.
@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core.errors import SpecError
+from fedspan.core.metric import IGNORED
 from fedspan.nn.client_data import Batch
+from fedspan.nn.evaluate import Score, Scored
 
 Kind = Literal["classes", "causal", "tokens", "other"]
 CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -25,28 +28,28 @@ TOKENS = ("ForMaskedLM", "ForTokenClassification")
 class Pretrained:
     """The kind of a model and the bounds of what may be fed to it."""
 
-    kind: Kind  # one class an example; the next token; a label for each token; anything else that has a loss
-    takes: frozenset[str]  # names that its forward accepts
+    kind: Kind  # one class per example; the next token; a label for each token; anything else that has a loss
+    takes: frozenset[str]  # the arguments of its forward
     vocabulary: int
     labels: int  # classes, or the vocabulary where labels are tokens
     positions: int | None  # longest sequence; None: not stated
-    pad: int  # what short sequences are filled up with
+    pad: int  # the token that fills up short sequences
 
     @property
     def by_token(self) -> bool:
-        """Whether labels are as long as the text."""
+        """Whether there is a label for each token."""
         return self.kind in ("causal", "tokens")
 
 
 def is_pretrained(model: nn.Module) -> bool:
-    """Whether it is a model of transformers, found out without importing that."""
+    """Whether a module is a model of transformers, without importing transformers."""
     return any(
         c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers.") for c in type(model).__mro__
     )
 
 
 def about(model: nn.Module) -> Pretrained:
-    """What the model's class and config say of it; refused where it has no loss of its own."""
+    """The kind and bounds of a model, by its class and config; a model without a loss of its own is refused."""
     takes, name = frozenset(inspect.signature(model.forward).parameters), type(model).__name__
     if "labels" not in takes:
         raise SpecError(
@@ -70,8 +73,33 @@ def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss
 
 
-def ready(model: nn.Module, checkpointing: bool = False) -> nn.Module:
-    """A model of ours made fit for training: no cache of keys, and checkpoints that work with `autograd.grad`."""
+def score_of(known: Pretrained) -> Score:
+    """How a model of this kind is evaluated on a batch; labels of tokens are those that the logits predict."""
+
+    def score(model: nn.Module, batch: Batch) -> Scored:
+        found, labels = model(**batch), batch["labels"]
+        if known.kind == "classes":  # its own loss, with digits enough for bfloat16 weights
+            return Scored(F.cross_entropy(found.logits.float(), labels), len(labels), found.logits, labels)
+        if not known.by_token:
+            return Scored(found.loss, len(labels), found.logits, labels)
+        if known.kind == "causal":
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        return Scored(found.loss, int((labels != IGNORED).sum()), found.logits.movedim(-1, 1), labels)
+
+    return score
+
+
+def usual_metrics(known: Pretrained) -> tuple[str, ...]:
+    """The metrics that a model of this kind is evaluated by."""
+    if known.kind == "classes":
+        return "accuracy", "f1_macro"
+    if not known.by_token:
+        return ()
+    return ("perplexity", "token_accuracy") if known.labels == known.vocabulary else ("token_accuracy",)
+
+
+def prepare(model: nn.Module, checkpointing: bool = False) -> nn.Module:
+    """Makes a model fit for training: no cache of keys, and checkpoints that work with `autograd.grad`."""
     hub: Any = model
     hub.config.get_text_config().use_cache = False
     if checkpointing or hub.is_gradient_checkpointing:
@@ -80,7 +108,7 @@ def ready(model: nn.Module, checkpointing: bool = False) -> nn.Module:
 
 
 def _kind(model: nn.Module) -> Kind:
-    names = [c.__name__ for c in type(model).__mro__]  # a subclass of one's own has another name
+    names = [c.__name__ for c in type(model).__mro__]  # a user's subclass has a name of its own
     if any(name.endswith(CAUSAL) for name in names):
         return "causal"
     if any(name.endswith(TOKENS) for name in names):

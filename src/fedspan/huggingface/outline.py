@@ -11,7 +11,7 @@ from torch import nn
 
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.extras import needs
-from fedspan.huggingface.models import about, ready
+from fedspan.huggingface.models import about, prepare
 
 Batch = dict[str, torch.Tensor]
 
@@ -40,7 +40,7 @@ def outline(
         raise SpecError(
             f"{named or config.model_type} of {str(path)!r} cannot be made a {kind}: {_line(error)}"
         ) from None
-    return ready(model.to(dtype).train(), checkpointing)
+    return prepare(model.to(dtype).train(), checkpointing)
 
 
 def batch_of(model: nn.Module, batch: int, length: int) -> Batch:

@@ -17,12 +17,14 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.errors import DataError
+from fedspan.core.metric import IGNORED
 from fedspan.huggingface.models import Pretrained
 from fedspan.nn.client_data import Batch, ClientData, Items
 
-NO_LABEL = -100  # torch's and transformers' mark of a token that is not to be predicted
 SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
 Columns = dict[str, torch.Tensor]
+AT_ONCE = 128  # texts evaluated at a time
+LOGITS = 1 << 26  # and at most so many logits of tokens: 256 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +50,15 @@ class Texts:
         return self.columns[name].dim() > 1 and (name != "labels" or self.about.by_token)
 
 
+def by_length(data: ClientData, about: Pretrained) -> list[torch.Tensor]:
+    """Which texts to evaluate together: in the order of their length, in parts small enough for their logits."""
+    lengths = data.lengths if isinstance(data, Texts) else torch.ones(len(data), dtype=torch.int64)
+    each = int(lengths.max()) * (about.labels if about.by_token else 1)
+    return list(torch.argsort(lengths, stable=True).split(max(1, min(AT_ONCE, LOGITS // each))))
+
+
 def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
-    """A Source for a Hugging Face model from what a user gives for one client."""
+    """The examples of one client for a Hugging Face model, from what a user gives; errors name it as `who`."""
     if isinstance(data, DataLoader):
         return Items(data.dataset, data.collate_fn)  # the loader's own way to make batches of them
     columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
@@ -95,7 +104,7 @@ def _ragged(column: Any) -> bool:
 
 
 def _filler(name: str, about: Pretrained) -> int:
-    return {"input_ids": about.pad, "labels": NO_LABEL}.get(name, 0)
+    return {"input_ids": about.pad, "labels": IGNORED}.get(name, 0)
 
 
 def _filled(column: Any, filler: int, what: str) -> torch.Tensor:
@@ -138,8 +147,8 @@ def _check(columns: Columns, about: Pretrained, who: str) -> None:
 def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, who: str) -> None:
     if labels.shape != ids.shape:
         raise DataError(f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike")
-    counted = labels != NO_LABEL
-    _within(labels[counted], 0, about.labels, f"{who}: 'labels'", f"what is predicted; {NO_LABEL} marks what is not")
+    counted = labels != IGNORED
+    _within(labels[counted], 0, about.labels, f"{who}: 'labels'", f"what is predicted; {IGNORED} marks what is not")
     predicted = counted[:, 1:] if about.kind == "causal" else counted
     if not predicted.any(1).all():
         raise DataError(

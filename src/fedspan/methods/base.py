@@ -15,9 +15,9 @@ from fedspan.core.errors import at_least, below_one, one_of, positive
 from fedspan.core.footprint import Footprint
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
-from fedspan.core.optimizer import SGD
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import accept_choices, name_of
+from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 

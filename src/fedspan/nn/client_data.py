@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ Batch = Any  # what a loss is given: usually (inputs, targets)
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
+@runtime_checkable
 class ClientData(Protocol):
     """Examples that can be taken by number."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of examples."""
 
     def take(self, index: torch.Tensor) -> Batch:
         """A batch of the examples with these numbers."""
@@ -29,7 +30,7 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Examples held as tensors of equal length."""
+    """Examples as tensors of equal length."""
 
     parts: tuple[torch.Tensor, ...]
 
@@ -42,8 +43,8 @@ class Tensors:
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
-    """The same with a name for each tensor; a batch has the names too."""
+class NamedTensors:
+    """The same with a name for each tensor; a batch is a mapping with the same names."""
 
     parts: Mapping[str, torch.Tensor]
 
@@ -70,19 +71,39 @@ class Items:
         return self.collate([self.data[i] for i in index.tolist()])
 
 
+class LocalClients(Sequence[ClientData]):
+    """The data of N clients, of whom only some are on this machine."""
+
+    def __init__(self, held: Mapping[int, ClientData], clients: int) -> None:
+        self.held, self.clients = held, clients
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: Any) -> Any:
+        if client not in self.held:
+            raise DataError(f"the data of client {client} is not on this machine")
+        return self.held[client]
+
+    @property
+    def here(self) -> list[ClientData]:
+        """The data of those that are."""
+        return list(self.held.values())
+
+
 def as_client_data(data: Any, who: str) -> ClientData:
-    """A Source from what a user gives for one client."""
+    """The examples of one client, from what a user gives; errors name it as `who`."""
     if isinstance(data, DataLoader):
         return as_client_data(Items(data.dataset, data.collate_fn), who)
     if isinstance(data, Dataset):
         tensors = getattr(data, "tensors", None)
-        return as_client_data(tuple(tensors), who) if tensors is not None else _filled(Items(data), who)
+        return as_client_data(tuple(tensors), who) if tensors is not None else _not_empty(Items(data), who)
     if isinstance(data, Sequence) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
-        return _filled(Tensors(_checked(data, who)), who)
+        return _not_empty(Tensors(_checked(data, who)), who)
     if isinstance(data, Mapping) and data and all(isinstance(v, torch.Tensor | np.ndarray) for v in data.values()):
-        return _filled(Named(dict(zip(data, _checked(data.values(), who), strict=True))), who)
-    if hasattr(data, "take") and hasattr(data, "__len__"):
-        return _filled(data, who)
+        return _not_empty(NamedTensors(dict(zip(data, _checked(data.values(), who), strict=True))), who)
+    if isinstance(data, ClientData):
+        return _not_empty(data, who)
     raise DataError(f"{who} must be (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
 
 
@@ -106,7 +127,7 @@ def placed(batch: Batch, device: torch.device) -> Batch:
     return tuple(part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
 
 
-def _filled(source: ClientData, who: str) -> ClientData:
-    if len(source) == 0:
+def _not_empty(data: ClientData, who: str) -> ClientData:
+    if len(data) == 0:
         raise DataError(f"{who} has no examples; leave it out")
-    return source
+    return data

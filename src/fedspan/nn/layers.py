@@ -1,7 +1,7 @@
 """Layers whose weight is W + B P with B the only trained tensor.
 
-The weight used in the forward pass is the merged one, so forward and input gradient cost what they always do. What
-shrinks is the weight's gradient: the layer keeps the projected input (r wide) and makes the r-wide gradient of B only.
+The forward pass uses the merged weight, so forward and input gradient cost what they always do. What shrinks is the
+weight's gradient: the layer keeps the projected input (r wide) and forms only the r-wide gradient of B.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.projector import Factor
+from fedspan.core.projector import CoordinateFactor, Factor
 from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor
+Narrow = Callable[[Tensor], Tensor]
 
 
 class _Linear(torch.autograd.Function):
@@ -43,9 +44,9 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor, factor: Factor, how: tuple[Any, ...]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor, narrow: Narrow, how: tuple[Any, ...]
     ) -> Tensor:
-        ctx.save_for_backward(_channels(x, factor, how[-1]), weight)
+        ctx.save_for_backward(narrow(x), weight)
         ctx.how, ctx.has_bias, ctx.shape, ctx.inner = how, bias is not None, x.shape, b.shape
         run = F.conv2d if x.dim() == 4 else F.conv1d
         return run(x, weight, bias, *how)
@@ -92,26 +93,36 @@ class _Embedding(torch.autograd.Function):
 def _down(factor: Factor, x: Tensor) -> Tensor:
     """x Pᵀ as one matrix in the type of x; P is kept in float32 where x is shorter."""
     rows = x.reshape(1, -1, x.shape[-1])
-    if x.dtype == torch.bfloat16 and not hasattr(factor, "index"):  # coordinates are a gather, in any type
+    if x.dtype == torch.bfloat16 and not isinstance(factor, CoordinateFactor):  # which is a gather, in any type
         return factor.down(rows.float())[0].to(x.dtype)
     return factor.down(rows)[0]
 
 
+def picked(factor: Factor | None) -> Tensor | None:
+    """The inputs that a factor picks; None where it is not a choice of coordinates."""
+    return factor.index if isinstance(factor, CoordinateFactor) else None
+
+
 def is_transposed(layer: nn.Module) -> bool:
-    """Whether it is the `Conv1D` of transformers: a Linear whose weight is (inputs, outputs)."""
+    """Whether a layer is the `Conv1D` of transformers: a Linear whose weight is (inputs, outputs)."""
     kind = type(layer)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
-def _channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
+def _channels(factor: Factor, groups: int) -> Narrow:
     """P on the channels of each group: (n, g·c, …) → (n, g·r, …)."""
-    n, _, *space = x.shape
-    apart = x.reshape(n * groups, -1, *space)
-    if (index := getattr(factor, "index", None)) is not None:  # coordinates: a gather, no product
-        taken = apart.index_select(1, index.flatten())
-    else:
-        taken = torch.einsum("nc...,cr->nr...", apart, factor.columns()[0].to(x.dtype))
-    return taken.reshape(n, groups * factor.rank, *space)
+    index = picked(factor)
+
+    def narrow(x: Tensor) -> Tensor:
+        n, _, *space = x.shape
+        apart = x.reshape(n * groups, -1, *space)
+        if index is not None:
+            taken = apart.index_select(1, index.flatten())
+        else:
+            taken = torch.einsum("nc...,cr->nr...", apart, factor.columns()[0].to(x.dtype))
+        return taken.reshape(n, groups * factor.rank, *space)
+
+    return narrow
 
 
 def restricted_forward(
@@ -119,7 +130,7 @@ def restricted_forward(
 ) -> Callable[[Tensor], Tensor]:
     """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B.
 
-    With `recompute` a Linear leaves a note of how its output was made, for `nn.recompute`.
+    With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
     """
     linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
     if isinstance(layer, nn.Linear) and recompute:
@@ -140,11 +151,12 @@ def restricted_forward(
     padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
     how = (layer.stride, padding, layer.dilation, layer.groups)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    narrow = _channels(factor, layer.groups)
 
     def forward(x: Tensor) -> Tensor:
         if not simple:
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        y: Tensor = convolution(x, layer.weight.detach(), layer.bias, b(), factor, how)
+        y: Tensor = convolution(x, layer.weight.detach(), layer.bias, b(), narrow, how)
         return y
 
     return forward

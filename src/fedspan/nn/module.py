@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.objective import Plus, term
 from fedspan.core.projector import Factor, LinearMap
-from fedspan.nn.layers import restricted_forward
+from fedspan.nn.layers import picked, restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
-from fedspan.nn.recompute import exchanging
+from fedspan.nn.recompute import recomputing
 
 Tensor = torch.Tensor
 Loss = Callable[[nn.Module], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A point that steps change in place, and the buffer that collects its gradient."""
+
+    point: Vector
+    gradient: Vector
+    backward: Callable[[Loss], None]  # moves the weights to the point, and adds ∇f to the gradient
 
 
 class FlatModule:
@@ -28,12 +37,11 @@ class FlatModule:
         named = dict(model.named_parameters())
         types = {named[b.name].dtype for b in layout.blocks}
         if len(types) > 1:
-            raise SpecError(
-                f"the model trains tensors of several types ({_listed(types)}); give it one with model.to()"
-            )
+            found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+            raise SpecError(f"the model trains tensors of several types ({found}); give it one with model.to()")
         first = named[layout.blocks[0].name].detach()
         self.flat = first.new_empty(layout.size)
-        self.in_place = self.flat.dtype == layout.dtype  # else x has more digits than the weights
+        self.same_dtype = self.flat.dtype == layout.dtype  # otherwise x has more digits than the weights
         parts = self.flat.split([b.size for b in layout.blocks])
         self.params: list[nn.Parameter] = []
         for block, part in zip(layout.blocks, parts, strict=True):  # one by one, so that no second model is held
@@ -42,7 +50,7 @@ class FlatModule:
             self.params.append(parameter)
 
     def load(self, x: Vector) -> None:
-        """Put the flat vector x into the module."""
+        """Copies the flat vector x into the module."""
         self.flat.copy_(x.view(-1))
 
     def grad(self, y: Vector, loss: Loss) -> Vector:
@@ -52,73 +60,47 @@ class FlatModule:
             found: list[Tensor | None] = list(torch.autograd.grad(loss(self.model), self.params, allow_unused=True))
         flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
         for number, part in enumerate(flat.split([b.size for b in self.layout.blocks])):
-            g, found[number] = found[number], None  # let go of one by one, so that no second gradient is held
+            g, found[number] = found[number], None  # freed one by one, so that no second gradient is held
             if g is not None:
                 part.copy_(g.reshape(-1))
         return flat.view(1, 1, -1)
 
-    def walk(
-        self, y: Vector, plus: Plus, losses: Iterator[Loss], lr: float, steps: int, clip: float | None = None
-    ) -> Vector:
-        """y ← y − η (∇f(y) + plus), `steps` times in place."""
-        self.load(y)
-        total = torch.empty_like(self.flat)
-        sizes = [b.size for b in self.layout.blocks]
-        for parameter, part, block in zip(self.params, total.split(sizes), self.layout.blocks, strict=True):
+    @contextlib.contextmanager
+    def in_place(self, start: Vector) -> Iterator[Place]:
+        """The module's own weights as a point."""
+        self.load(start)
+        gradient = torch.empty_like(self.flat)
+        parts = gradient.split([b.size for b in self.layout.blocks])
+        for parameter, part, block in zip(self.params, parts, self.layout.blocks, strict=True):
             parameter.grad = part.view(block.shape)
-        _walk(self.flat, total, plus, lambda: next(losses)(self.model), lr, steps, clip)
-        for parameter in self.params:
-            parameter.grad = None
-        return self.flat.clone().view(1, 1, -1)
 
+        def backward(loss: Loss) -> None:
+            loss(self.model).backward()
 
-def _walk(
-    y: Tensor,
-    total: Tensor,
-    plus: Plus,
-    loss: Callable[[], Tensor],
-    lr: float,
-    steps: int,
-    clip: float | None,
-    wrote: Callable[[], None] = lambda: None,
-) -> None:
-    """Plain steps; `wrote` is told after each change of y.
-
-    `total` is where backward leaves the gradient, on top of `plus` unless the gradient must be clipped before.
-    """
-    point = y.view(1, 1, -1)  # as a Vector: it moves with y
-    with torch.enable_grad():
-        for _ in range(steps):
-            if plus is None or clip is not None:
-                total.zero_()
-            else:
-                total.copy_(term(plus, point).reshape(-1))
-            loss().backward()
-            if clip is not None:
-                total.mul_(shrink(total, clip))
-                total.add_(0.0 if plus is None else term(plus, point).reshape(-1))
-            y.add_(total, alpha=-lr)
-            wrote()
-
-
-def shrink(g: Tensor, clip: float) -> Tensor:
-    """What g is to be multiplied by so that it is no longer than `clip`."""
-    length: Tensor = g.norm(dim=-1, keepdim=True)
-    return (clip / length.clamp_min(1e-12)).clamp_max(1.0)
+        try:
+            yield Place(self.flat.view(1, 1, -1), gradient.view(1, 1, -1), backward)
+        finally:
+            for parameter in self.params:
+                parameter.grad = None
 
 
 class Restricted:
-    """The same module inside x + range(Pᵀ) for one round; `with` puts its layers back as they were."""
+    """The same module inside x + range(Pᵀ) for one round; leaving the context restores its layers."""
 
     def __init__(
-        self, module: FlatModule, choices: Sequence[ProjectionRule], x: Vector, P: LinearMap, recompute: bool = False
+        self, module: FlatModule, rules: Sequence[ProjectionRule], x: Vector, P: LinearMap, recompute: bool = False
     ) -> None:
-        self.module, self.P, self.choices, self.recompute = module, P, choices, recompute
+        self.module, self.P, self.recompute = module, P, recompute
         module.load(x)
-        here = module.flat.device
-        factors = P.factors if here.type == "cpu" else tuple(f and f.to(here) for f in P.factors)
+        device = module.flat.device
+        factors = P.factors if device.type == "cpu" else tuple(f and f.to(device) for f in P.factors)
         parts = x.detach().view(-1).split([block.size for block in module.layout.blocks])
-        self.pieces = [_Piece(module, *each) for each in zip(range(len(choices)), factors, choices, parts, strict=True)]
+        self.pieces = [_Piece(module, *each) for each in zip(range(len(rules)), factors, rules, parts, strict=True)]
+
+    @property
+    def direct(self) -> bool:
+        """Whether the backward pass itself leaves P ∇f, without a full gradient to project."""
+        return all(piece.layers or piece.factor is None for piece in self.pieces)
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
@@ -131,62 +113,67 @@ class Restricted:
 
     def grad(self, z: Vector, loss: Loss) -> Vector:
         """P ∇f(x + Pᵀz) on one batch."""
-        parts = z.view(-1).to(self.module.flat.device).split(list(self.P.sizes))
-        for piece, part in zip(self.pieces, parts, strict=True):
-            piece.write(part)
+        self._write(z.view(-1).to(self.module.flat.device).split(list(self.P.sizes)))
         with torch.enable_grad():
             found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
         return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
-    def walk(
-        self, z: Vector, plus: Vector | None, losses: Iterator[Loss], lr: float, steps: int, clip: float | None = None
-    ) -> Vector:
-        """z ← z − η (P ∇f(x + Pᵀz) + plus), `steps` times in place."""
-        if not self.module.checked:  # the slow way once: it sees whether every layer is really used
-            self.module.checked = True
-            for _ in range(steps):
-                d = self.grad(z, next(losses))
-                d = d if clip is None else d * shrink(d, clip)
-                z = torch.add(z, d if plus is None else d + plus, alpha=-lr)
-            return z
-        place = z.reshape(-1).clone()
-        total = torch.empty_like(place)
-        sizes = list(self.P.sizes)
-        for piece, part in zip(self.pieces, total.split(sizes), strict=True):
-            piece.leaf.grad = piece.seen(part)
-        parts = place.split(sizes)
+    @contextlib.contextmanager
+    def in_place(self, start: Vector) -> Iterator[Place]:
+        """A point z whose gradient is collected without a copy; needs `direct`."""
+        point = start.reshape(-1).clone()
+        gradient, sizes = torch.empty_like(point), list(self.P.sizes)
+        for piece, part in zip(self.pieces, gradient.split(sizes), strict=True):
+            piece.leaf.grad = piece.shaped(part)
+        parts = point.split(sizes)
 
-        def write() -> None:
-            for piece, part in zip(self.pieces, parts, strict=True):
-                piece.write(part)
+        def backward(loss: Loss) -> None:
+            self._write(parts)
+            with contextlib.nullcontext() if self.module.checked else self._all_used():
+                self._value(loss).backward()
 
-        write()
-        _walk(place, total, plus, lambda: self._value(next(losses)), lr, steps, clip, write)
+        try:
+            yield Place(point.view(1, 1, -1), gradient.view(1, 1, -1), backward)
+        finally:
+            for piece in self.pieces:
+                piece.leaf.grad = None
+
+    @contextlib.contextmanager
+    def _all_used(self) -> Iterator[None]:
+        """Checks once that a gradient reaches every fused layer."""
+        reached: set[int] = set()
+        hooks = [p.leaf.register_post_accumulate_grad_hook(lambda leaf: reached.add(id(leaf))) for p in self.pieces]
+        yield
+        for hook in hooks:
+            hook.remove()
         for piece in self.pieces:
-            piece.leaf.grad = None
-        return place.view(1, 1, -1)
+            if id(piece.leaf) not in reached:
+                piece.collect(None)
+        self.module.checked = True
+
+    def _write(self, parts: Sequence[Tensor]) -> None:
+        for piece, part in zip(self.pieces, parts, strict=True):
+            piece.write(part)
 
     def _value(self, loss: Loss) -> Tensor:
         """f on one batch, ready for a backward pass."""
-        with exchanging() if self.recompute else contextlib.nullcontext():
+        with recomputing() if self.recompute else contextlib.nullcontext():
             return loss(self.module.model)
 
 
 class _Piece:
     """One block of the module during a round."""
 
-    def __init__(
-        self, module: FlatModule, number: int, factor: Factor | None, choice: ProjectionRule, x: Tensor
-    ) -> None:
-        self.parameter, self.choice, self.factor = module.params[number], choice, factor
-        covered = choice.how == "covered" and factor is not None
-        self.layers = [module.model.get_submodule(n) for n in (choice.layer, *choice.also)] if covered else []
-        self.shape, self.axis = tuple(choice.shape), choice.axis
+    def __init__(self, module: FlatModule, number: int, factor: Factor | None, rule: ProjectionRule, x: Tensor) -> None:
+        self.parameter, self.rule, self.factor = module.params[number], rule, factor
+        fused = rule.how == "fused" and factor is not None
+        self.layers = [module.model.get_submodule(n) for n in (rule.layer, *rule.also)] if fused else []
+        self.shape, self.axis = tuple(rule.shape), rule.axis
         self.leaf: Tensor = self.parameter
-        self.index = getattr(factor, "index", None) if covered else None
+        self.index = picked(factor) if fused else None
         # where the block begins, with all the digits that x has
-        start = x.view(self.shape).to(self.parameter.device) if not module.in_place else self.parameter.detach()
+        start = self.parameter.detach() if module.same_dtype else x.view(self.shape).to(self.parameter.device)
         if factor is not None:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
             self.sent = (*rest, factor.rank)  # the order in which a LinearMap keeps z
@@ -198,15 +185,15 @@ class _Piece:
         if self.index is not None:
             self.index = self.index.flatten()
             self.start: Tensor | None = start.index_select(self.axis, self.index)
-        elif self.layers and module.in_place:
+        elif self.layers and module.same_dtype:
             self.start = None  # what is added to the weight is known from the last z
         else:
-            self.start = start.clone() if module.in_place or factor is None else start  # a part would hold all of x
+            self.start = start.clone() if module.same_dtype or factor is None else start  # a part would hold all of x
 
     def write(self, part: Tensor) -> None:
-        """Set the weight to x + Pᵀz for this block."""
+        """Sets the weight to x + Pᵀz for this block."""
         with torch.no_grad():
-            weight, b = self.parameter.detach(), self.seen(part)
+            weight, b = self.parameter.detach(), self.shaped(part)
             if self.index is not None and self.start is not None:
                 weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
             elif self.start is not None:
@@ -217,7 +204,7 @@ class _Piece:
             if self.layers and self.index is None:
                 self.leaf.copy_(b)
 
-    def seen(self, part: Tensor) -> Tensor:
+    def shaped(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""
         return part.view(self.shape) if self.factor is None else part.view(self.sent).movedim(-1, self.axis)
 
@@ -226,9 +213,10 @@ class _Piece:
         if g is None:
             if self.layers and self.leaf.numel():
                 raise SpecError(
-                    f"{self.choice.name!r} is not used through its own layer in the forward pass; name it in `whole`"
+                    f"{self.rule.name!r} is not used through its own layer in the forward pass; "
+                    "name it in `full_modules`"
                 )
-            return self.leaf.new_zeros(self.leaf.numel() if self.factor is None else _count(self.sent))
+            return self.leaf.new_zeros(torch.Size(self.shape if self.factor is None else self.sent).numel())
         if self.factor is None:
             return g.reshape(-1)
         inside = g if self.layers or self.start is None else lower(self.factor, g.to(self.start.dtype), self.axis)
@@ -255,11 +243,3 @@ def lift(factor: Factor, b: Tensor, axis: int = 1) -> Tensor:
     last = b.movedim(axis, -1)
     up = factor.up(last.reshape(1, -1, factor.rank))
     return up.view(*last.shape[:-1], up.shape[-1]).movedim(-1, axis)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
-
-
-def _listed(types: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))

@@ -1,17 +1,18 @@
-"""Which tensors of a torch module are projected, which go whole, and why.
+"""Which tensors of a torch module are projected, which are sent in full, and why.
 
-A covered weight belongs to a plain Linear, Conv1d, Conv2d or Embedding, or to the transposed Linear of GPT-2, and is
-used through such layers alone: its gradient is formed inside the subspace (`nn.layers`). That holds for a weight tied
-between an embedding and an output head as well. Other large tensors fall back to a projected full gradient. Biases,
-norms, small tensors and an output head with a weight of its own are trained and sent whole.
+A weight is fused if it belongs to a plain Linear, Conv1d, Conv2d or Embedding, or to the transposed Linear of GPT-2,
+and is used through such layers alone: its gradient is formed inside the subspace (`nn.layers`). A weight tied between
+an embedding and an output head is fused as well. Other large tensors are projected: their full gradient is formed, and
+then P applied. Biases, norms, small tensors and an output head with a weight of its own are trained and sent in full.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,10 +24,11 @@ from fedspan.core.layout import Block, Layout
 from fedspan.nn.layers import is_transposed
 
 LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
-LEAST = 512  # smaller tensors go whole: their few numbers are not worth a subspace
+MIN_NUMEL = 512  # smaller tensors are sent in full: their few numbers are not worth a subspace
 SAMPLE = 4096  # numbers of a frozen tensor that are looked at to tell it from another
 
-How = Literal["covered", "fallback", "whole"]
+How = Literal["fused", "projected", "full"]
+Names = Mapping[str, Sequence[str]]  # tensor → all names that it goes by; a tied weight has several
 
 
 @dataclass(frozen=True)
@@ -35,93 +37,118 @@ class ProjectionRule:
 
     name: str
     shape: tuple[int, ...]
-    how: How
-    why: str
-    layer: str = ""  # the covered layer's name
+    how: How  # fused: gradient formed in the subspace; projected: full gradient, then P; full: trained and sent in full
+    why: str  # the reason, where it is not the usual one
+    layer: str = ""  # the fused layer's name
     also: tuple[str, ...] = ()  # the other layers that share the weight
     axis: int = 1  # the input side
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Take the named tensors out of training: they stay as they are, and are not sent."""
-    named = dict(model.named_parameters())
-    _must_match(patterns, named, "tensor")
-    for name, parameter in named.items():
-        if _named(name, patterns):
-            parameter.requires_grad_(False)
-
-
-def choose(
-    model: nn.Module, whole: Sequence[str] = (), project: Sequence[str] = (), least: int = LEAST
+def projection_rules(
+    model: nn.Module,
+    project_modules: Sequence[str] = (),
+    full_modules: Sequence[str] = (),
+    frozen_modules: Sequence[str] = (),
+    min_numel: int = MIN_NUMEL,
 ) -> list[ProjectionRule]:
-    """One choice for each tensor that requires a gradient, in the order of `named_parameters`."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not named:
+    """One rule for each tensor that is trained, in the order of `named_parameters`.
+
+    Patterns match tensors (`"blocks.*.weight"`), modules with all that is inside them (`"head"`, `"blocks.0"`), and
+    the end of either name, as PEFT's `target_modules` does (`"q_proj"`).
+
+    Args:
+        model: The module. Tensors that match `frozen_modules` no longer require a gradient afterwards.
+        project_modules: Projected although they are small or the output head.
+        full_modules: Trained and sent in full.
+        frozen_modules: Neither trained nor sent.
+        min_numel: Tensors with fewer numbers are sent in full.
+
+    Raises:
+        SpecError: A pattern matches nothing, or nothing is left to train.
+
+    """
+    names = _names(model)
+    _must_match(frozen_modules, names, "frozen_modules", "tensor")
+    for name, parameter in model.named_parameters():
+        if _matches(names[name], frozen_modules):
+            parameter.requires_grad_(False)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
         raise SpecError("the model has no parameter that requires a gradient")
-    _must_match((*whole, *project), named, "trained tensor")
+    names = {name: names[name] for name in trained}
+    _must_match(full_modules, names, "full_modules", "trained tensor")
+    _must_match(project_modules, names, "project_modules", "trained tensor")
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    layers: dict[int, list[str]] = {}  # weight → the plain layers that have it
+    layers, head = _layers(model)
+    rules = []
+    for name, p in trained.items():
+        own = layers.get(id(p), [])
+        sides = {0 if is_transposed(model.get_submodule(layer)) else 1 for layer in own}
+        plain = len(sides) == 1 and len(own) == uses[id(p)]
+        axis = sides.pop() if plain else 1
+        tied = f"tied: used in {uses[id(p)]} places" if uses[id(p)] > 1 else ""
+        asked, full = _matches(names[name], project_modules), _matches(names[name], full_modules)
+        why = "named in `full_modules`" if full else _why_full(p, axis, asked, id(p) == head and not tied, min_numel)
+        how: How = "full" if why else "fused" if plain else "projected"
+        why = why or tied or ("" if plain else "not a plain Linear, Conv1d, Conv2d or Embedding")
+        first, *others = own if how == "fused" else [""]
+        rules.append(ProjectionRule(name, tuple(p.shape), how, why, first, tuple(others), axis))
+    return rules
+
+
+def _layers(model: nn.Module) -> tuple[dict[int, list[str]], int | None]:
+    """(weight → the plain layers that have it, the weight of the last layer: the output head)."""
+    layers: dict[int, list[str]] = {}
     head = None
     for name, module in model.named_modules():
         if type(module) in LAYERS or is_transposed(module):
             layers.setdefault(id(module.weight), []).append(name)
             head = head if isinstance(module, nn.Embedding) else id(module.weight)
-    found = []
-    for name, p in named.items():
-        own = layers.get(id(p), [])
-        sides = {0 if is_transposed(model.get_submodule(layer)) else 1 for layer in own}
-        plain = len(sides) == 1 and len(own) == uses[id(p)]
-        axis = sides.pop() if plain else 1
-        how, why = _how(name, p, axis, plain, uses[id(p)], id(p) == head, whole, project, least)
-        first, *others = own if how == "covered" else [""]
-        found.append(ProjectionRule(name, tuple(p.shape), how, why, first, tuple(others), axis))
-    return found
+    return layers, head
 
 
-def _how(
-    name: str,
-    p: nn.Parameter,
-    axis: int,
-    plain: bool,
-    uses: int,
-    head: bool,
-    whole: Sequence[str],
-    project: Sequence[str],
-    least: int,
-) -> tuple[How, str]:
-    asked = _named(name, project)
-    tied = f"tied: used in {uses} places" if uses > 1 else ""
-    if _named(name, whole):
-        return "whole", "named in `whole`"
+def _why_full(p: nn.Parameter, axis: int, asked: bool, head: bool, min_numel: int) -> str:
+    """Why a tensor is sent in full that no pattern asks to be; empty: it is projected."""
     if p.dim() < 2 or p.shape[axis] < 2:
-        return "whole", "no input side to project"
-    if not asked and head and not tied:
-        return "whole", "output head"
-    if not asked and p.numel() < least:
-        return "whole", f"fewer than {least} numbers"
-    if not plain:
-        return "fallback", tied or "not a plain Linear, Conv1d, Conv2d or Embedding"
-    return "covered", tied
+        return "no input side to project"
+    if asked:
+        return ""
+    if head:
+        return "output head"
+    return f"fewer than {min_numel} numbers" if p.numel() < min_numel else ""
 
 
-def _named(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+def _names(model: nn.Module) -> Names:
+    all_names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        all_names.setdefault(id(p), []).append(name)
+    return {name: all_names[id(p)] for name, p in model.named_parameters()}
 
 
-def _must_match(patterns: Sequence[str], names: Iterable[str], what: str) -> None:
-    names = list(names)
+def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
+    """Whether a pattern matches one of the names, a module that contains it, or the end of such a name."""
+    parts = [itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}") for name in names] if patterns else []
+    return any(
+        fnmatch.fnmatchcase(f".{path}", f"*.{pattern}")
+        for path in itertools.chain.from_iterable(parts)
+        for pattern in patterns
+    )
+
+
+def _must_match(patterns: Sequence[str], names: Names, argument: str, what: str) -> None:
     for pattern in patterns:
-        if not any(fnmatch.fnmatch(name, pattern) for name in names):
-            raise SpecError(f"{pattern!r} matches no {what} of the model; it has {', '.join(names[:6])}, …")
+        if not any(_matches(own, [pattern]) for own in names.values()):
+            shown = ", ".join(list(names)[:6])
+            raise SpecError(f"`{argument}` {pattern!r} matches no {what} of the model; it has {shown}, …")
 
 
-def layout_of(choices: Sequence[ProjectionRule], dtype: torch.dtype = torch.float32, fixed: str = "") -> Layout:
+def layout_of(rules: Sequence[ProjectionRule], dtype: torch.dtype = torch.float32, fixed: str = "") -> Layout:
     """The flat vector of a model; a weight is projected on its input side (channels, for a convolution)."""
-    return Layout(tuple(Block(c.name, c.shape, None if c.how == "whole" else c.axis) for c in choices), dtype, fixed)
+    return Layout(tuple(Block(r.name, r.shape, None if r.how == "full" else r.axis) for r in rules), dtype, fixed)
 
 
-def digest(model: nn.Module) -> str:
-    """What a model's frozen tensors are, by names, types, shapes and a sample of their numbers; empty: it has none."""
+def frozen_digest(model: nn.Module) -> str:
+    """A hash of the names, types, shapes and a sample of the numbers of frozen tensors; empty: there are none."""
     frozen = [(name, p.detach().reshape(-1)) for name, p in model.named_parameters() if not p.requires_grad]
     found = hashlib.blake2b(digest_size=8)
     for name, flat in frozen:
@@ -132,16 +159,16 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest() if frozen else ""
 
 
-def kept_in(weights: torch.dtype) -> torch.dtype:
-    """The type of x, controls and steps. Weights in bfloat16 are roundings of a float32 x: its small steps add up."""
+def state_dtype(weights: torch.dtype) -> torch.dtype:
+    """The type of x, controls and steps: weights in bfloat16 are roundings of a float32 x, whose small steps add up."""
     if weights == torch.float16:
         raise SpecError("weights in float16 would need their loss scaled; use torch.bfloat16 or torch.float32")
     return torch.promote_types(weights, torch.float32)
 
 
-def summary(choices: Sequence[ProjectionRule]) -> str:
-    """A line a tensor, for people."""
-    width = max(len(c.name) for c in choices)
+def summary(rules: Sequence[ProjectionRule]) -> str:
+    """A readable table with one line per tensor."""
+    width = max(len(rule.name) for rule in rules)
     return "\n".join(
-        f"{c.name:{width}}  {c.how:8}  {'×'.join(map(str, c.shape)) or '1':16}  {c.why}".rstrip() for c in choices
+        f"{r.name:{width}}  {r.how:9}  {'×'.join(map(str, r.shape)) or '1':16}  {r.why}".rstrip() for r in rules
     )

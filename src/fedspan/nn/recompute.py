@@ -90,7 +90,7 @@ def remember(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 @contextlib.contextmanager
-def exchanging() -> Iterator[None]:
+def recomputing() -> Iterator[None]:
     """While a forward pass runs in it, what can be made again is not kept for the backward pass."""
     with torch.autograd.graph.saved_tensors_hooks(_give, _take), _Redrawing():
         yield

@@ -17,7 +17,6 @@ import torch
 
 from fedspan import Optimizer, Vector, register
 from fedspan.core.errors import below_one, not_negative, positive
-from fedspan.core.objective import Direction
 from fedspan.core.optimizer import turned, turned_squares
 from fedspan.core.projector import LinearMap
 
@@ -38,27 +37,7 @@ class AdamW(Optimizer):
         positive("eps", self.eps)
         not_negative("decay", self.decay)
 
-    def descend(
-        self,
-        start: Vector,
-        direction: Direction,
-        lr: float,
-        steps: int,
-        origin: Vector | None = None,
-        held: Vector | None = None,
-    ) -> tuple[Vector, Vector]:
-        y, memory = start, held
-        for number in range(steps):
-            g = direction(y)
-            if number == 0:  # from here on in place: a cohort has set out from one point, and `held` stays as it is
-                y = start.expand_as(g).clone()
-                memory = g.new_zeros(*g.shape[:-1], self.size(g.shape[-1])) if held is None else held.clone()
-            assert memory is not None
-            self._step(y, g, memory, lr, origin)
-        assert memory is not None
-        return y, memory
-
-    def _step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
+    def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
         m, v, t = memory.split([g.shape[-1], g.shape[-1], 1], -1)
         if self.decay:
             y.sub_(y if origin is None else origin + y, alpha=lr * self.decay)  # 1

@@ -1,1 +1,1 @@
-"""Clients on their own machines: messages, the client and the server, over any transport."""
+"""Runs across machines: the messages of a round, and the two ends of any transport that carries them."""

@@ -1,8 +1,7 @@
-"""A client on its own machine: its state on disk in two versions, and its answer to a letter of the server.
+"""A client on its own machine: its state on disk in two versions, and its reply to a message of the server.
 
-The file of a client holds what it was before its last round and what it was after. The server's count of accepted
-updates (`seq`) says which of the two is live: an update that never arrived rolls back by itself, and one that was
-counted is never lost.
+The file of a client holds its state before and after its last round. The server's count of accepted updates decides
+which of the two is valid: an update that never arrived is rolled back, and one that was accepted is never lost.
 """
 
 from __future__ import annotations
@@ -19,91 +18,108 @@ from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecE
 from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Problem
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened
-from fedspan.remote.messages import REASON, RoundMessage, fingerprint, restored, rounded
+from fedspan.remote.messages import (
+    MAX_REASON,
+    Agreement,
+    DisagreementError,
+    RoundMessage,
+    restore_arrays,
+    round_arrays,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-RESTORE, LAST_ROUND = "restore.", "last_round"  # arrays under this name bring back a lost state, and the round it is of
+RESTORE, LAST_ROUND = (
+    "restore.",
+    "last_round",
+)  # prefix of arrays that bring back a lost state, and of the round it is of
+MAX_SETTINGS = 8000  # characters
 
 
-class LostError(Exception):
-    """The state that the server counts on is not there."""
+class StateLostError(Exception):
+    """The state that the server counts on is not on disk."""
 
 
 @dataclass(frozen=True)
-class Store:
+class StateFile:
     """Two versions of one client's state in one file."""
 
     path: Path
 
     @staticmethod
-    def of(folder: Path, run: str, client: str) -> Store:
-        """The file of a client in a run; neither name can lead out of the folder."""
-        for what, name in (("run", run), ("client id", client)):
+    def of(states_dir: Path, run: str, client: str) -> StateFile:
+        """The file of a client in a run. Neither name can lead out of the directory."""
+        for what, name in (("run name", run), ("client id", client)):
             if not NAME.fullmatch(name):
                 raise SpecError(
                     f"{what} {name!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'"
                 )
-        place = folder / run
+        run_states = states_dir / run
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            run_states.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot keep states in {str(place)!r}: {error.strerror}") from None
-        return Store(place / f"{client}.safetensors")
+            raise DataError(f"cannot keep states in {str(run_states)!r}: {error.strerror}") from None
+        return StateFile(run_states / f"{client}.safetensors")
 
-    def load(self, seq: int, kind: type, mark: str) -> Replica:
-        """The version after `seq` accepted updates; raises LostError where it is missing, damaged or of another run."""
+    def load(self, accepted: int, kind: type, fingerprint: str) -> Replica:
+        """The state after `accepted` updates; StateLostError where it is missing, damaged or of another run."""
+        if not self.path.exists():
+            raise StateLostError(f"there is no file {str(self.path)!r}")
         try:
             arrays, meta = checkpoint.load(self.path)
-        except CheckpointError as error:
-            raise LostError(str(error)) from None
-        if meta["fingerprint"] != mark:
-            raise LostError(f"the state on disk is of another method, model or seed ({meta['fingerprint']})")
-        if seq not in meta["seqs"]:
-            raise LostError(f"the state on disk is after {meta['seqs']} updates, the server counts {seq}")
-        number = meta["seqs"].index(seq)
-        own = {k.removeprefix(f"{number}."): v for k, v in arrays.items() if k.startswith(f"{number}.")}
+        except CheckpointError:
+            raise StateLostError(f"the file {str(self.path)!r} is damaged") from None
+        if meta["fingerprint"] != fingerprint:
+            raise StateLostError("the state on disk is of a run with another method, model, seed or other settings")
+        if accepted not in meta["accepted"]:
+            raise StateLostError(f"the state on disk is after {meta['accepted']} updates, the server counts {accepted}")
+        version = meta["accepted"].index(accepted)
+        own = {k.removeprefix(f"{version}."): v for k, v in arrays.items() if k.startswith(f"{version}.")}
         state: Any = wire.unpack(kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")})
-        return Replica(state, own.get("x"), meta["last_round"][number])
+        return Replica(state, own.get("x"), meta["last_round"][version])
 
-    def save(self, seq: int, before: Replica, after: Replica, mark: str) -> None:
-        """Write both versions, in one step that survives a crash; x only where the server sends changes of it."""
+    def save(self, accepted: int, before: Replica, after: Replica, fingerprint: str) -> None:
+        """Write both versions in one step that survives a crash."""
         arrays: wire.Arrays = {}
-        for number, one in enumerate((before, after)):
-            arrays |= {f"{number}.state.{k}": v for k, v in wire.pack(one.state).items()}
-            arrays |= {} if one.x is None else {f"{number}.x": one.x}
-        last_round = [before.last_round, after.last_round]
-        checkpoint.save(self.path, arrays, {"fingerprint": mark, "seqs": [seq, seq + 1], "last_round": last_round})
+        for version, replica in enumerate((before, after)):
+            arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
+            arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
+        meta = {"fingerprint": fingerprint, "accepted": [accepted, accepted + 1]}
+        checkpoint.save(self.path, arrays, meta | {"last_round": [before.last_round, after.last_round]})
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
-    """One client's end: what it computes with, and where it keeps its state."""
+class RemoteClient:
+    """One client's end of a run: what it computes with, and where it keeps its state."""
 
     method: Method[Any, Any, Any, Any]
     problem: Problem
-    store: Store
-    client: int
+    state_file: StateFile
+    client: int  # 0 to N - 1
     seed: int
+    agreement: Agreement
 
-    def answer(self, message: RoundMessage) -> RoundMessage:
-        """Do a round's work; whatever goes wrong becomes a letter that says so."""
-        mark = fingerprint(self.method, self.problem.layout, self.seed)
-        reply = replace(message, fingerprint=mark, arrays={})
+    def reply(self, message: RoundMessage) -> RoundMessage:
+        """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
+        reply = replace(message, fingerprint=self.agreement.fingerprint, arrays={})
         try:
-            message.matches(mark)
+            self.agreement.check(message)
             if message.client != self.client:
                 raise ProtocolError(f"the message is for client {message.client}, this is client {self.client}")
-            arrays = self._work(message, mark)
-        except LostError as error:
-            return replace(reply, status="lost", reason=str(error)[:REASON])
+            return replace(reply, status="ok", arrays=self._work(message))
+        except StateLostError as error:
+            return replace(reply, status="lost", reason=str(error)[:MAX_REASON])
+        except DisagreementError as error:
+            text = self.agreement.text
+            own = text if len(text) <= MAX_SETTINGS else ""
+            return replace(reply, status="refused", reason=str(error)[:MAX_REASON], settings=own)
         except ProtocolError as error:
-            return replace(reply, status="refused", reason=str(error)[:REASON])
+            return replace(reply, status="refused", reason=str(error)[:MAX_REASON])
         except Exception as error:
-            return replace(reply, status="failed", reason=f"{type(error).__name__}: {error}"[:REASON])
-        return replace(reply, status="ok", arrays=arrays)
+            return replace(reply, status="failed", reason=f"{type(error).__name__}: {error}"[:MAX_REASON])
 
-    def _work(self, message: RoundMessage, mark: str) -> wire.Arrays:
-        before, down = self._replica(message, mark), self._down(message)
+    def _work(self, message: RoundMessage) -> wire.Arrays:
+        before = self._replica(message)
+        down = {name: array for name, array in message.arrays.items() if not name.startswith(RESTORE)}
         rnd = Round(
             t=message.t,
             seeds=(self.seed,),
@@ -114,32 +130,29 @@ class Client:
             local_steps=self.method.local_steps,
         )
         after, up = answer(self.method, self.problem, before, down, rnd)
-        sent = rounded(up, message.cast)
-        if sent is not up:  # the client must go by the rounded numbers too, as the server will
-            there = restored(sent, message.cast, self.problem.layout.dtype)
-            after = replace(after, state=settled(self.method, before, down, there, rnd))
-        self.store.save(message.seq, before, after, mark)
+        sent = round_arrays(up, message.reply_dtype)
+        if sent is not up:  # the client's state must follow from the rounded numbers, as the server's copy does
+            arrived = restore_arrays(sent, message.reply_dtype, self.problem.layout.dtype)
+            after = replace(after, state=self._settle(before, down, arrived, rnd))
+        self.state_file.save(message.accepted, before, after, self.agreement.fingerprint)
         return sent
 
-    def _down(self, message: RoundMessage) -> wire.Arrays:
-        return {name: array for name, array in message.arrays.items() if not name.startswith(RESTORE)}
+    def _settle(self, before: Replica, down: wire.Arrays, arrived: wire.Arrays, rnd: Round) -> Any:
+        """The state that follows from a reply as the server reads it."""
+        memory = restorable(self.method)
+        if memory is None:
+            return before.state
+        up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS})
+        return memory.update_client_state(before.state, opened(self.method, before, down, rnd), up, rnd)
 
-    def _replica(self, message: RoundMessage, mark: str) -> Replica:
+    def _replica(self, message: RoundMessage) -> Replica:
+        """The state before the round: from the message if it brings one, else the initial one or that on disk."""
         brought = {k.removeprefix(RESTORE): v for k, v in message.arrays.items() if k.startswith(RESTORE)}
         kind = self.method.types()[1]
-        if brought:
-            last_round = int(brought.pop(LAST_ROUND))
-            fresh = wire.pack(self.method.init_client(self.problem.x0, self.problem.layout))
-            return Replica(wire.unpack(kind, fresh | brought), None, last_round)
-        if message.seq == 0:
-            return Replica(self.method.init_client(self.problem.x0, self.problem.layout))
-        return self.store.load(message.seq, kind, mark)
-
-
-def settled(method: Method[Any, Any, Any, Any], before: Replica, down: wire.Arrays, up: wire.Arrays, rnd: Round) -> Any:
-    """A client's state after a reply as it arrived."""
-    memory = restorable(method)
-    if memory is None:
-        return before.state
-    reply: Any = wire.unpack(method.types()[3], {k: v for k, v in up.items() if k != BUFFERS})
-    return memory.update_client_state(before.state, opened(method, before, down, rnd), reply, rnd)
+        if message.accepted and not brought:
+            return self.state_file.load(message.accepted, kind, self.agreement.fingerprint)
+        first = self.method.init_client(self.problem.x0, self.problem.layout)
+        if not brought:
+            return Replica(first)
+        last_round = int(brought.pop(LAST_ROUND))
+        return Replica(wire.unpack(kind, wire.pack(first) | brought), None, last_round)

@@ -1,34 +1,35 @@
-"""What server and clients say to each other across a wire: a small header of plain values and named flat arrays.
+"""The messages between server and clients: a small header of plain values, and named flat arrays.
 
-A letter names its protocol, its fedspan version and a fingerprint of the method and the model, so that two ends that
-do not compute the same thing part with one clear sentence.
+Every message carries its protocol, its fedspan version and a fingerprint of what both ends must agree on. Ends that do
+not compute the same thing therefore stop with one clear error.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 import fedspan
-from fedspan.core import registry, wire
+from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, one_of
 from fedspan.core.layout import Layout
-from fedspan.core.method import Method
 
 PROTOCOL = 1
 Status = Literal["train", "ok", "lost", "refused", "failed"]
 STATUSES: tuple[Status, ...] = ("train", "ok", "lost", "refused", "failed")
 HEADER: dict[str, type] = {
-    "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "seq": int,
-    "reason": str, "cast": str,
+    "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
+    "reason": str, "settings": str, "reply_dtype": str,
 }  # fmt: skip
-CASTS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-REASON = 300  # characters of a reason that are kept
+REPLY_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +37,24 @@ class RoundMessage:
     """One message of a round, in either direction."""
 
     status: Status
-    t: int
-    client: int  # its number among the N clients
-    seq: int  # updates of this client that the server has accepted before this round
+    t: int  # round
+    client: int  # 0 to N - 1
+    accepted: int  # updates of this client that the server accepted before this round
     fingerprint: str
     arrays: wire.Arrays = field(default_factory=dict)
-    reason: str = ""
-    cast: str = "float32"  # how the arrays of a reply are rounded on the wire
+    reason: str = ""  # why a client refuses or fails
+    settings: str = ""  # the settings of a client that refuses because they differ, as JSON
+    reply_dtype: str = "float32"  # type of the numbers in a reply
     protocol: int = PROTOCOL
     version: str = fedspan.__version__
 
     def header(self) -> dict[str, Any]:
-        """Its plain values."""
-        return {name: getattr(self, name) for name in HEADER}
+        """All fields but the arrays."""
+        return {name: value for name, value in vars(self).items() if name in HEADER}
 
     @staticmethod
     def read(header: dict[str, Any], arrays: wire.Arrays) -> RoundMessage:
-        """A letter from what came over the wire; every value checked."""
+        """A message from what came over the network; every value is checked."""
         for name, kind in HEADER.items():
             if type(header.get(name)) is not kind:
                 raise ProtocolError(f"the header's {name!r} must be {kind.__name__}, got {header.get(name)!r:.60}")
@@ -62,50 +64,91 @@ class RoundMessage:
                 f"{PROTOCOL} (fedspan {fedspan.__version__}); install the same fedspan on both"
             )
         one_of("status", header["status"], STATUSES)
-        one_of("cast", header["cast"], CASTS)
+        one_of("reply_dtype", header["reply_dtype"], REPLY_DTYPES)
         return RoundMessage(**{name: header[name] for name in HEADER}, arrays=arrays)
 
     @property
     def bytes(self) -> int:
-        """Payload: the bytes of its arrays."""
+        """The payload: bytes of the arrays."""
         return sum(array.numel() * array.element_size() for array in self.arrays.values())
 
-    def matches(self, fingerprint: str) -> None:
-        """Raise unless both ends compute the same thing."""
-        if self.fingerprint != fingerprint:
-            raise ProtocolError(
-                f"the other end runs another method or model (fingerprint {self.fingerprint:.12}, here {fingerprint}); "
-                "give both the same spec and the same frozen weights"
+
+class DisagreementError(ProtocolError):
+    """The other end has another method, model, seed or other settings."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What server and clients must have in common: the settings that decide the numbers, the seed and the model."""
+
+    text: str  # JSON of dotted key → value
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], layout: Layout, seed: int) -> Agreement:
+        """From nested plain values. `layout` stands for the model's tensors and its frozen weights."""
+        return Agreement(json.dumps(_flatten(settings) | {"seed": seed, "model": layout.fingerprint}, sort_keys=True))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of 12 characters."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    def check(self, message: RoundMessage) -> None:
+        """Raise unless the other end computes the same thing."""
+        if message.fingerprint != self.fingerprint:
+            raise DisagreementError(
+                f"the other end has another method, model, seed or other settings (fingerprint "
+                f"{message.fingerprint:.12}, here {self.fingerprint}); give both the same spec and frozen weights"
             )
 
+    def explain(self, message: RoundMessage) -> str:
+        """Why a client refused, by the first setting that differs where the client sent its own."""
+        try:
+            here, there = json.loads(self.text), dict(json.loads(message.settings))
+        except (ValueError, TypeError):
+            return message.reason
+        differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+        if not differing:
+            return message.reason
+        if differing == ["model"]:
+            return "the model differs: give both ends the same tensors, projection and frozen weights"
+        key = differing[differing[0] == "model"]  # other settings explain why the model differs
+        client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))
+        return f"{key} is {client} on the client and {server} on the server; give both the same spec"
 
-def fingerprint(method: Method[Any, Any, Any, Any], layout: Layout, seed: int) -> str:
-    """Name, hyper-parameters, model layout, frozen weights and seed, in 12 characters."""
-    text = json.dumps([registry.describe(method), layout.fingerprint, seed], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys. The patterns of a `rank` stay a list: the order in which they are tried decides the subspace."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key != "rank":
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(value.items()) if isinstance(value, Mapping) else value
+    return flat
 
 
-def rounded(arrays: wire.Arrays, cast: str) -> wire.Arrays:
-    """Floating arrays in a shorter type; float64 (probes) and whole numbers stay."""
-    kind = CASTS[cast]
-    if kind is None:
+def round_arrays(arrays: wire.Arrays, reply_dtype: str) -> wire.Arrays:
+    """Float32 arrays in the type of a reply; float64 (probes) and integers stay."""
+    dtype = REPLY_DTYPES[reply_dtype]
+    if dtype is None:
         return arrays
-    return {name: a.to(kind) if a.dtype == torch.float32 else a for name, a in arrays.items()}
+    return {name: a.to(dtype) if a.dtype == torch.float32 else a for name, a in arrays.items()}
 
 
-def restored(arrays: wire.Arrays, cast: str, dtype: torch.dtype) -> wire.Arrays:
-    """The same back in the model's type."""
-    kind = CASTS[cast]
-    return arrays if kind is None else {name: a.to(dtype) if a.dtype == kind else a for name, a in arrays.items()}
+def restore_arrays(arrays: wire.Arrays, reply_dtype: str, dtype: torch.dtype) -> wire.Arrays:
+    """Rounded arrays back in the model's type."""
+    rounded = REPLY_DTYPES[reply_dtype]
+    return arrays if rounded is None else {n: a.to(dtype) if a.dtype == rounded else a for n, a in arrays.items()}
 
 
-def same_shapes(arrays: wire.Arrays, wanted: wire.Arrays) -> None:
-    """Raise unless names, shapes and types are those wanted and every number is finite."""
-    if set(arrays) != set(wanted):
-        raise ProtocolError(f"the reply has arrays {sorted(arrays)}, wanted {sorted(wanted)}")
+def check_arrays(arrays: wire.Arrays, expected: wire.Arrays) -> None:
+    """Raise unless names, shapes and types are those expected and every number is finite."""
+    if set(arrays) != set(expected):
+        raise ProtocolError(f"the reply has arrays {sorted(arrays)}, expected {sorted(expected)}")
     for name, array in arrays.items():
-        if array.shape != wanted[name].shape or array.dtype != wanted[name].dtype:
-            there, here = ((tuple(a.shape), a.dtype) for a in (array, wanted[name]))
-            raise ProtocolError(f"array {name!r} is {there}, wanted {here}")
+        if array.shape != expected[name].shape or array.dtype != expected[name].dtype:
+            there, here = ((tuple(a.shape), a.dtype) for a in (array, expected[name]))
+            raise ProtocolError(f"array {name!r} is {there}, expected {here}")
         if array.is_floating_point() and not math.isfinite(float(array.sum())) and not torch.isfinite(array).all():
             raise ProtocolError(f"array {name!r} has values that are not finite")

@@ -1,16 +1,15 @@
-"""The server's end of a run across machines: a Transport over any link that carries letters.
+"""The server's end of a run across machines: a Transport over any channel that carries messages.
 
-The round goes on with whoever replied well. A reply is counted when it comes first, in its own round, from a client
-that computes the same thing, and with finite numbers of the right shape; anything else becomes an event in words. A
-client that lost its state is sent it again: from the server's own copy, which follows from the replies it has
-accepted, or as a newcomer's. Private fields of a state, which no reply tells, begin anew.
+A round continues with the clients that replied well. A reply is accepted if it is the first one, belongs to this round,
+comes from a client that computes the same thing, and has finite numbers of the right shape. Anything else becomes an
+event. A client that lost its state is sent it again: from the server's copy, which follows from the accepted replies,
+or else as the initial state. Private fields of a state cannot be copied and start again from their initial values.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, private_fields, restorable
+from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
@@ -29,23 +28,29 @@ from fedspan.engine.loop import Replies
 from fedspan.engine.states import InMemory, OnDisk, States
 from fedspan.engine.worker import BUFFERS
 from fedspan.remote.client import LAST_ROUND, RESTORE
-from fedspan.remote.messages import CASTS, RoundMessage, fingerprint, restored, same_shapes
+from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, restore_arrays
+
+Ids = npt.NDArray[np.int64]
 
 
-class Unsent(str):
-    """Why a letter has not been sent at all."""
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no reply to a message."""
+
+    reason: str
+    sent: bool = True  # False: the message never left the server
 
 
-class Link(Protocol):
-    """Carries letters to clients and brings back what they reply."""
+class Channel(Protocol):
+    """Carries messages to clients and returns their replies."""
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | str]]:
-        """(number of the letter, its reply or what went wrong), as they come; ends when no more are waited for."""
+    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+        """Yield (index of the message, its reply) as replies arrive; ends when the time is up or all have replied."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What goes into the events of a run."""
+    """Something that went wrong with a client."""
 
     client: int
     what: str
@@ -54,194 +59,192 @@ class Event:
         return f"client {self.client}: {self.what}"
 
 
-class Server:
-    """A Transport whose other end is wherever the link leads."""
+@dataclass
+class _Collected:
+    """What a round's messages have brought so far, by place in the cohort."""
 
-    def __init__(
-        self,
-        method: Method[Any, Any, Any, Any],
-        layout: Layout,
-        x0: Vector,
-        clients: int,
-        link: Link,
-        seed: int,
-        *,
-        minimum: int = 1,
-        cast: str = "float32",
-        backup: bool = True,
-        folder: Path | None = None,
-        resume: bool = False,
-        on_round: Callable[[Round, Replies], None] | None = None,
-    ) -> None:
-        at_least("minimum", minimum, 1)
-        one_of("cast", cast, CASTS)
-        self.memory = restorable(method)
-        self.private = private_fields(method)
-        if self.private and CASTS[cast] is not None:
+    expected: wire.Arrays  # a reply as it must look
+    sent: npt.NDArray[np.int64]  # payload bytes
+    replies: dict[int, wire.Arrays] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=dict)  # payload bytes
+    lost: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class RemoteTransport:
+    """A Transport to clients on other machines."""
+
+    method: Method[Any, Any, Any, Any]
+    layout: Layout
+    x0: InitVar[Vector]  # only its shape and type matter
+    clients: InitVar[int]  # N
+    channel: Channel
+    agreement: Agreement
+    min_replies: int = 1  # a round with fewer accepted replies changes nothing
+    reply_dtype: str = "float32"  # type of the numbers in replies; "bfloat16" and "float16" halve their bytes
+    backup: InitVar[bool] = True  # whether to keep a copy of every client's state
+    copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
+    resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
+    on_round: Callable[[Round, Replies], None] | None = None  # called after every round
+
+    def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
+        at_least("min_replies", self.min_replies, 1)
+        one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
+        self.memory = restorable(self.method)
+        self.private = () if self.memory is None else self.memory.private
+        if self.private and self.reply_dtype != "float32":
             raise SpecError(
-                f"cast {cast!r} rounds a reply after {name_of(method)} has noted what it keeps to itself; use 'float32'"
-                + (", and {name = 'cast'} as its compressor" if hasattr(method, "compressor") else "")
+                f"reply dtype {self.reply_dtype!r} would round replies after {name_of(self.method)} computed what "
+                "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
             )
-        self.method, self.layout, self.link, self.minimum, self.cast = method, layout, link, minimum, cast
-        self.mark = fingerprint(method, layout, seed)
-        self.acked = np.zeros(clients, np.int64)
-        self.on_round = on_round
-        self.first = method.init_client(x0[:1], layout)
-        self._wanted: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
+        self.accepted = np.zeros(clients, np.int64)  # updates per client
+        self.first = self.method.init_client(x0[:1], self.layout)
+        self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self._copies: dict[str, States] | None = None
         if backup:
-            held = [f.name for f in dataclasses.fields(self.first) if getattr(self.first, f.name).numel()]
-            names = [name for name in held if name not in self.private]
-            self._copies = {name: self._copy(name, clients, folder, resume) for name in names}
-
-    def _copy(self, name: str, clients: int, folder: Path | None, resume: bool) -> States:
-        first = getattr(self.first, name)[0]
-        if folder is None:
-            return InMemory(first, clients)
-        return OnDisk(folder / f"{name}.states", first, clients, first.dtype, resume=resume)
+            public = {n: v[0] for n, v in wire.pack(self.first).items() if v.numel() and n not in self.private}
+            self._copies = {
+                name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume)
+                if copies_dir
+                else InMemory(first, clients)
+                for name, first in public.items()
+            }
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """One round of letters; those whose state is lost get a second one that brings it back."""
-        found = self._exchange(rnd, down, buffers)
+        """Send a round's messages and wait for the replies; clients that lost their state get a second message."""
+        replies = self._exchange(rnd, down, {} if buffers is None else {BUFFERS: buffers})
         if self.on_round is not None:
-            self.on_round(rnd, found)
-        return found
+            self.on_round(rnd, replies)
+        return replies
 
-    def _exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        ids = rnd.ids[0].tolist()
-        beside = {} if buffers is None else {BUFFERS: buffers}
-        wanted, events = self._template(rnd, down, buffers), list[Event]()
-        messages = [self._letter(rnd, place, wire.pack(wire.pick(down, place)) | beside) for place in range(len(ids))]
-        found: dict[int, RoundMessage] = {}
-        lost = self._collect(messages, list(range(len(ids))), wanted, found, events)
-        again = [(place, self._restore(rnd, place, down, beside, events)) for place in lost]
-        second = [(place, message) for place, message in again if message is not None]
-        if second:
-            self._collect([message for _, message in second], [place for place, _ in second], wanted, found, events)
-        unsent = {told.client for told in events if isinstance(told.what, Unsent)}
-        sent = np.array([0 if message.client in unsent else message.bytes for message in messages])
-        for place, message in second:
-            sent[place] += message.bytes
-        for place, client in enumerate(ids):
-            if place not in found and all(told.client != client for told in events):
-                events.append(Event(client, "no reply in time"))
-        said = tuple(f"round {rnd.t}: {told}" for told in events)
-        if len(found) < self.minimum:
-            few = f"round {rnd.t}: {len(found)} of {len(ids)} replies, fewer than {self.minimum}; nothing counted"
-            return Replies(np.array([], np.int64), None, buffers, sent[None], events=(*said, few))
-        return self._accepted(rnd, down, found, sent, said)
+    def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays) -> Replies:
+        cohort = rnd.ids.shape[1]
+        found = _Collected(self._expect(rnd, down, extra), np.zeros(cohort, np.int64))
+        downloads = [wire.pack(wire.pick(down, place)) for place in range(cohort)]
+        self._collect({place: self._message(rnd, place, own | extra) for place, own in enumerate(downloads)}, found)
+        again = {place: self._restore(rnd, place, down, extra, found.events) for place in found.lost}
+        self._collect({place: message for place, message in again.items() if message is not None}, found)
+        named = {event.client for event in found.events}
+        for place, client in enumerate(rnd.ids[0].tolist()):
+            if place not in found.replies and client not in named:
+                found.events.append(Event(client, "no reply in time"))
+        events = [f"round {rnd.t}: {event}" for event in found.events]
+        if (count := len(found.replies)) < self.min_replies:
+            events.append(f"round {rnd.t}: {count} of {cohort} replies, fewer than {self.min_replies}; nothing counted")
+            return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
+        return self._accept(rnd, down, found, tuple(events))
 
-    def _letter(self, rnd: Round, place: int, arrays: wire.Arrays) -> RoundMessage:
-        client = int(rnd.ids[0, place])
-        return RoundMessage("train", rnd.t, client, int(self.acked[client]), self.mark, arrays, cast=self.cast)
+    def _message(self, rnd: Round, place: int, arrays: wire.Arrays) -> RoundMessage:
+        client, mark = int(rnd.ids[0, place]), self.agreement.fingerprint
+        accepted = int(self.accepted[client])
+        return RoundMessage("train", rnd.t, client, accepted, mark, arrays, reply_dtype=self.reply_dtype)
 
-    def _collect(
-        self,
-        messages: list[RoundMessage],
-        places: list[int],
-        wanted: wire.Arrays,
-        found: dict[int, RoundMessage],
-        events: list[Event],
-    ) -> list[int]:
-        """Take in replies as they come; the places whose client has lost its state."""
-        lost = []
-        for number, reply in self.link.deliver(messages):
-            message, place = messages[number], places[number]
-            if isinstance(reply, str):
-                events.append(Event(message.client, reply))
-            elif reply.status in ("refused", "failed"):
-                events.append(Event(message.client, f"{reply.status}: {reply.reason}"))
-            elif (reply.t, reply.client, reply.seq) != (message.t, message.client, message.seq):
-                events.append(Event(message.client, f"a reply to another letter (round {reply.t}) was dropped"))
-            elif place in found:
-                events.append(Event(message.client, "a second reply was dropped"))
-            elif reply.status == "lost":
-                events.append(Event(message.client, f"state lost: {reply.reason}"))
-                lost.append(place)
-            elif reply.status != "ok":
-                events.append(Event(message.client, f"a reply of status {reply.status!r} was dropped"))
-            else:
-                try:
-                    reply.matches(self.mark)
-                    arrays = restored(reply.arrays, self.cast, self.layout.dtype)
-                    same_shapes(arrays, wanted)
-                    found[place] = reply
-                except ProtocolError as error:
-                    events.append(Event(message.client, f"reply refused: {error}"))
-        return lost
+    def _collect(self, messages: dict[int, RoundMessage], found: _Collected) -> None:
+        """Send messages, by place in the cohort, and take in the replies as they arrive."""
+        places = list(messages)
+        for place, message in messages.items():
+            found.sent[place] += message.bytes
+        for index, reply in self.channel.deliver(list(messages.values())) if messages else ():
+            place = places[index]
+            try:
+                if isinstance(reply, Failure):
+                    found.sent[place] -= 0 if reply.sent else messages[place].bytes
+                    raise ProtocolError(reply.reason)
+                self._check(reply, messages[place], place in found.replies)
+                if reply.status == "lost":
+                    found.lost.append(place)
+                    raise ProtocolError(f"state lost: {reply.reason}")
+                found.replies[place], found.received[place] = self._read(reply, found.expected), reply.bytes
+            except ProtocolError as error:
+                found.events.append(Event(messages[place].client, str(error)))
+
+    def _check(self, reply: RoundMessage, message: RoundMessage, again: bool) -> None:
+        """Raise unless this is the first reply to a message, and one that says how the client's work went."""
+        if reply.status == "refused":
+            raise ProtocolError(f"refused: {self.agreement.explain(reply)}")
+        if reply.status == "failed":
+            raise ProtocolError(f"failed: {reply.reason}")
+        if (reply.t, reply.client, reply.accepted) != (message.t, message.client, message.accepted):
+            raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
+        if again:
+            raise ProtocolError("a second reply was dropped")
+        if reply.status == "train":
+            raise ProtocolError(f"a reply of status {reply.status!r} was dropped")
+
+    def _read(self, reply: RoundMessage, expected: wire.Arrays) -> wire.Arrays:
+        try:
+            self.agreement.check(reply)
+            arrays = restore_arrays(reply.arrays, self.reply_dtype, self.layout.dtype)
+            check_arrays(arrays, expected)
+        except ProtocolError as error:
+            raise ProtocolError(f"reply refused: {error}") from None
+        return arrays
 
     def _restore(
-        self, rnd: Round, place: int, down: Any, beside: wire.Arrays, events: list[Event]
+        self, rnd: Round, place: int, down: Any, extra: wire.Arrays, events: list[Event]
     ) -> RoundMessage | None:
-        """A letter that brings a client's state back, and x whole."""
+        """A message that brings a client's state back, and x in full."""
         client, last_round = int(rnd.ids[0, place]), int(rnd.last_round[0, place])
-        brought: wire.Arrays = {}
+        state: wire.Arrays = {}
         if self._copies is not None:
-            row = np.array([client])
-            brought = {f"{RESTORE}{name}": states.take(row).unsqueeze(0) for name, states in self._copies.items()}
-            anew = f"; {', '.join(self.private)} begins anew" if self.private else ""
-            events.append(Event(client, f"state restored from the server's copy{anew}"))
+            state = {f"{RESTORE}{name}": self._copy(name, np.array([client])) for name in self._copies}
+            private = f"; {', '.join(self.private)} starts again" if self.private else ""
+            events.append(Event(client, f"state restored from the server's copy{private}"))
         else:
             last_round = -1
             events.append(Event(client, "re-enters with an empty state: there is no copy of it"))
-        brought[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
+        state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
+        dated = down.dated(place, last_round) if isinstance(down, SyncedDown) else down
         try:
-            arrays = wire.pack(
-                wire.pick(down.dated(place, last_round) if isinstance(down, SyncedDown) else down, place, full=True)
-            )
+            arrays = wire.pack(wire.pick(dated, place, full=True))
         except ProtocolError as error:
             events.append(Event(client, f"cannot be brought back: {error}"))
             return None
-        return self._letter(rnd, place, arrays | brought | beside)
+        return self._message(rnd, place, arrays | state | extra)
 
-    def _accepted(
-        self,
-        rnd: Round,
-        down: Any,
-        found: dict[int, RoundMessage],
-        sent: npt.NDArray[np.int64],
-        events: tuple[str, ...],
-    ) -> Replies:
-        places = np.array(sorted(found))
-        replies = [restored(found[place].arrays, self.cast, self.layout.dtype) for place in places.tolist()]
-        kind = self.method.types()[3]
+    def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
+        places = np.array(sorted(found.replies))
+        replies, kind = [found.replies[place] for place in places.tolist()], self.method.types()[3]
         up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies])
         buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
-        here = rnd.subset(places)
+        accepted = rnd.subset(places)
+        ids = accepted.ids[0]
         if self._copies and self.memory is not None:
-            rows = here.ids[0]
-            old = {name: states.take(rows).unsqueeze(0) for name, states in self._copies.items()}
-            there = down.subset(places) if isinstance(down, SyncedDown) else down
-            new = self.memory.update_client_state(replace(self.first, **old), there, up, here)
-            for name, states in self._copies.items():
-                states.put(rows, getattr(new, name)[0])
-        self.acked[here.ids[0]] += 1
-        received = np.array([[found[place].bytes for place in places.tolist()]])
-        return Replies(places, up, buffers, sent[None], received, events)
+            old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
+            sent = down.subset(places) if isinstance(down, SyncedDown) else down
+            new = self.memory.update_client_state(old, sent, up, accepted)
+            for name, values in wire.pack(new).items():
+                if name in self._copies:
+                    self._copies[name].put(ids, values[0])
+        self.accepted[ids] += 1
+        received = np.array([[found.received[place] for place in places.tolist()]])
+        return Replies(places, up, buffers, found.sent[None], received, events)
 
-    def _template(self, rnd: Round, down: Any, buffers: Vector | None) -> wire.Arrays:
-        """A reply as it must look, from the method's own step on an objective that is flat.
+    def _copy(self, name: str, ids: Ids) -> Vector:
+        assert self._copies is not None
+        return self._copies[name].take(ids).unsqueeze(0)
 
-        To downloads of the same sizes replies are of the same shapes; a method whose rounds take turns has several.
+    def _expect(self, rnd: Round, down: Any, extra: wire.Arrays) -> wire.Arrays:
+        """A reply as it must look, from the method's own step on a flat objective.
+
+        Messages of the same sizes have replies of the same shapes. A method whose rounds alternate has several.
         """
         sizes = tuple(value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor))
-        if sizes not in self._wanted:
-            alone = rnd.subset(np.array([0]))
-            _, up = self.method.client_step(self.first, down, Flat(), alone)
-            self._wanted[sizes] = wire.pack(up) | ({} if buffers is None else {BUFFERS: buffers})
-        return self._wanted[sizes]
+        if sizes not in self._expected:
+            _, up = self.method.client_step(self.first, down, Flat(), rnd.subset(np.array([0])))
+            self._expected[sizes] = wire.pack(up) | extra
+        return self._expected[sizes]
 
     def save(self) -> wire.Arrays:
-        """How many updates of each client are counted, and the copies of their states."""
-        copies = (
-            {} if self._copies is None else {f"copy.{name}": states.save() for name, states in self._copies.items()}
-        )
-        return {"acked": torch.from_numpy(self.acked)} | copies
+        """The number of accepted updates per client, and the copies of their states."""
+        copies = {f"copy.{name}": states.save() for name, states in (self._copies or {}).items()}
+        return {"accepted": torch.from_numpy(self.accepted)} | copies
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Go back to what `save` gave."""
-        self.acked = arrays["acked"].numpy().copy()
+        """Return to what `save` gave."""
+        self.accepted = arrays["accepted"].numpy().copy()
         for name, states in (self._copies or {}).items():
             if f"copy.{name}" not in arrays:
-                raise SpecError("the checkpoint was made without copies of the clients' states; resume with backup off")
+                raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
             states.load(arrays[f"copy.{name}"])

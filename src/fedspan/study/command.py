@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspan.core.errors import SpecError, at_least
-from fedspan.engine.lock import held
+from fedspan.engine.lock import lock_dir
 from fedspan.engine.result import CHECKPOINT
 from fedspan.study import parse, report, results, tables
 from fedspan.study.jobs import execute
@@ -26,7 +26,7 @@ COMPARE = ("html", "md", "csv")
 
 def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()) -> None:
     """Make the runs of a study: first all tuning, then all seeds at the chosen points."""
-    with held(place):
+    with lock_dir(place):
         execute(Runs(study, place).tuning(), jobs, console, "tuning", plugins)
         execute(Runs(study, place).final(), jobs, console, "runs", plugins)
         for job in Runs(study, place).tuning():

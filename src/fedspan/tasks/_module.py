@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedspan.core.config import Augment, Settings
-from fedspan.core.errors import DataError, SpecError, one_of
+from fedspan.core.config import Settings
+from fedspan.core.errors import SpecError
 from fedspan.core.task import Task
-from fedspan.nn.augment import AUGMENT
-from fedspan.nn.client_data import ClientData, Loss
+from fedspan.nn.client_data import LocalClients, Loss
+from fedspan.nn.evaluate import OutputLoss
 from fedspan.nn.problem import Evaluate, TorchProblem
-from fedspan.nn.projection_rules import choose, freeze
-from fedspan.tasks._model_adapter import OutputLoss, model_adapter
+from fedspan.nn.projection_rules import projection_rules
+from fedspan.tasks._model_adapter import model_adapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,26 +73,21 @@ class ModuleTask(Task):
     def _problem(
         self, made: Material, ids: Sequence[int], seed: int, settings: Settings, on_client: bool = False
     ) -> TorchProblem:
-        projection, device = settings.projection, settings.torch_device
-        frozen = projection.frozen_modules
-        freeze(made.model, self.frozen_modules if frozen is None else frozen)
-        adapter = model_adapter(made.model, device, made.loss, made.objective)
+        chosen = settings.projection
+        frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
+        rules = projection_rules(made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel)
+        adapter = model_adapter(made.model, settings, made.loss, made.objective)
         given = made.examples(ids) if ids else ()
-        own = {i: adapter.source(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        own = {i: adapter.client_data(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        test, validation = (None, None) if on_client else (made.test(), made.validation())
         return TorchProblem(
             made.model,
-            list(own.values()) if len(own) == made.clients else Here(own, made.clients),
+            list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients),
             adapter.objective,
-            choose(made.model, projection.full_modules, projection.project_modules, projection.min_numel),
+            rules,
+            settings,
             seed=seed,
-            batch=settings.examples_per_batch,
-            evaluate=None if on_client else _scores(adapter.score(made.test()), adapter.score(made.validation())),
-            by_examples=settings.participation.weights == "examples",
-            weight_decay=settings.training.weight_decay,
-            clip=settings.training.clip,
-            augment=_augment(settings.training.augment),
-            device=str(device),
-            recompute=settings.engine.recompute,
+            evaluate=_scores(adapter.evaluator(test), adapter.evaluator(validation, "validation set")),
             on_client=on_client,
         )
 
@@ -105,29 +100,3 @@ def _scores(test: Evaluate | None, validation: Evaluate | None) -> Evaluate | No
         **(test(model) if test is not None else {}),
         **{f"validation_{name}": value for name, value in validation(model).items()},
     }
-
-
-def _augment(given: str | Augment | None) -> Augment | None:
-    if not isinstance(given, str):
-        return given
-    one_of("training.augment", given, AUGMENT)
-    return AUGMENT[given]
-
-
-class Here(Sequence[ClientData]):
-    """The data of N clients, of whom only some are on this machine."""
-
-    def __init__(self, sources: dict[int, ClientData], clients: int) -> None:
-        self.sources, self.clients = sources, clients
-
-    def __len__(self) -> int:
-        return self.clients
-
-    def __getitem__(self, client: Any) -> Any:
-        if client not in self.sources:
-            raise DataError(f"the data of client {client} is not on this machine")
-        return self.sources[client]
-
-    def here(self) -> list[ClientData]:
-        """Those that are."""
-        return list(self.sources.values())

@@ -23,7 +23,7 @@ from torch import nn
 from fedspan.core.errors import DataError, SpecError, below_one
 from fedspan.core.extras import needs
 from fedspan.data import datasets as _datasets
-from fedspan.huggingface.models import ready
+from fedspan.huggingface.models import prepare
 from fedspan.tasks._module import ModuleTask
 
 Row = dict[str, Any]
@@ -54,7 +54,7 @@ class TextTask(ModuleTask):
 
     def prepared(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
         """The model in the precision and with the checkpoints asked for."""
-        return ready(model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype), self.gradient_checkpointing)
+        return prepare(model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype), self.gradient_checkpointing)
 
 
 def file(name: str) -> Path:

@@ -27,8 +27,8 @@ from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.registry import register
 from fedspan.core.spec import source_of
 from fedspan.nn.client_data import Loss
+from fedspan.nn.evaluate import OutputLoss
 from fedspan.nn.problem import TorchProblem
-from fedspan.tasks._model_adapter import OutputLoss
 from fedspan.tasks._module import Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another

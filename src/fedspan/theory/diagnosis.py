@@ -61,16 +61,9 @@ def diagnose(
     method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int,
     target: float | None = None, effort: Effort | None = None,
 ) -> Diagnosis:  # fmt: skip
-    """Estimate a problem's constants and check a method's step sizes against the theorem.
+    """Check a method's step sizes against the theorem; those of the corollary where its `lr` is not a number.
 
-    Args:
-        method: the method; where its `lr` is "search" or "auto" the corollary's step sizes are checked.
-        problem: the problem of one run.
-        clients_per_round: S.
-        rounds: T.
-        target: ‖∇F‖ that the forecasts are for; a tenth of ‖∇F(x⁰)‖ by default.
-        effort: how much data the estimates use.
-
+    `target` is the ‖∇F‖ of the forecasts, a tenth of ‖∇F(x⁰)‖ by default.
     """
     found = estimate(problem, effort)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
@@ -80,29 +73,18 @@ def diagnose(
     wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
     rhos = sorted({*FORECAST_RHO, setting.rho}) if isinstance(method, InSubspace) else [setting.rho]
     return Diagnosis(
-        estimates=found,
-        setting=setting,
-        steps=steps,
-        conditions=theorem.conditions(setting, steps),
-        proved=theorem.conditions_proved(setting, steps),
-        safe=safe,
-        bound=corollary.bound(setting),
-        bound_proved=theorem.bound_proved(setting, safe),
-        target=wanted,
+        estimates=found, setting=setting, steps=steps, conditions=theorem.conditions(setting, steps),
+        proved=theorem.conditions_proved(setting, steps), safe=safe, bound=corollary.bound(setting),
+        bound_proved=theorem.bound_proved(setting, safe), target=wanted,
         forecast=[_forecast(rho, priced, problem, clients_per_round, setting, wanted) for rho in rhos],
         warnings=outside_theory(method, problem, clients_per_round),
-    )
+    )  # fmt: skip
 
 
 def corollary_lr(
     method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, effort: Effort | None = None
 ) -> tuple[float, float]:
-    """`lr` and `server_lr` of the corollary for a run.
-
-    Raises:
-        SpecError: the corollary does not cover the method.
-
-    """
+    """`lr` and `server_lr` of the corollary for a run; SpecError for methods that it does not cover."""
     if not isinstance(method, SSF | Scaffold) or not method.solver.plain:
         name = registry.name_of(method) + _local_optimizer(method)
         raise SpecError(f"lr = 'auto' is the corollary's step, which does not cover {name}; use lr = 'search'")
@@ -115,7 +97,10 @@ def corollary_lr(
 
 def setting_of(found: Estimates, method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int) -> Setting:
     """A run as the theorem sees it. Its N is S here, because noise is averaged over the clients that take part."""
-    return found.setting(rho_of(method, problem.layout), clients_per_round, method.local_steps, rounds)
+    return Setting(
+        L=found.L.value, sigma2=found.sigma2.value, gap=found.gap.value, control=found.control.value,
+        rho=rho_of(method, problem.layout), clients=clients_per_round, local_steps=method.local_steps, rounds=rounds,
+    )  # fmt: skip
 
 
 def rho_of(method: AnyMethod, layout: Layout) -> float:

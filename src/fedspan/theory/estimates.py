@@ -19,7 +19,6 @@ from fedspan.core import seeds
 from fedspan.core.layout import Vector
 from fedspan.core.objective import Problem
 from fedspan.theory.gradient_probe import GradientProbe, all_clients
-from fedspan.theory.setting import Setting
 
 Floats = npt.NDArray[np.float64]
 CONVERGED = 0.005  # relative change of the eigenvalue between two iterations at which power iteration stops
@@ -54,13 +53,6 @@ class Estimates:
     gap: Estimate  # Δ_F
     control: Estimate  # C_0
     grad_sq: Estimate  # ‖∇F(x⁰)‖²
-
-    def setting(self, rho: float, clients: int, local_steps: int, rounds: int) -> Setting:
-        """The constants as the theorem takes them."""
-        return Setting(
-            L=self.L.value, sigma2=self.sigma2.value, gap=self.gap.value, control=self.control.value,
-            rho=rho, clients=clients, local_steps=local_steps, rounds=rounds,
-        )  # fmt: skip
 
 
 def estimate(problem: Problem, effort: Effort | None = None) -> Estimates:

@@ -73,22 +73,16 @@ def budget_of(how: Search, rounds: int) -> int:
 def search(
     method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int, how: Search | None = None
 ) -> SearchResult:
-    """Find the local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
-
-    Raises:
-        SpecError: no rate that was tried lowers the measure, or the problem has nothing to measure by.
-
-    """
+    """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored."""
     how = how or Search()
-    left = budget = budget_of(how, rounds)
+    budget = budget_of(how, rounds)
     run = _TrialRunner(method, problem, clients_per_round)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
-    left -= _spent(probes)
     known = run.metric == "rel_err"
     if _alike(probes):
         lr, trials = _lowest_alike(run, probes, budget, rounds if known else 0)
         return SearchResult(lr, trials, run.metric, rounds)
-    trials = _falling(run, probes[-1].lr, left, rounds, known)
+    trials = _falling(run, probes[-1].lr, budget - _spent(probes), rounds, known)
     edge = min((trial.lr for trial in (*probes, *trials) if trial.diverged), default=math.inf)
     stable = [trial for trial in trials if trial.lr < edge]
     if not stable:
@@ -173,8 +167,7 @@ class _TrialRunner:
         self.offset = 0.0
         self.first = self._measure(start, problem.x0, problem.buffers0)
         if self.first <= 0:  # such as a likelihood of densities: the trials compare multiples of the start
-            self.offset = 1 - self.first
-            self.first = 1.0
+            self.first, self.offset = 1.0, 1 - self.first
 
     def __call__(self, lr: float, rounds: int, until_settled: bool = False, must_fall: bool = False) -> RateTrial:
         """Run `rounds` rounds, fewer if the trial diverges or settles; with `must_fall` not falling is diverging."""

@@ -1,10 +1,9 @@
-"""fedspan on Flower: the same loop and the same client end, with letters as Flower messages.
+"""fedspan on Flower: the same loop and the same client work, with the messages of a round as Flower messages.
 
     app = server_app("spec.toml")        app = client_app("spec.toml")
 
-Both ends read the same spec. A client is known by its number (`partition-id` in the node's config) and a name that
-stays (`client-id`, else `client-<number>`), whatever node id Flower gives it. Its state is kept in a folder of its own
-machine.
+Both ends read the same spec. A client is known by its number (`partition-id` in the node's config) and a permanent name
+(`client-id`, by default `client-<number>`), whatever node id Flower assigns. Its state stays on its own machine.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from fedspan.api.spec import Spec
 from fedspan.core.errors import FedspanError
+from fedspan.core.spec import Spec
 
 try:
     from flwr.app import Context, Message
@@ -23,21 +22,28 @@ try:
 except ImportError as missing:
     raise FedspanError("Flower is not installed; pip install 'fedspan[flower]'") from missing
 
-from fedspan.remote.flower.client import introduce, reply_to
-from fedspan.remote.flower.records import settings_of, spec_of
+from fedspan.remote.flower.client import identify, load_spec, preparing, reply_to
+from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.flower.server import log, serve
 
 
 def server_app(spec: Spec | Path | str) -> ServerApp:
-    """A Flower ServerApp that carries out a spec."""
+    """A Flower ServerApp that runs a spec.
+
+    Args:
+        spec: A spec, or the path of its TOML file. The run config key `set` can change it.
+
+    Returns:
+        The app, to be named as `serverapp` in the `pyproject.toml` of a Flower app.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            settings = settings_of(context.run_config)
+            config = RunConfig.read(context.run_config)
             with torch.inference_mode(False):
-                serve(spec_of(spec, settings), grid, settings)
+                serve(load_spec(spec, config.changes), grid, config)
         except FedspanError as error:
             log.error("fedspan error: %s", error)
             raise SystemExit(2) from None
@@ -46,15 +52,22 @@ def server_app(spec: Spec | Path | str) -> ServerApp:
 
 
 def client_app(spec: Spec | Path | str) -> ClientApp:
-    """A Flower ClientApp that answers for the client its node's config names."""
-    app = ClientApp()
+    """A Flower ClientApp that does the work of the client named in the config of its node.
+
+    Args:
+        spec: The spec of the server, or the path of its TOML file.
+
+    Returns:
+        The app, to be named as `clientapp` in the `pyproject.toml` of a Flower app.
+    """
+    app, prepare = ClientApp(), preparing(spec)
 
     @app.query()
-    def who(message: Message, context: Context) -> Message:
-        return Message(introduce(context), reply_to=message)
+    def query(message: Message, context: Context) -> Message:
+        return Message(identify(context), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(reply_to(message, context, spec), reply_to=message)
+        return Message(reply_to(message, context, prepare), reply_to=message)
 
     return app

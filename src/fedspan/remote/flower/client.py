@@ -1,67 +1,91 @@
-"""The client's end: which client a node speaks for, and its answer to a letter."""
+"""The client's end on Flower: which client a node stands for, and its reply to a message."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedspan.api.spec import Spec
 from fedspan.core.errors import FedspanError, SpecError
-from fedspan.core.layout import DTYPES
-from fedspan.remote.client import Client, Store
-from fedspan.remote.flower.records import Config, letter_of, limit_of, record_of, settings_of, spec_of
-from fedspan.remote.messages import REASON, RoundMessage
+from fedspan.core.objective import Problem
+from fedspan.core.spec import Spec, with_changes
+from fedspan.remote.client import RemoteClient, StateFile
+from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
+from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
 
-WHO, NOBODY = "who", -1
+IDENTITY, UNKNOWN = "identity", -1
+SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
+Prepare = Callable[
+    [tuple[str, ...], int], tuple[Spec, Problem]
+]  # (changes of the spec, client) → what it computes with
 
 
-def introduce(context: Context) -> RecordDict:
-    """Which client this is, or why it cannot say."""
+def identify(context: Context) -> RecordDict:
+    """Which client this node stands for, or why that is unknown."""
     try:
-        return RecordDict({WHO: ConfigRecord({"client": number_of(context), "reason": ""})})
+        return RecordDict({IDENTITY: ConfigRecord({"client": client_of(context), "reason": ""})})
     except FedspanError as error:
-        return RecordDict({WHO: ConfigRecord({"client": NOBODY, "reason": str(error)[:REASON]})})
+        return RecordDict({IDENTITY: ConfigRecord({"client": UNKNOWN, "reason": str(error)[:MAX_REASON]})})
 
 
-def reply_to(message: Message, context: Context, spec: Spec | Path | str) -> RecordDict:
-    """The answer to a letter; whatever is wrong on this side becomes a refusal that says so."""
+def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:
+    """The reply to a message; any error on this side becomes a refusal with its reason."""
     try:
-        settings = settings_of(context.run_config)
-        resolved, client = spec_of(spec, settings), number_of(context)
+        config, client = RunConfig.read(context.run_config), client_of(context)
+        spec, problem = prepare(config.changes, client)
+        received = read_message(message.content, max_bytes(problem))
         name = str(context.node_config.get("client-id", f"client-{client}"))
-        method, problem = _ready(json.dumps(resolved.table(), sort_keys=True), client)
-        round_message = letter_of(message.content, limit_of(problem))
-        store = Store.of(states_folder(context, settings), settings["run"], name)
-        reply = Client(method, problem, store, client, resolved.seed).answer(round_message)
+        state_file = StateFile.of(states_dir(context, config), config.run_name, name)
+        agreement = agreement_of(spec, problem)
+        reply = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement).reply(received)
     except FedspanError as error:
-        reply = RoundMessage("refused", NOBODY, NOBODY, NOBODY, "", reason=str(error)[:REASON])
-    return record_of(reply)
+        reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=str(error)[:MAX_REASON])
+    return write_message(reply)
 
 
-@functools.lru_cache(maxsize=4)
-def _ready(table: str, client: int) -> tuple[Any, Any]:
-    """Method and problem of a client; kept where one process answers several letters."""
-    spec = Spec.from_table(json.loads(table))
-    with torch.inference_mode(False):
-        problem = spec.task.client_problem(client, (spec.seed,), DTYPES[spec.dtype])
-    return spec.method, problem
+def preparing(spec: Spec | Path | str) -> Prepare:
+    """Load the spec and build a client's problem, once for all messages that one process replies to."""
+
+    @functools.lru_cache(maxsize=4)
+    def prepare(changes: tuple[str, ...], client: int) -> tuple[Spec, Problem]:
+        changed = load_spec(spec, changes)
+        with torch.inference_mode(False):
+            return changed, changed.task.client_problem(client, (changed.seed,), changed)
+
+    return prepare
 
 
-def number_of(context: Context) -> int:
-    """Which of the N clients a node is."""
+def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
+    """The spec of a run with its changes applied; it must have a number as step size."""
+    if not isinstance(spec, Spec):
+        spec = Spec.load(spec, changes)
+    elif changes:
+        spec = Spec.from_table(with_changes(spec.table(), changes))
+    if isinstance(spec.method.lr, str):
+        raise SpecError(f"`method.lr` is {spec.method.lr!r}, which needs all clients' data; set it to a number")
+    return spec
+
+
+def agreement_of(spec: Spec, problem: Problem) -> Agreement:
+    """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
+    settings = {key: value for key, value in spec.decisions().items() if key not in SERVER_ONLY}
+    settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
+    return Agreement.of(settings, problem.layout, spec.seed)
+
+
+def client_of(context: Context) -> int:
+    """The client that a node stands for, 0 to N - 1."""
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or number < 0:
         raise SpecError(f"the node's config needs partition-id, a whole number from 0, got {number!r}")
     return number
 
 
-def states_folder(context: Context, settings: Config) -> Path:
-    """Where a node keeps its client's state: its own config, the environment, the run's config, or the home folder."""
-    named = context.node_config.get("states") or os.environ.get("FEDSPAN_STATES") or settings["states"]
-    return Path(str(named)).expanduser() if named else Path.home() / ".fedspan" / "states"
+def states_dir(context: Context, config: RunConfig) -> Path:
+    """Where a node keeps its client's state: from its own config, the environment, the run config, or a default."""
+    given = context.node_config.get("states-dir") or os.environ.get("FEDSPAN_STATES") or config.states_dir
+    return Path(str(given)).expanduser() if given else Path.home() / ".fedspan" / "states"

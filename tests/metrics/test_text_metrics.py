@@ -10,26 +10,26 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from fedspan.huggingface import text_scores as text_score
+from fedspan.core.config import Settings
+from fedspan.huggingface import text_data
 from fedspan.huggingface.models import about, own_loss
 from fedspan.huggingface.text_data import as_texts
-from fedspan.huggingface.text_scores import macro_f1, text_scorer
+from fedspan.tasks._model_adapter import model_adapter
 from tiny import MODELS, bert, lines, llama, questions
 
 
-def test_f1_is_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        actual, predicted = rng.choice([0, 2, 3, 7, 8], 30), rng.choice([0, 1, 2, 3], 30)
-        expected = f1_score(actual, predicted, average="macro", zero_division=0)
-        assert macro_f1(torch.tensor(predicted), torch.tensor(actual)) == pytest.approx(expected, rel=1e-12)
+def evaluated(model: Any, rows: Any) -> Any:
+    evaluator = model_adapter(model, Settings(device="cpu")).evaluator(rows)
+    assert evaluator is not None
+    with torch.inference_mode():
+        return evaluator(model)
 
 
 def test_perplexity_is_the_mean_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In small parts of unequal length, against all log-probabilities at once."""
-    monkeypatch.setattr(text_score, "AT_ONCE", 3)
+    monkeypatch.setattr(text_data, "AT_ONCE", 3)
     model, rows = llama().eval(), lines(11)
-    found = text_scorer(as_texts(rows, about(model), "it"), about(model), torch.device("cpu"))(model)
+    found = evaluated(model, rows)
     logs, right = [], []
     with torch.no_grad():
         for row in rows:
@@ -68,13 +68,13 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_texts(name: str) -> None:
 
 def test_scores_of_a_classifier_are_those_of_its_texts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts of unequal size."""
-    monkeypatch.setattr(text_score, "AT_ONCE", 4)
+    monkeypatch.setattr(text_data, "AT_ONCE", 4)
     model, rows = bert().eval(), questions(13, 3)
-    found = text_scorer(as_texts(rows, about(model), "it"), about(model), torch.device("cpu"))(model)
+    found = evaluated(model, rows)
     said = [alone(model, row) for row in rows]
     predicted, actual = [int(one.logits.argmax()) for one in said], [row["labels"] for row in rows]
     f1 = f1_score(actual, predicted, average="macro", zero_division=0)
     assert abs(f1 - np.mean(np.equal(predicted, actual))) > 0.02  # one could not pass for the other
     assert found["loss"] == pytest.approx(np.mean([float(one.loss) for one in said]), rel=1e-5)
     assert found["accuracy"] == pytest.approx(np.mean(np.equal(predicted, actual)), rel=1e-12)
-    assert found["f1"] == pytest.approx(f1, rel=1e-12)
+    assert found["f1_macro"] == pytest.approx(f1, rel=1e-12)

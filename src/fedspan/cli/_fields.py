@@ -1,0 +1,84 @@
+"""The settings of a dataclass in words: name, type, default, and the comment or docstring entry of the field."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import json
+import re
+import tokenize
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from fedspan.core import registry
+
+Row = tuple[str, str, str, str]
+
+
+def settings(cls: Any) -> list[Row]:
+    """(name, type, default, description) of every field that a spec can set."""
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        return []
+    words: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        words |= described(base)
+    fields = [one for one in dataclasses.fields(cls) if one.init and not one.name.startswith("_")]
+    hints = typing.get_type_hints(cls)
+    return [(one.name, _type(hints[one.name]), _default(one), words.get(one.name, "")) for one in fields]
+
+
+def described(cls: type) -> dict[str, str]:
+    """Field → description, from the class's own source and docstring."""
+    try:
+        source = inspect.cleandoc("\n" + inspect.getsource(cls))
+    except (OSError, TypeError):
+        return {}
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    read = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in read if token.type == tokenize.COMMENT}
+    own = [node for node in body.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    found = {node.target.id: comments[node.end_lineno] for node in own if node.end_lineno in comments}  # type: ignore[union-attr]
+    return _args(cls.__dict__.get("__doc__") or "") | found
+
+
+def _args(docstring: str) -> dict[str, str]:
+    """The entries of a docstring's `Args:`; one entry may be of several names."""
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(docstring), re.M)
+    found: dict[str, str] = {}
+    for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.M):
+        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
+def _type(hint: Any) -> str:
+    """A type as a spec's author knows it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(dict.fromkeys(_type(one) for one in arguments if one is not type(None)))
+    if origin is typing.Literal:
+        return " | ".join(map(json.dumps, arguments))
+    if origin is tuple:
+        return "list"
+    if origin is Mapping or dataclasses.is_dataclass(hint):
+        return registry.kind_of(hint) or "table"
+    return registry.kind_of(hint) or str(getattr(hint, "__name__", hint))
+
+
+def _default(one: dataclasses.Field[object]) -> str:
+    if one.default_factory is not dataclasses.MISSING:
+        made = one.default_factory()
+        return f"{type(made).__name__}()" if dataclasses.is_dataclass(made) else repr(made)
+    if one.default is dataclasses.MISSING:
+        return "required"
+    return (
+        json.dumps(one.default)
+        if isinstance(one.default, str | bool | int | float)
+        else repr(one.default)
+        if one.default is not None
+        else "none"
+    )

@@ -1,0 +1,47 @@
+"""The tables of a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fedspan.cli._tables import size, table
+
+if TYPE_CHECKING:
+    from fedspan.costs.plan import Plan
+
+
+def plan(found: Plan, console: Console) -> None:
+    """What a run would cost with each method: bytes, memory of a client, and what is kept."""
+    console.print(
+        f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {len(found.layout.blocks)} "
+        f"tensors; {found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    sent = ("up_round", "down_round", "up", "down")
+    rows = [(r.method, _rank(r.rank), f"{r.trained:,}", *(size(getattr(r.cost, n)) for n in sent)) for r in found.rows]
+    console.print(table(("method", "rank", "trained", "up", "down", "up, run", "down, run"), rows, left=1))
+    _note("trained: numbers; up, down: per client and round; run: all clients and rounds", console)
+    parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
+    held = [(r.method, *(size(getattr(r.memory, part)) for part in parts)) for r in found.rows if r.memory is not None]
+    if held:
+        console.print(table(("client memory", *parts), held, left=1))
+        _note("at the peak of a local step with the largest batch; fedit and ffalora as PEFT runs them", console)
+    kept = ("client_state", "client_disk", "server_memory", "server_disk")
+    rows = [(r.method, *(size(getattr(r.cost, name)) for name in kept)) for r in found.rows]
+    console.print(table(("kept", "client state", "client disk", "server memory", "server disk"), rows, left=1))
+    _note(
+        "client: between rounds, on disk two versions with the copy of the model; server: model, controls and log, on "
+        "disk the copies of all clients' states", console,
+    )  # fmt: skip
+
+
+def _note(text: str, console: Console) -> None:
+    console.print(f"[dim]{text}[/]\n", highlight=False, soft_wrap=True)
+
+
+def _rank(rank: object) -> str:
+    if rank is None:
+        return ""
+    return f"{rank:.4g}" if isinstance(rank, int | float) else "by layer"

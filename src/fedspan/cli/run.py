@@ -1,0 +1,104 @@
+"""`fedspan run`: a spec to its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, command_line, load_plugins, load_spec
+
+if TYPE_CHECKING:
+    from fedspan.core.spec import Spec
+    from fedspan.engine.result import Result
+
+DIVERGED, INTERRUPTED = 1, 130
+
+
+def command(
+    spec: SpecFile,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Directory for history, checkpoints and model. Default: not saved.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir.")] = False,
+    changes: Changes = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of runs, with consecutive seeds.")] = 1,
+    callback: Annotated[
+        list[str] | None,
+        typer.Option("--callback", metavar="NAME", help="Add a callback, such as tensorboard or early_stopping."),
+    ] = None,
+    simulate: Annotated[
+        Literal["auto", "loop", "batched", "pool"] | None,
+        typer.Option("--simulate", help="How the clients of a round are computed; short for --set engine.simulate=…"),
+    ] = None,
+    compact_states: Annotated[
+        bool, typer.Option("--compact-states", help="Keep a client's state as the numbers it has sent.")
+    ] = False,
+    keep_checkpoint: Annotated[
+        bool, typer.Option("--keep-checkpoint", help="Keep the checkpoint at the end, to run longer later.")
+    ] = False,
+    plugin: Plugin = None,
+    threads: Threads = 1,
+) -> int:
+    """Run a spec, a TOML file.
+
+    Ctrl-C stops it cleanly, and --resume continues it. The exit code is 1 where the run diverged.
+    """
+    if resume and run_dir is None:
+        raise typer.BadParameter("it needs the --run-dir of the run to continue", param_hint="'--resume'")
+    load_plugins(plugin)
+    short = [f"engine.simulate={simulate}"] if simulate else []
+    short += ["engine.compact_states=true"] if compact_states else []
+    loaded = _with_callbacks(load_spec(spec, [*(changes or ()), *short], threads), callback or [])
+
+    from fedspan.api.run import run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before the first round
+    try:
+        result = run(loaded, run_dir, seeds=seeds, resume=resume, progress=True, keep_checkpoint=keep_checkpoint)
+    except KeyboardInterrupt:
+        _say_how_to_resume(run_dir)
+        return INTERRUPTED
+    _show(result)
+    if not result.finished:
+        _say_how_to_resume(run_dir)
+        return INTERRUPTED
+    return DIVERGED if any(status.startswith("diverged") for status in result.statuses) else 0
+
+
+def _with_callbacks(spec: Spec, names: list[str]) -> Spec:
+    from fedspan.core import registry
+    from fedspan.core.errors import one_of
+
+    for name in names:
+        one_of("--callback", name, registry.choices("callback"))
+    more = [registry.build("callback", {"name": name}, "callbacks") for name in names]
+    return dataclasses.replace(spec, callbacks=(*spec.callbacks, *more))
+
+
+def _say_how_to_resume(run_dir: Path | None) -> None:
+    saved = run_dir is not None and any(run_dir.rglob("checkpoint.safetensors"))
+    line = command_line() + ("" if "--resume" in sys.argv else " --resume")
+    typer.echo(f"interrupted; continue with: {line}" if saved else "interrupted; nothing was saved", err=True)
+
+
+def _show(result: Result) -> None:
+    """The last evaluation of each seed."""
+    from fedspan.cli._tables import console, say, size, table
+
+    if result.lr_search is not None:
+        say("found: " + ", ".join(f"{name} = {value:.4g}" for name, value in result.lr_search["values"].items()))
+    heads = ("seed", "status", "round", *result.metrics, "up", "down", "seconds")
+    rows = []
+    for seed, status, lines in zip(result.seeds, result.statuses, result.runs, strict=True):
+        last = lines[-1]
+        values = ["-" if last.get(name) is None else f"{last[name]:.4g}" for name in result.metrics]
+        sizes = [size(last[name]) for name in ("up_bytes", "down_bytes")]
+        rows.append([str(seed), status, str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}"])
+    console.print(table(heads, rows, left=2))
+    say("not saved; give --run-dir to keep the history and the model" if result.run_dir is None
+        else f"saved in {result.run_dir}")  # fmt: skip

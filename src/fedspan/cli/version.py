@@ -1,0 +1,12 @@
+"""`fedspan version`: the versions that a run's numbers depend on."""
+
+from __future__ import annotations
+
+import typer
+
+
+def command() -> None:
+    """Show the versions of fedspan, Python, torch and NumPy."""
+    from fedspan.engine.run_dir import versions
+
+    typer.echo("  ".join(f"{name} {number}" for name, number in versions().items()))

@@ -1,0 +1,19 @@
+"""Accuracy: the share of right labels, of classes, of yes or no by one score, or of several labels per example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan.core.registry import register
+from fedspan.metrics._collected import Labels
+
+
+@register
+@dataclass(eq=False)
+class Accuracy(Labels):
+    """Right labels / labels that count."""
+
+    def of_labels(self, predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
+        return (predicted == actual).double().mean()

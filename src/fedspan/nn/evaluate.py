@@ -1,0 +1,118 @@
+"""Evaluating a model on a test set: its loss, and the metrics that are asked for or usual for the kind of problem."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedspan.core import registry
+from fedspan.core.errors import SpecError
+from fedspan.core.metric import Metric
+from fedspan.metrics._collected import Function, by_class
+from fedspan.nn.client_data import Batch, ClientData, Loss, placed
+
+AT_ONCE = 512  # examples evaluated at a time
+OutputLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A model on one batch. The loss is a mean over `count` examples or tokens."""
+
+    loss: torch.Tensor
+    count: int
+    outputs: Any = None
+    targets: Any = None
+
+
+Score = Callable[[nn.Module, Batch], Scored]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Evaluates a model on a test set: `evaluator(model)` gives the loss and the metrics by name.
+
+    Args:
+        data: The test set.
+        score: Applies the model to a batch.
+        metrics: What to compute: names, `Metric` objects or functions of (outputs, targets). None takes the usual ones.
+        device: Where the model is.
+        usual: The names of the usual metrics. None: accuracy where targets are classes.
+        parts: Which examples to evaluate together. None: as many as usual, in order.
+
+    """
+
+    data: ClientData
+    score: Score
+    metrics: Sequence[Any]
+    device: torch.device
+    usual: Sequence[str] | None = None
+    parts: Sequence[torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        chosen(self.metrics)  # refuses what there is not, before anything is trained
+
+    def __call__(self, model: nn.Module) -> Mapping[str, float]:
+        total, count, metrics = 0.0, 0, chosen(self.metrics or self.usual or ())
+        for number, part in enumerate(self.parts or torch.arange(len(self.data)).split(AT_ONCE)):
+            found = self.score(model, placed(self.data.take(part), self.device))
+            total, count = total + float(found.loss) * found.count, count + found.count
+            if number == 0 and not self.metrics and self.usual is None and _are_classes(found):
+                metrics = chosen(["accuracy"])
+            for metric in metrics.values():
+                metric.update(found.outputs, found.targets)
+        return {"loss": total / count, **{name: metric.compute() for name, metric in metrics.items()}}
+
+
+def chosen(given: Sequence[Any]) -> dict[str, Metric]:
+    """Name → a fresh metric, from names, `Metric` classes and objects, and functions of (outputs, targets)."""
+    found: dict[str, Metric] = {}
+    for one in given:
+        if isinstance(one, str):
+            found[one] = registry.build("metric", {"name": one}, "metrics")
+        elif isinstance(one, type) and issubclass(one, Metric):
+            found.update(chosen([one()]))
+        elif isinstance(one, Metric):
+            found[registry.name_of(one)] = copy.deepcopy(one)
+        elif callable(one):
+            found[str(getattr(one, "__name__", type(one).__name__))] = Function(one)
+        else:
+            raise SpecError(f"`metrics` must be names, metrics or functions of (outputs, targets), got {one!r}")
+    return found
+
+
+def by_outputs(loss: OutputLoss) -> Score:
+    """A model on (inputs, targets), by `loss(outputs, targets)`."""
+
+    def score(model: nn.Module, batch: Batch) -> Scored:
+        inputs, targets = batch
+        outputs = model(inputs)
+        return Scored(loss(outputs, targets), len(inputs), outputs, targets)
+
+    return score
+
+
+def by_objective(objective: Loss, metrics: bool) -> Score:
+    """A model by `objective(model, batch)`; only metrics need a batch to be (inputs, targets)."""
+
+    def score(model: nn.Module, batch: Batch) -> Scored:
+        size = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else len(batch[0])
+        if not metrics:
+            return Scored(objective(model, batch), size)
+        if isinstance(batch, Mapping) or len(batch) != 2:
+            raise SpecError("`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out")
+        return Scored(objective(model, batch), size, model(batch[0]), batch[1])
+
+    return score
+
+
+def _are_classes(found: Scored) -> bool:
+    outputs, targets = found.outputs, found.targets
+    if not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)) or targets.is_floating_point():
+        return False
+    return by_class(outputs, targets) or (outputs.numel() == targets.numel() and int(targets.max()) <= 1)

@@ -1,0 +1,184 @@
+"""f_i of one client in one round, and the directions that its local steps follow.
+
+`clip` and weight decay are applied here and nowhere else, by `finish_`, in every way of simulating a cohort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedspan.core import seeds
+from fedspan.core.config import Training
+from fedspan.core.layout import Vector
+from fedspan.core.method import Round
+from fedspan.core.objective import Direction, Objective, Plus, term
+from fedspan.core.projector import LinearMap
+from fedspan.nn.client_data import Batch, placed
+from fedspan.nn.module import FlatModule, Loss, Place, Restricted
+
+if TYPE_CHECKING:
+    from fedspan.nn.problem import TorchProblem
+
+PLAIN = Training()
+
+
+def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
+    """The gradient as a step uses it, in place: each client's clipped to the norm `clip`, then with weight decay.
+
+    Inside a subspace g is P ∇f, y is z and base is P x; the weights that decay are base + y.
+    """
+    if training.clip is not None:
+        length = g.norm(dim=-1, keepdim=True)
+        g.mul_((training.clip / length.clamp_min(1e-12)).clamp_max(1.0))
+    if training.weight_decay:
+        g.add_(training.weight_decay * (y if base is None else base + y))
+    return g
+
+
+class GradientDirection:
+    """y ↦ ∇f(y) + plus, each call on the next batch."""
+
+    def __init__(
+        self,
+        module: FlatModule | Restricted,
+        losses: Iterator[Loss],
+        plus: Plus = None,
+        training: Training = PLAIN,
+        base: Vector | None = None,
+    ) -> None:
+        self.module, self.losses, self.plus, self.training, self.base = module, losses, plus, training, base
+
+    def __call__(self, y: Vector) -> Vector:
+        with torch.inference_mode(False):
+            g = self.module.grad(y, next(self.losses)).to(y.device)
+        finish_(g, self.training, y, self.base)
+        return g if self.plus is None else g + term(self.plus, y)
+
+
+class InPlaceGradient(GradientDirection):
+    """The same for a point in the module's own memory: no vector is copied per step."""
+
+    _place: Place | None = None
+
+    @contextlib.contextmanager
+    def in_place(self, start: Vector) -> Iterator[Vector]:
+        """See `InPlaceDirection`."""
+        with contextlib.ExitStack() as stack:
+            with torch.inference_mode(False):
+                self._place = stack.enter_context(self.module.in_place(start))
+            yield self._place.point
+        self._place = None
+
+    def __call__(self, y: Vector) -> Vector:
+        if self._place is None or y is not self._place.point:
+            return super().__call__(y)
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._collect(y, self._place.gradient, self._place.backward)
+
+    def _collect(self, y: Vector, g: Vector, backward: Callable[[Loss], None]) -> Vector:
+        last = self.plus is not None and (self.training.clip is not None or self.training.weight_decay)
+        if self.plus is None or last:
+            g.zero_()
+        else:
+            g.copy_(term(self.plus, y))  # the backward pass adds to it
+        backward(next(self.losses))
+        finish_(g, self.training, y, self.base)
+        return g.add_(term(self.plus, y)) if last and self.plus is not None else g
+
+
+class TorchObjective(Objective):
+    """f_i of one client in one round."""
+
+    def __init__(self, problem: TorchProblem, rnd: Round, client: int) -> None:
+        self.problem, self.rnd, self.client = problem, rnd, client
+        self.batches = self._draw()
+        self._losses = (self._loss(batch, number) for number, batch in enumerate(self.batches))
+        problem.model.train()
+
+    def begin(self, buffers: Vector | None) -> None:
+        """Starts from the server's running statistics."""
+        self.problem.write_buffers(buffers)
+
+    def buffers(self) -> Vector | None:
+        """The client's running statistics after its local work."""
+        return self.problem.read_buffers()
+
+    def grad(self, y: Vector) -> Vector:
+        """∇f_i(y) on the next mini-batch."""
+        return self._along(self.problem.module)(y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
+        source = self.problem.client_data[self.client]
+        total = torch.zeros_like(x)
+        for number, part in enumerate(torch.arange(len(source)).split(self.problem.batch_size)):
+            with torch.inference_mode(False):
+                batch = placed(source.take(part), self.problem.device)
+                g = self.problem.module.grad(x, self._loss(batch, number))
+            total = total + g.to(x.device) * (len(part) / len(source))
+        return finish_(total, replace(self.problem.training, clip=None), x)
+
+    def direction(self, plus: Plus = None) -> Direction:
+        """y ↦ ∇f_i(y) + plus, or + plus(y)."""
+        return self._along(self.problem.module, plus)
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        """z ↦ P ∇f_i(x + Pᵀz) + plus, with no full gradient for the fused layers."""
+        with torch.inference_mode(False):
+            inside = self.problem.activate(x, P)
+        return self._along(inside, plus, P @ x if self.problem.training.weight_decay else None)
+
+    def _along(self, at: FlatModule | Restricted, plus: Plus = None, base: Vector | None = None) -> GradientDirection:
+        here = self.problem.module.same_dtype and self.problem.device.type == "cpu"
+        direct = here and (isinstance(at, FlatModule) or at.direct)
+        return (InPlaceGradient if direct else GradientDirection)(at, self._losses, plus, self.problem.training, base)
+
+    def _loss(self, batch: Batch, number: int) -> Callable[[nn.Module], torch.Tensor]:
+        """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
+
+        def loss(model: nn.Module) -> torch.Tensor:
+            key = seeds.key(self.rnd.seeds[0], "dropout", self.rnd.t, self.client, number)
+            with drawing(key, self.problem.device):
+                return self.problem.loss(model, batch)
+
+        return loss
+
+    def _draw(self) -> Iterator[Batch]:
+        """Mini-batches by shuffled passes over the client's examples, decided by (seed, round, client) alone."""
+        problem, rnd, source = self.problem, self.rnd, self.problem.client_data[self.client]
+        n, number = len(source), 0
+        size = min(problem.batch_size, n)
+        left = torch.empty(0, dtype=torch.int64)
+        for passed in range(1 << 30):
+            key = np.array([seeds.key(rnd.seeds[0], "examples", rnd.t, self.client, passed)], np.uint64)
+            left = torch.cat([left, torch.from_numpy(seeds.permute(key, n)[0])])
+            while len(left) >= size:
+                batch = placed(source.take(left[:size]), problem.device)
+                if problem.augment is not None:
+                    state = seeds.key(rnd.seeds[0], "augment", rnd.t, self.client, number) >> 1
+                    batch = problem.augment(batch, torch.Generator().manual_seed(state))
+                left, number = left[size:], number + 1
+                yield batch
+
+
+@contextlib.contextmanager
+def drawing(key: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators start at `key`, and are restored afterwards."""
+    used = [torch.default_generator]
+    if device.type == "cuda":
+        used.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in used]
+    try:
+        for generator in used:
+            generator.manual_seed(key >> 1)
+        yield
+    finally:
+        for generator, state in zip(used, before, strict=True):
+            generator.set_state(state)
