@@ -58,7 +58,7 @@ def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     for line in lines:
         words = shlex.split(line)
-        if "--log" in words and importlib.util.find_spec(words[words.index("--log") + 1]) is None:
+        if "--callback" in words and importlib.util.find_spec(words[words.index("--callback") + 1]) is None:
             continue
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:
