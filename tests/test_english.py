@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+COUNTED = "clients?|bytes|numbers?|steps?|rounds|time|seconds|once|examples|batch(?:es)?|texts?"
+BRITISH = "optimiser|colour|behaviour|neighbour|favour|centre|normalis|quantis|tokenis|initialis|serialis"
 FORBIDDEN = {
-    r"\b(?:clients?|bytes|numbers?|steps?|rounds|time|seconds|once|examples|batch(?:es)?|texts?) a (?:round|client|run|seed|row|step|class|method)\b": "per",
+    rf"\b(?:{COUNTED}) a (?:round|client|run|seed|row|step|class|method)\b": "per",
     r"\ba line a\b": "one line per",
     r"\bgo(?:es)? whole\b": "is sent in full",
     r"\b(?:sent|trained|kept) whole\b": "in full",
@@ -23,7 +25,7 @@ FORBIDDEN = {
     r"\bcarried out\b": "run",
     r"\bwhat comes of it\b": "Results",
     r"\btwenty lines\b": "Quickstart",
-    r"\b(?:optimiser|colour|behaviour|neighbour|favour|centre|normalis|quantis|tokenis|initialis|serialis)\w*": "American spelling",
+    rf"\b(?:{BRITISH})\w*": "American spelling",
     r"\bcovered (?:layers?|weights?)\b": "fused",
     r"\bat a site\b": "on a client",
 }

@@ -17,6 +17,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from fedspan.api.spec import Spec
+from fedspan.costs.client_memory import client, kind_of
+from fedspan.costs.client_memory import memory as held_by
+from fedspan.costs.model_plan import ModelRequest, plan_model
+from fedspan.study.memory import client_memory
+from fedspan.study.outcome import Outcome
 from test_report_page import SHORT, browse, drawn
 from test_text_tasks import CLASSIFY, SPEAK, data  # noqa: F401 (a fixture)
 
@@ -26,15 +31,10 @@ from fedspan.api import spec as experiment
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.optimizer import SGD
-from fedspan.costs.client_memory import client, kind_of
-from fedspan.costs.client_memory import memory as held_by
 from fedspan.costs.dry_run import Live, peak_of, rehearsal
-from fedspan.costs.model_plan import ModelRequest, plan_model
 from fedspan.costs.sketch import Sketch, largest, sketched, without_numbers
 from fedspan.engine.run_dir import toml
 from fedspan.study import chart, command, figures, memory, report, tables
-from fedspan.study.memory import client_memory
-from fedspan.study.outcome import Outcome
 from fedspan.study.request import requested
 from fedspan.tasks._text import load_model
 

@@ -18,7 +18,6 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
 from fedspan.core.objective import Flat
 from fedspan.core.optimizer import Optimizer
-from fedspan.core.spec import Spec
 from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import sys
@@ -124,7 +125,7 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
     with Path("o/results.csv").open() as file:
         ends = {row["run"]: float(row["final_mean"]) for row in csv.DictReader(file)}
     assert set(ends) == {"fedavg", "ssf"}
-    alone = fedspan.run(spec_of(SPEAK, rounds=2, eval_every=1), data / "alone").rows[0][-1]
+    alone = fedspan.run(spec_of(SPEAK, rounds=2, eval_every=1), data / "alone").history[-1]
     assert ends["ssf"] == pytest.approx(alone["perplexity"], rel=1e-4)
 
 

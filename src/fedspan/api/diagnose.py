@@ -9,7 +9,7 @@ from typing import Any
 
 from fedspan.api.run import as_spec, built
 from fedspan.core.spec import Spec
-from fedspan.theory.diagnosis import Diagnosis, corollary_lr
+from fedspan.theory.diagnosis import Diagnosis
 from fedspan.theory.diagnosis import diagnose as _diagnose
 
 
@@ -27,7 +27,5 @@ def diagnose(spec: Spec | Path | str | Mapping[str, Any], target: float | None =
     """
     spec = as_spec(spec)
     method, problem, clients_per_round = built(spec)
-    if isinstance(spec.method.lr, str):
-        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
-        method = dataclasses.replace(method, lr=lr, server_lr=server_lr)
+    method = dataclasses.replace(method, lr=spec.method.lr)
     return _diagnose(method, problem, clients_per_round, spec.rounds, target)

@@ -10,18 +10,15 @@ from typing import Any
 
 from fedspan.callbacks.progress import Progress
 from fedspan.core.callback import Callback
-from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.result import CHECKPOINT, OUTCOME, Result, write_outcome
+from fedspan.engine.result import CHECKPOINT, LR, OUTCOME, Result, write_json, write_outcome
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
-
-LR = "lr.json"  # how the step size was found, in a run directory
 
 
 def run(
@@ -68,8 +65,6 @@ def run(
     else:
         result = _one_by_one(spec, out, of_runs, keeping, every)
     result.lr_search = found
-    if found is not None and out is not None and result.finished:
-        write_outcome(out, result.seeds, result.statuses, found)
     return result
 
 
@@ -102,7 +97,7 @@ def _one_by_one(
         [weights for one in results for weights in one.weights],
     )
     if out is not None and joined.finished:
-        write_outcome(out, joined.seeds, joined.statuses, None)
+        write_outcome(out, joined.seeds, joined.statuses)
     return joined
 
 
@@ -132,7 +127,7 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
         found = _find_lr(spec)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, (json.dumps(found, indent=1) + "\n").encode())
+            write_json(path, found)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 
 

@@ -1,4 +1,4 @@
-"""What a spec's run will cost. All of it follows from the model's shapes, which are kept for as long as they are asked for.
+"""What a spec's run will cost; all of it follows from the shapes of the model, which are cached.
 
 A task is built once for all specs that differ in nothing but method, steps and length.
 """

@@ -80,6 +80,18 @@ def resolve(spec: Spec, problem: Problem) -> tuple[Method[Any, Any, Any, Any], i
     return method, spec.clients_per_round or problem.clients
 
 
+def local_work(
+    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+) -> tuple[Any, Any, Vector | None]:
+    """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
+    f = problem.cohort(rnd)
+    if buffers is None:
+        return *method.client_step(state, down, f, rnd), None
+    f.begin(buffers)
+    state, up = method.client_step(state, down, f, rnd)
+    return state, up, f.buffers()
+
+
 DRAWN_AHEAD = 16  # rounds whose cohorts are drawn at once
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from fedspan.engine import history
 from fedspan.engine.loop import Line
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
+LR = "lr.json"  # how the step size was found
 COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
 LOWER_IS_BETTER = ("loss", "err", "perplexity", "mae", "mse", "grad_sq", "drift")
@@ -157,7 +158,9 @@ class Result:
             history.write(folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]])
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
-        write_outcome(path, self.seeds, self.statuses, self.lr_search)
+        write_outcome(path, self.seeds, self.statuses)
+        if self.lr_search is not None:
+            write_json(path / LR, self.lr_search)
         checkpoint.write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         return path
 
@@ -207,10 +210,16 @@ def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
     return [run_dir] if len(seeds) == 1 else [run_dir / f"seed-{seed}" for seed in seeds]
 
 
-def write_outcome(run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], found: dict[str, Any] | None) -> None:
+def write_outcome(
+    run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
+) -> None:
     """Notes how a run ended; a run without this file is unfinished."""
-    table = {"seeds": list(seeds), "statuses": list(statuses)} | ({"lr_search": found} if found else {})
-    checkpoint.write_atomic(run_dir / OUTCOME, (json.dumps(table, indent=1) + "\n").encode())
+    write_json(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), **(about or {})})
+
+
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    """A small table as a file."""
+    checkpoint.write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
 
 
 def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
@@ -236,7 +245,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
     outcome = run_dir / OUTCOME
-    ended = json.loads(outcome.read_text()) if outcome.exists() else {}
+    ended, found = json.loads(outcome.read_text()) if outcome.exists() else {}, run_dir / LR
     how = dict(zip(ended.get("seeds", ()), ended.get("statuses", ()), strict=True))
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
@@ -252,7 +261,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
             ) from None
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, ended.get("lr_search"),
+        read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text()) if found.exists() else None,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import platform
 import signal
 import threading
@@ -122,8 +123,7 @@ class _Files:
 
     def save(self) -> None:
         assert self.loop.run_dir is not None
-        meta: Table = {"spec": self.spec.table(), "decisions": self.spec.decisions(), "identity": self.spec.identity()}
-        meta |= {"seeds": list(self.loop.seeds), "round": self.loop.t}
+        meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.saved = time.monotonic()
 
@@ -138,7 +138,7 @@ class _Files:
         for number, folder in enumerate(seed_dirs(run_dir, self.loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder)
-        write_outcome(run_dir, result.seeds, result.statuses, result.lr_search)
+        write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
         if not keep:
             (run_dir / CHECKPOINT).unlink(missing_ok=True)
 
@@ -174,14 +174,14 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     """Files ready for the next row, and the loop where they end; None where the run has finished before."""
     if loop.run_dir is None:
         return _Files(loop, spec, None, ())
-    out, headers = (
-        loop.run_dir,
-        [{"spec": spec.table() | {"seed": seed}, "versions": versions()} for seed in loop.seeds],
-    )
+    out, table = loop.run_dir, spec.table()
+    headers = [{"spec": table | {"seed": seed}, "versions": versions()} for seed in loop.seeds]
     places = list(zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True))
     if keeping.resume:
-        if (out / OUTCOME).exists() and not _longer(out, spec):
-            return None
+        if (out / OUTCOME).exists():
+            _same_run(json.loads((out / OUTCOME).read_text()), spec, loop.seeds)
+            if not _longer(out, spec):
+                return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)
         loop.load(arrays)
@@ -221,6 +221,11 @@ def _longer(out: Path, spec: Spec) -> bool:
             "again in another directory"
         )
     return True
+
+
+def _decisions(spec: Spec) -> Table:
+    """What a later run must agree with to continue this one."""
+    return {"spec": spec.table(), "decisions": spec.decisions(), "identity": spec.identity()}
 
 
 def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:

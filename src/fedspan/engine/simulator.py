@@ -1,12 +1,10 @@
-"""All clients on one machine. A cohort moves client by client, as one batched computation, or on several processes.
+"""All clients on one machine: the clients of a round one after the other, as one batched computation, or on processes.
 
-Which of these is fastest depends on the network and the machine: where a run is long enough to be worth it, the first
-round is timed in every way that is possible. Client by client and on processes the arithmetic is the same; batched
-products may differ in the last digits.
+Which is fastest depends on the network and the machine. Where a run is long enough, `auto` times the first round in
+every way. The loop and the processes do the same arithmetic; batched products may differ in the last digits.
 
-Client states are rows, one table a field (`runtimes.states`). A round reads and writes the rows of its cohort only, so
-its cost grows with S and not with N. Nobody's copy of x is stored: it equals the server's x of the round it dates from,
-and `down.sync` shows the server's.
+Client states are rows, one table per field (`engine.states`). A round reads and writes the rows of its clients only, so
+its cost grows with S and not with N. No client's copy of x is stored: it equals the server's x of an earlier round.
 """
 
 from __future__ import annotations
@@ -29,18 +27,17 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Replayable, Round
 from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
-from fedspan.engine.loop import Replies
+from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
 from fedspan.engine.states import STORED, InMemory, OnDisk, States
-from fedspan.engine.worker import work
 
 WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
-WORTH = 10.0  # seconds of a run client by client from which other ways are tried
-AHEAD = 0.87  # how much faster another way must be, as a share of the time client by client
+LONG_RUN = 10.0  # seconds of a run in a loop from which other ways are tried
+FASTER = 0.87  # another way must take less than this share of the loop's time
 
 
 class Simulator:
-    """A Transport whose other end is this machine."""
+    """A transport to clients in this process."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class Simulator:
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
             if engine.compact_states and field.name not in self._empty:
-                self._population[field.name] = self._trails(one, field.name, rows)
+                self._population[field.name] = self._compact(one, field.name, rows)
             elif folder is None or field.name in self._empty:
                 self._population[field.name] = InMemory(first, rows)
             else:
@@ -79,10 +76,10 @@ class Simulator:
                 self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """Hand the download to the cohort, and all of it replies."""
+        """Hands the download to the clients of a round, all of which reply."""
         cohort = rnd.ids.shape[1]
         if self.way == "batched" or cohort == 1:
-            new, up, beside = work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            new, up, beside = local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
             self._put(rnd, new, up)
         elif self.way == "pool":
             new, up, beside = self._by("pool", rnd, down, buffers)
@@ -92,7 +89,7 @@ class Simulator:
             parts = []
             for place in range(cohort):  # one at a time, so that one client's state is in memory
                 one = rnd.subset(np.array([place]))
-                new, *answer = work(self.method, self.problem, self._take(one), down, buffers, one)
+                new, *answer = local_work(self.method, self.problem, self._take(one), down, buffers, one)
                 self._put(one, new, answer[0])
                 parts.append((None, *answer))
             _, up, beside = _joined(parts)
@@ -101,9 +98,9 @@ class Simulator:
         return Replies(np.arange(cohort), up, beside)
 
     def _by(self, way: str, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
-        """A cohort's work without any trace: (new states, replies, what is sent beside)."""
+        """The work of a round without storing it: (new states, replies, buffers)."""
         if way == "batched":
-            return work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
         one_by_one = functools.partial(_one_by_one, self.method, self.problem)
         if way == "loop":
             return one_by_one(self._take(rnd), down, buffers, rnd)
@@ -115,9 +112,9 @@ class Simulator:
         return _joined(self._pool.map([(self._take(share), down, buffers, share) for share in shares]))
 
     def _choose(self, rnd: Round, down: Any, buffers: Vector | None, took: float) -> None:
-        """Settle on the fastest way, by timing a round that has been done already."""
+        """Chooses the fastest way by timing a round that is already done."""
         self.way = "loop"
-        if self.rounds is None or took * self.rounds < WORTH:
+        if self.rounds is None or took * self.rounds < LONG_RUN:
             return
         ways = ["loop"]
         if self.problem.can_batch():
@@ -130,7 +127,7 @@ class Simulator:
             if seconds is not None:
                 self.times[way] = seconds
         best = min(self.times, key=lambda way: self.times[way], default="loop")
-        if best != "loop" and self.times[best] < AHEAD * self.times.get("loop", took):
+        if best != "loop" and self.times[best] < FASTER * self.times.get("loop", took):
             self.way = "batched" if best == "batched" else "pool"
         if self.way != "pool":
             self.close()
@@ -153,7 +150,7 @@ class Simulator:
             else:
                 states.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
-    def _trails(self, one: Any, field: str, rows: int) -> CompactStates:
+    def _compact(self, one: Any, field: str, rows: int) -> CompactStates:
         name, method = type(self.method).__name__, self.method
         if not isinstance(method, Replayable):
             raise SpecError(f"{name}'s client states do not follow from its replies; leave `compact_states` out")
@@ -210,7 +207,7 @@ def _one_by_one(
     parts = []
     for place in range(rnd.ids.shape[1]):
         own = type(state)(**{f.name: getattr(state, f.name)[:, place : place + 1] for f in dataclasses.fields(state)})
-        parts.append(work(method, problem, own, down, buffers, rnd.subset(np.array([place]))))
+        parts.append(local_work(method, problem, own, down, buffers, rnd.subset(np.array([place]))))
     return _joined(parts)
 
 

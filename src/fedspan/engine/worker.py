@@ -1,4 +1,4 @@
-"""The client end of every runtime: state and download in, new state and reply out."""
+"""A client on its own: packed arrays and its own copy of the model in, new state and packed reply out."""
 
 from __future__ import annotations
 
@@ -14,18 +14,7 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method, Round
 from fedspan.core.objective import Problem
 from fedspan.core.sync import SyncedDown
-
-
-def work(
-    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
-) -> tuple[Any, Any, Vector | None]:
-    """The cohort's local work, whatever its size: (states, replies, what is sent beside them)."""
-    f = problem.cohort(rnd)
-    if buffers is None:
-        return *method.client_step(state, down, f, rnd), None
-    f.begin(buffers)
-    state, up = method.client_step(state, down, f, rnd)
-    return state, up, f.buffers()
+from fedspan.engine.loop import local_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +37,7 @@ def answer(
     x = message.sync.model if isinstance(message, SyncedDown) else None
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
-        state, up, buffers = work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
+        state, up, buffers = local_work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
     beside = {} if buffers is None else {BUFFERS: buffers}
     return Replica(state, x, rnd.t), wire.pack(up) | beside
 

@@ -45,7 +45,7 @@ def with_adapters(model: nn.Module, choices: Sequence[ProjectionRule], adapters:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
         config = LoraConfig(rank_pattern=patterns, alpha_pattern=patterns, target_modules=list(ranks))
-        adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
+        adapted: Any = get_peft_model(model, config)
     for parameter in full:
         parameter.requires_grad_(True)
     for name, parameter in adapted.named_parameters():
