@@ -53,7 +53,7 @@ def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
 def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another in a fresh folder, as a reader would; a tracker that is not installed is left out."""
     lines = re.findall(r"^    (fedspan .*)$", (ROOT / "docs/comparing.md").read_text(), re.M)
-    assert len(lines) == 8
+    assert len(lines) == 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     for line in lines:
