@@ -33,7 +33,6 @@ class Logger(Callback):
 
     Args:
         log_dir: Where the tracker writes; by default the run directory.
-
     """
 
     log_dir: str | Path | None = None

@@ -19,7 +19,6 @@ class WandB(Logger):
 
     Args:
         project: The W&B project.
-
     """
 
     project: str = "fedspan"

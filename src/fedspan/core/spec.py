@@ -49,7 +49,6 @@ class Spec(Settings):
         training, participation, projection, engine: See the classes of these names.
         callbacks: What follows the run, such as early stopping.
         search: How `method.lr = "search"` finds the step size.
-
     """
 
     rounds: int

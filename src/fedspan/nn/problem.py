@@ -39,7 +39,6 @@ class TorchProblem(Problem):
         seed: Decides the mini-batches, dropout and augmentation.
         evaluate: `evaluate(model)` gives the metrics. None: there are none.
         on_client: Whether this is one client's machine, which is sent x and needs no copy of the start.
-
     """
 
     cohort_mode = "per_client"
