@@ -30,13 +30,13 @@ from conftest import model as model_of
 from fedspan.api import spec as experiment
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
-from fedspan.core.optimizer import SGD
 from fedspan.costs.dry_run import Live, peak_of, rehearsal
 from fedspan.costs.sketch import Sketch, largest, sketched, without_numbers
 from fedspan.engine.run_dir import toml
+from fedspan.huggingface.checkpoints import load_model
+from fedspan.optimizers.sgd import SGD
 from fedspan.study import chart, command, figures, memory, report, tables
 from fedspan.study.request import requested
-from fedspan.tasks._text import load_model
 
 pytestmark = pytest.mark.usefixtures("data")
 ASK = CLASSIFY | {"max_length": 6}

