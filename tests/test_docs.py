@@ -40,7 +40,14 @@ def test_the_example_of_a_new_method_runs() -> None:
 
 def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
     method = 'method={name="new_method", lr=0.01, local_steps=5, mu=0.1}'
-    command = ["run", ROOT / "examples/ssf.toml", "--plugin", ROOT / "examples/new_method.py", "--out", tmp_path / "o"]
+    command = [
+        "run",
+        ROOT / "examples/ssf.toml",
+        "--plugin",
+        ROOT / "examples/new_method.py",
+        "--run-dir",
+        tmp_path / "o",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "fedspan", *command, "--set", method, "--set", "rounds=50"],
         capture_output=True,
@@ -53,12 +60,12 @@ def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
 def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another in a fresh folder, as a reader would; a tracker that is not installed is left out."""
     lines = re.findall(r"^    (fedspan .*)$", (ROOT / "docs/comparing.md").read_text(), re.M)
-    assert len(lines) == 8
+    assert len(lines) == 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     for line in lines:
         words = shlex.split(line)
-        if "--log" in words and importlib.util.find_spec(words[words.index("--log") + 1]) is None:
+        if "--callback" in words and importlib.util.find_spec(words[words.index("--callback") + 1]) is None:
             continue
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:

@@ -46,7 +46,7 @@ def command(
     ] = None,
     jobs: Jobs = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in --out.")] = False,
-    formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv.")] = "html,md,csv",
+    formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv, png.")] = "html,md,csv",
     plugin: Plugin = None,
 ) -> None:
     """Tune methods, run them on one task and compare them.

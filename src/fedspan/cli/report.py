@@ -13,7 +13,7 @@ from fedspan.cli._options import Out, command_line
 def command(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories, or directories that contain them.")],
     out: Out,
-    formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv.")] = "html",
+    formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv, png.")] = "html",
     metric: Annotated[
         str | None, typer.Option("--metric", help="The metric to show first. Default: the main one.")
     ] = None,

@@ -175,7 +175,7 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
     for change in changes:
         key, sign, text = change.partition("=")
         if not sign or not key:
-            raise SpecError(f"--set needs key=value, got {change!r}")
+            raise SpecError(f"a change of a spec is written key=value, got {change!r}")
         values[key.strip()] = toml_value(text)
     return with_values(table, values)
 

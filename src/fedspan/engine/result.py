@@ -21,6 +21,7 @@ from fedspan.engine.loop import Line
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
 LR = "lr.json"  # how the step size was found
+BEST = "best.safetensors"  # the best model so far of an unfinished run
 COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
 LOWER_IS_BETTER = ("loss", "err", "grad_sq", "drift")
@@ -247,9 +248,8 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     read = [history.read(place / history.NAME) for place in dirs]
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
-    outcome = run_dir / OUTCOME
-    ended, found = json.loads(outcome.read_text()) if outcome.exists() else {}, run_dir / LR
-    how = dict(zip(ended.get("seeds", ()), ended.get("statuses", ()), strict=True))
+    found = run_dir / LR
+    how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(_outcome(place)).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         if len(weights) != 1:
@@ -266,6 +266,15 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text()) if found.exists() else None,
     )  # fmt: skip
+
+
+def _outcome(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / OUTCOME
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _statuses(outcome: dict[str, Any]) -> dict[int, str]:
+    return dict(zip(outcome.get("seeds", ()), outcome.get("statuses", ()), strict=True))
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:

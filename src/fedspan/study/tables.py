@@ -158,7 +158,7 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
             last, verdict = curve.tail(1), judge(part, entry)
             record: dict[str, Any] = {"row": part.rows[row].label, "run": entry.series.label, "seeds": last.seeds}
             record |= {"diverged": last.diverged, "failed": last.failed, "rounds": int(curve.rounds[-1])}
-            record |= {"last": last, "best": curve.best(part.goal), "tuned": point_of(entry), "result": entry.final}
+            record |= {"last": last, "best": entry.best, "tuned": point_of(entry), "result": entry.final}
             record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
             record |= {"client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory}
             record |= {"seconds": float(curve.seconds[-1])}
