@@ -29,6 +29,7 @@ from fedspan.core.errors import FedspanError, SpecError
 from fedspan.costs.dry_run import Live, peak_of
 from fedspan.costs.memory import Client, plain, rehearsed, ssf, whole
 from fedspan.costs.traffic import FlatProblem, cost
+from fedspan.huggingface.checkpoints import place_of
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.methods.fedavg import FedAvg
@@ -38,7 +39,6 @@ from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.ssf import SSF
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors.coordinate import Coordinate
-from fedspan.tasks._text import place_of
 
 ROOT = Path(__file__).parents[2]
 BERT = {

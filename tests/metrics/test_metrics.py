@@ -27,6 +27,7 @@ LABELS = torch.randint(0, 4, (101,), generator=GENERATOR)
 LOGITS = torch.randn(101, 4, generator=GENERATOR) + F.one_hot(LABELS)
 BINARY = torch.randint(0, 2, (101,), generator=GENERATOR)
 SCORES = torch.randn(101, generator=GENERATOR) + BINARY - 0.5
+RIGHT = sk.accuracy_score(BINARY, SCORES > 0)
 SEVERAL = torch.randint(0, 2, (101, 3), generator=GENERATOR)
 MANY = torch.randn(101, 3, generator=GENERATOR) + SEVERAL
 
@@ -44,10 +45,10 @@ def one_hot(scores: torch.Tensor) -> Any:
 
 CASES: dict[str, tuple[str, torch.Tensor, torch.Tensor, float]] = {
     "classes": ("accuracy", LOGITS, LABELS, sk.accuracy_score(LABELS, LOGITS.argmax(1))),
-    "one logit": ("accuracy", SCORES, BINARY, sk.accuracy_score(BINARY, SCORES > 0)),
-    "one logit in a column, float": ("accuracy", SCORES[:, None], BINARY.float()[:, None], sk.accuracy_score(BINARY, SCORES > 0)),
-    "one logit in a column, whole": ("accuracy", SCORES[:, None], BINARY, sk.accuracy_score(BINARY, SCORES > 0)),
-    "probabilities": ("accuracy", SCORES.sigmoid(), BINARY, sk.accuracy_score(BINARY, SCORES > 0)),
+    "one logit": ("accuracy", SCORES, BINARY, RIGHT),
+    "one logit in a column, float": ("accuracy", SCORES[:, None], BINARY.float()[:, None], RIGHT),
+    "one logit in a column, whole": ("accuracy", SCORES[:, None], BINARY, RIGHT),
+    "probabilities": ("accuracy", SCORES.sigmoid(), BINARY, RIGHT),
     "several labels": ("accuracy", MANY, SEVERAL.float(), float(((MANY > 0) == SEVERAL).double().mean())),
     "f1 of classes": ("f1_macro", LOGITS, LABELS, sk.f1_score(LABELS, LOGITS.argmax(1), average="macro")),
     "f1 of one logit": ("f1_macro", SCORES, BINARY, sk.f1_score(BINARY, SCORES > 0, average="macro")),
@@ -114,11 +115,11 @@ def test_metrics_by_default_follow_the_targets() -> None:
     assert list(evaluated(LOGITS, LABELS)) == ["loss", "accuracy"]
     bce = F.binary_cross_entropy_with_logits
     found = evaluated(SCORES, BINARY, lambda outputs, targets: bce(outputs, targets.float()))
-    assert found["accuracy"] == sk.accuracy_score(BINARY, SCORES > 0)
+    assert found["accuracy"] == RIGHT
     assert list(evaluated(SCORES, BINARY.float(), bce)) == ["loss"]
     found = evaluated(SCORES, BINARY.float(), bce, metrics=["accuracy", "auroc"])
     assert list(found) == ["loss", "accuracy", "auroc"]
-    assert found["accuracy"] == sk.accuracy_score(BINARY, SCORES > 0)
+    assert found["accuracy"] == RIGHT
     assert found["loss"] == pytest.approx(float(bce(SCORES, BINARY.float())), rel=1e-6)
 
 

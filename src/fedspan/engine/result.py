@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import tomli_w
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from fedspan.core import checkpoint
+from fedspan.core import checkpoint, registry
 from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.engine import history
@@ -24,7 +24,7 @@ LR = "lr.json"  # how the step size was found
 BEST = "best.safetensors"  # the best model so far of an unfinished run
 COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
-LOWER_IS_BETTER = ("loss", "err", "perplexity", "mae", "mse", "grad_sq", "drift")
+LOWER_IS_BETTER = ("loss", "err", "grad_sq", "drift")
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 
 
@@ -182,7 +182,10 @@ def _cell(value: Any) -> str:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better, by its name."""
+    """Whether more of a metric is better: as the metric says, or by its name where it is none of `fedspan.metrics`."""
+    known = registry.choices("metric").get(metric.removeprefix("validation_"))
+    if known is not None:
+        return bool(cast(Any, known).higher_is_better)
     return not any(word in metric for word in LOWER_IS_BETTER)
 
 

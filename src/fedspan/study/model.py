@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.spec import Spec, with_values
+from fedspan.engine.result import higher_is_better
 from fedspan.study.budget import Budget
 
 Table = dict[str, Any]
@@ -31,7 +32,7 @@ CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("r
 
 def goal_of(metric: str) -> Goal:
     """Whether more or less of a metric is better, by its name."""
-    return "max" if metric in ("accuracy", "token_accuracy", "f1", "auc") else "min"
+    return "max" if higher_is_better(metric) else "min"
 
 
 def main_metric(known: list[str]) -> str:
