@@ -39,9 +39,7 @@ class Sketch:
         data = OneBatch(tree_map_only(torch.Tensor, empty, self.batch))
         engine = Engine(recompute=self.recompute)
         settings = Settings(batch_size=1, device=NOWHERE.type, training=self.training, engine=engine)
-        problem = TorchProblem(
-            without_numbers(self.model), [data], self.loss, self.choices, settings, on_client=True
-        )
+        problem = TorchProblem(without_numbers(self.model), [data], self.loss, self.choices, settings, on_client=True)
         problem.device = torch.device("cpu")  # steps are those of a CPU
         return problem
 
