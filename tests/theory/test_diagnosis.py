@@ -149,7 +149,6 @@ def test_a_searched_run_resumes_with_the_rate_it_began_with(tmp_path: Path, monk
         experiment.run(Spec.from_table(table(rounds=600)), tmp_path / "o", resume=True)
 
 
-@pytest.mark.xfail(strict=True, reason="a finished run is returned without a comparison of the two specs")
 def test_a_finished_run_does_not_stand_in_for_one_with_another_rate(tmp_path: Path) -> None:
     experiment.run(Spec.from_table(table()), tmp_path / "o")
     with pytest.raises(CheckpointError, match=r"method.lr"):

@@ -171,4 +171,6 @@ class TorchProblem(Problem):
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        return torch.cat([b.detach().reshape(-1).cpu() for b in self.tracked]).view(1, 1, -1)
+        return torch.cat(
+            [b.detach().reshape(-1).to("meta" if self.module.flat.is_meta else "cpu") for b in self.tracked]
+        ).view(1, 1, -1)
