@@ -96,7 +96,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "grid without values": ({"grids": ["lr"]}, "--grid needs key=value"),
     "grid of nobody": ({"grids": ["fedavg:lr=1"]}, "is for 'fedavg', which is not compared; one of ssf"),
     "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),
-    "grid of another's key": ({"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]}, "`[spec.method]` has no key 'refresh'"),
+    "grid of another's key": (
+        {"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]},
+        "[method]` has no key 'refresh'",
+    ),
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
     "metric": ({"metric": "accuracy"}, "`metric` must be one of loss, rel_err, got 'accuracy'"),
     "seeds": ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
