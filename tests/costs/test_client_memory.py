@@ -26,8 +26,8 @@ from fedspan.costs.model import ModelRequest
 from fedspan.costs.outline import client_memory, outline
 from fedspan.costs.plan import plan
 from fedspan.costs.sketch import OneBatch, Sketch, largest, sketched, without_numbers
-from fedspan.huggingface.lora import stepper
 from fedspan.huggingface.checkpoints import load_model
+from fedspan.huggingface.lora import stepper
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}

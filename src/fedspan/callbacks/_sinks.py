@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
-from fedspan.core.spec import plain
+from fedspan.core.registry import describe
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -71,4 +71,4 @@ class Logger(Callback):
 def _settings(run: Loop, number: int) -> dict[str, Any]:
     """What a tracker shows beside a run's curves."""
     counts = {"clients": run.problem.clients, "clients_per_round": run.clients_per_round}
-    return {"seed": run.seeds[number], "method": plain(run.method), **counts}
+    return {"seed": run.seeds[number], "method": describe(run.method), **counts}

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.result import higher_is_better
@@ -32,21 +31,8 @@ CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("r
 
 
 def goal_of(metric: str) -> Goal:
-<<<<<<< HEAD
     """Whether more or less of a metric is better, by its name."""
     return "max" if higher_is_better(metric) else "min"
-
-
-def main_metric(known: list[str]) -> str:
-    """Of the metrics that a task reports, the one to compare by."""
-    if not known:
-        raise SpecError("the task reports no metric to compare by; give it a test set")
-    return next((name for name in ("accuracy", "rel_err", "loss") if name in known), known[0])
-=======
-    """Whether more or less of a metric is better."""
-    known = registry.choices("metric")
-    return "max" if (known[metric].higher_is_better if metric in known else higher_is_better(metric)) else "min"
->>>>>>> study
 
 
 @dataclass(frozen=True)
