@@ -1,7 +1,7 @@
 """To and from PEFT: SSF's changes as LoRA adapters that PEFT loads, and adapters merged into a model to go on from.
 
-A round of SSF changes a covered weight by B P. That is a LoRA adapter with lora_A = P and lora_B = B, at scale 1; what
-is trained whole travels beside it, biases of such layers as lora_bias, other modules as modules_to_save. After many
+A round of SSF changes a fused weight by B P. That is a LoRA adapter with lora_A = P and lora_B = B, at scale 1. What is
+trained in full is saved with it: biases of such layers as lora_bias, other modules as modules_to_save. After many
 rounds, each in a subspace of its own, the change of a weight has full rank: it is a checkpoint (`save_pretrained`), or
 an adapter of the rank that is asked for, by truncated SVD, with its error.
 
@@ -134,14 +134,14 @@ def _layers(model: nn.Module) -> dict[str, str]:
 
 
 def _whole(made: _Adapter, name: str, value: Tensor) -> None:
-    """Take up a tensor that is trained whole: the bias of a Linear as a change, others with their whole module."""
+    """Adds a tensor that is trained in full: the bias of a Linear as a change, others with all of their module."""
     path, _, last = name.rpartition(".")
     parent = made.model.get_submodule(path)
     if last == "bias" and (type(parent) is nn.Linear or is_transposed(parent)) and path not in made.modules:
         made.biases[path] = value - parent.get_parameter(last).detach().cpu()
         return
     if not path or any(True for _ in parent.children()):
-        raise SpecError(f"{name!r} is trained whole, and PEFT cannot save it by itself; export the whole model")
+        raise SpecError(f"{name!r} is trained in full, and PEFT cannot save it by itself; export the whole model")
     own = made.modules.setdefault(path, {k: v.detach().cpu() for k, v in parent.state_dict().items()})
     own[last] = value
     if path in made.biases:

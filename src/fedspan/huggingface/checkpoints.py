@@ -99,7 +99,7 @@ def _tokenizer(place: Path) -> Any:
 
 
 def _words(text: str) -> list[int]:
-    """For every word a number that its letters decide, the same on every machine."""
+    """For every word a number that its characters decide, the same on every machine."""
     return [SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()]
 
 
