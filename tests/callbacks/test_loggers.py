@@ -62,6 +62,8 @@ def test_wandb_hears_every_row_of_every_seed(wandb: list[Run], tmp_path: Path) -
     assert [run.logged for run in wandb] == [rows(tmp_path / "o" / f"seed-{seed}") for seed in (3, 4)]
     assert [step for step, _ in wandb[0].logged] == [0, 2, 4, 6]
     assert [run.options["name"] for run in wandb] == ["o/seed-3", "o/seed-4"]
+    assert [run.options["config"]["seed"] for run in wandb] == [3, 4]
+    assert wandb[0].options["config"]["method"]["name"] == "fedavg"
     assert (wandb[0].options["mode"], wandb[0].options["dir"]) == ("offline", str(tmp_path / "o"))
     assert all(run.finished for run in wandb)
 

@@ -26,8 +26,8 @@ from fedspan.costs.model import ModelRequest
 from fedspan.costs.outline import client_memory, outline
 from fedspan.costs.plan import plan
 from fedspan.costs.sketch import OneBatch, Sketch, largest, sketched, without_numbers
-from fedspan.huggingface.lora import stepper
 from fedspan.huggingface.checkpoints import load_model
+from fedspan.huggingface.lora import stepper
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}
@@ -86,11 +86,14 @@ def test_a_spec_holds_what_the_plan_of_its_model_says(told: Any, steps: Any, ask
         (IMAGES | {"model": "mlp"}, {"name": "fedit", "rank": 0.2}, "float32"),
     ],
 )
-def test_a_dry_step_holds_what_the_real_one_does(task: Any, method: Any, dtype: str) -> None:
+def test_a_dry_step_holds_what_the_real_one_does(
+    task: Any, method: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same count on the real model and a real batch; kernels differ a little in what they keep."""
+    monkeypatch.setattr("fedspan.core.projector.AT_ONCE", 1)  # no P of later rounds in the same storage
     spec = Spec.from_table(table(task, method, dtype=dtype))
     problem: Any = spec.task.build((0,), spec)
-    problem.sources, problem.batch = [OneBatch(tree_map_only(torch.Tensor, torch.clone, largest(problem)))], 1
+    problem.client_data, problem.batch_size = [OneBatch(tree_map_only(torch.Tensor, torch.clone, largest(problem)))], 1
     for parameter in problem.model.train().parameters():
         parameter.data = parameter.data.clone()  # out of the one vector that a problem keeps them in
     problem.module = type(problem.module)(problem.model, problem.layout)

@@ -98,7 +98,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),
     "grid of another's key": (
         {"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]},
-        "`[spec.method]` has no key 'refresh'",
+        "[method]` has no key 'refresh'",
     ),
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
     "metric": ({"metric": "accuracy"}, "`metric` must be one of loss, rel_err, got 'accuracy'"),

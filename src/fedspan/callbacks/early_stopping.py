@@ -23,7 +23,6 @@ class EarlyStopping(Callback):
         metric: The metric to follow; by default the main one, of the validation set where there is one.
         patience: Evaluations without an improvement after which the run ends.
         min_delta: How much better a value must be to count as an improvement.
-
     """
 
     decides: ClassVar[bool] = True

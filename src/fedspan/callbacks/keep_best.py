@@ -24,7 +24,6 @@ class KeepBest(Callback):
 
     Args:
         metric: The metric to judge by; by default the main one, of the validation set where there is one.
-
     """
 
     metric: str | None = None

@@ -40,7 +40,6 @@ class Result:
         run_dir: The run directory, or None.
         model: The trained module, or None where the task has none.
         weights: The trained tensors of each seed by name, as in `model.state_dict()`.
-
     """
 
     seeds: tuple[int, ...]
@@ -114,7 +113,6 @@ class Result:
 
         Returns:
             The matplotlib axis.
-
         """
         one_of("x", x, ("round", "up_bytes", "total_bytes", "seconds"))
         if not self.metrics:
@@ -144,7 +142,6 @@ class Result:
 
         Returns:
             The path.
-
         """
         path = Path(path)
         if path.suffix == ".safetensors":
@@ -238,7 +235,6 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
 
     Raises:
         FedspanError: The directory holds no run, or `model` does not fit its weights.
-
     """
     run_dir = Path(run_dir)
     places = [run_dir] if (run_dir / history.NAME).exists() else sorted(run_dir.glob(f"seed-*/{history.NAME}"))

@@ -55,7 +55,6 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
 
     Raises:
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is saved.
-
     """
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)

@@ -226,7 +226,7 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
 
     def no_moments(self, x0: Vector, layout: Layout) -> Vector:
         """The moments of a client that has not taken part yet; empty if none are kept."""
-        kept = self.solver.size(draw(self.projector, layout, (0,), 0).rank) if self.keeps_moments else 0
+        kept = self.solver.size(self.projector.size(layout)) if self.keeps_moments else 0
         return x0.new_zeros(*x0.shape[:-1], kept)
 
     def descend_inside(

@@ -41,7 +41,7 @@ import torch
 
 from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of, positive_share
-from fedspan.core.projector import LinearMap, draw
+from fedspan.core.projector import LinearMap
 from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import Averaged, InSubspace
 
@@ -109,7 +109,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
         """The compressor must not leave out more of a_i than it sends, or c_i would never catch up."""
         super().check(layout)
         if self.compressor is not None:
-            self.needs_contractive(self.compressor, draw(self.projector, layout, (0,), 0).rank)
+            self.needs_contractive(self.compressor, self.projector.size(layout))
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), Log())

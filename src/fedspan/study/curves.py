@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import SpecError
 from fedspan.engine.loop import Line
 from fedspan.engine.result import PLAIN
 
@@ -39,15 +38,11 @@ class Curve:
     failed: list[bool]  # per seed
 
     @staticmethod
-    def of(runs: Sequence[Sequence[Line]], metric: str, names: Sequence[str] = ()) -> Curve:
+    def of(runs: Sequence[Sequence[Line]], metric: str) -> Curve:
         """From one list of rows per seed; a seed that failed has none.
 
         Only rounds count that all seeds have which got so far: a run that was extended has a row at its old end.
         """
-        for number, rows in enumerate(runs):
-            if rows and metric not in rows[0]:
-                known = ", ".join(metrics_of(rows))
-                raise SpecError(f"{names[number] if names else 'the run'!r} has no metric {metric!r}; it has {known}")
         by_round = [{row["round"]: row for row in rows} for rows in runs]
         ends = [max(rows, default=-1) for rows in by_round]
         every: set[int] = set().union(*by_round)

@@ -35,13 +35,6 @@ def goal_of(metric: str) -> Goal:
     return "max" if higher_is_better(metric) else "min"
 
 
-def main_metric(known: list[str]) -> str:
-    """Of the metrics that a task reports, the one to compare by."""
-    if not known:
-        raise SpecError("the task reports no metric to compare by; give it a test set")
-    return next((name for name in ("accuracy", "rel_err", "loss") if name in known), known[0])
-
-
 @dataclass(frozen=True)
 class Variant:
     """One line of a comparison: a method with its settings, and the values it is tuned over."""

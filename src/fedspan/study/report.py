@@ -15,11 +15,12 @@ from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.costs.outline import client_memory
+from fedspan.engine.result import main_metric
 from fedspan.engine.run_dir import versions
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.chart import best_first
-from fedspan.study.model import COLORS, Part, Variant, goal_of, main_metric
+from fedspan.study.model import COLORS, Part, Variant, goal_of
 from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
@@ -56,6 +57,8 @@ class Section:
         known = [name for name in series[0].metrics if all(name in one.metrics for one in series)]
         if metric is not None:
             one_of("metric", metric, known)
+        if not known:
+            raise SpecError("the runs report no metric to compare by; give them a test set")
         metric = metric or main_metric(known)
         goal = goal_of(metric)
         for rank, place in enumerate(best_first(series, metric, goal)):  # the best ones get the most distinct colors

@@ -17,8 +17,9 @@ from typing import Any
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import outline
+from fedspan.engine.result import main_metric
 from fedspan.study.budget import Budget
-from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, main_metric, setting
+from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, setting
 from fedspan.study.parse import study_of
 from fedspan.study.series import labels
 
@@ -51,6 +52,8 @@ def requested(
     part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
     first = part.variants[0]
     known = outline.metrics(part.spec(first, first.points()[0], rounds=1))
+    if not known:
+        raise SpecError("the task reports no metric to compare by; give it a test set")
     metric = metric or part.metric or main_metric(known)
     one_of("metric", metric, known)
     goal = goal or (part.goal if metric == part.metric else goal_of(metric))

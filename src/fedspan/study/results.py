@@ -131,17 +131,8 @@ def save(results: Results, out: Path) -> None:
     runs: dict[str, int] = {}
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
     about = {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
-    lines = [f'"parts": {{\n{_lines(parts)}\n}}', '"runs": [\n' + ",\n".join(runs) + "\n]"]
-    text = f"{{\n{json.dumps(about)[1:-1]},\n" + ",\n".join(lines) + "\n}\n"
+    text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(out / CURVES, text.encode())
-
-
-def _lines(parts: dict[str, list[Table]]) -> str:
-    """One line per entry, so that versions of the file can be compared."""
-    return ",\n".join(
-        f"{json.dumps(name)}: [\n" + ",\n".join(_json(one) for one in entries) + "\n]"
-        for name, entries in parts.items()
-    )
 
 
 def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
