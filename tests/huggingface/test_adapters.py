@@ -157,5 +157,5 @@ def test_what_peft_cannot_hold_is_refused(tmp_path: Path) -> None:
         export_change(model, copy.deepcopy(model), tmp_path)
     with pytest.raises(SpecError, match="the two models differ"):
         export_change(model, llama(), tmp_path)
-    with pytest.raises(DataError, match="holds no adapter"):
+    with pytest.raises(DataError, match="has no adapter"):
         merge_adapter(model, tmp_path / "none")
