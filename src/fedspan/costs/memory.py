@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +64,8 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
         x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
         down, state = method.broadcast(method.init_server(x, layout), rnd), method.init_client(x, layout)
     f = _Watched(problem, rnd, live)
-    with torch.no_grad():
-        try:
-            method.client_step(state, down, f, rnd)
-        except _Measured:
-            pass
+    with torch.no_grad(), suppress(_Measured):
+        method.client_step(state, down, f, rnd)
     problem.release()
     return _parts(problem.model, method.footprint(layout), layout.dtype.itemsize, live.peak, f.start - base)
 

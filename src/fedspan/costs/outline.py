@@ -1,7 +1,4 @@
-"""What a spec's run will cost. All of it follows from the model's shapes, which are kept for as long as they are asked for.
-
-A task is built once for all specs that differ in nothing but method, steps and length.
-"""
+"""What a spec's run will cost: a task is built once, for all specs that differ in method, steps and length alone."""
 
 from __future__ import annotations
 
