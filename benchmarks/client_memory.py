@@ -109,7 +109,7 @@ def prepared(kind: str, model: nn.Module) -> tuple[Any, list[ProjectionRule], An
     only = FROZEN[:1] if kind.startswith("full but") else FROZEN
     rules = projection_rules(model, frozen_modules=frozen.get(kind, only))
     batch = batch_of(model, *((16, 64) if model.config.hidden_size > 64 else (2, 8)))  # type: ignore[union-attr]
-    request, name = ModelRequest(model=folder(), lora_rank=RANK), NAMES.get(kind, "scaffold")
+    request, name = ModelRequest(model=Path(), lora_rank=RANK), NAMES.get(kind, "scaffold")
     ((_, method),) = comparable(request, layout_of(rules), [name])
     return method, rules, batch
 
@@ -170,7 +170,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         Settings(batch_size=size, engine=Engine(recompute=recompute)),
         on_client=True,
     )
-    ((_, method),) = comparable(ModelRequest(model=folder(), lora_rank=RANK), problem.layout, ["ssf"])
+    ((_, method),) = comparable(ModelRequest(model=Path(), lora_rank=RANK), problem.layout, ["ssf"])
     method = dataclasses.replace(method, lr=1e-3, local_steps=2)  # type: ignore[type-var]
     store, t = StateFile.of(states, "run", "client"), 0
 
