@@ -127,9 +127,16 @@ SSF = {"lr": 0.1, "local_steps": 2, "rank": 0.25}
 
 def test_fit_recomputes_only_where_it_is_asked_to() -> None:
     """Told by a model that bears it only without."""
-    fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch=3)
+    fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch_size=3)
     with pytest.raises(FedspanError, match="without `recompute`"):
-        fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch=3, recompute=True)
+        fedspan.fit(
+            Changed(),
+            CLIENTS,
+            method=build("ssf", **SSF),
+            rounds=1,
+            batch_size=3,
+            engine=fedspan.Engine(recompute=True),
+        )
 
 
 def test_dropout_is_not_drawn_again() -> None:
@@ -140,7 +147,15 @@ def test_dropout_is_not_drawn_again() -> None:
 
     def trained(recompute: bool, seed: int = 0) -> torch.Tensor:
         own = copy.deepcopy(model)
-        fedspan.fit(own, CLIENTS, method=build("ssf", **SSF), rounds=3, batch=3, seed=seed, recompute=recompute)
+        fedspan.fit(
+            own,
+            CLIENTS,
+            method=build("ssf", **SSF),
+            rounds=3,
+            batch_size=3,
+            seed=seed,
+            engine=fedspan.Engine(recompute=recompute),
+        )
         return torch.cat([p.detach().reshape(-1) for p in own.parameters()])
 
     assert torch.equal(trained(False), trained(True))
