@@ -87,7 +87,7 @@ class Spec(Settings):
         if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
             raise SpecError(f"`metrics` must be a list of names, got {metrics!r}")
         table.pop("callbacks", None)
-        spec = registry.make(Spec, table, "spec")
+        spec = registry.make(Spec, table)
         assert isinstance(spec, Spec)
         return dataclasses.replace(spec, callbacks=tuple(named), metrics=tuple(metrics))
 
