@@ -33,7 +33,7 @@ CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("r
 
 def goal_of(metric: str) -> Goal:
     """Whether more or less of a metric is better."""
-    known = registry.choices("metric")
+    known: dict[str, Any] = dict(registry.choices("metric"))
     return "max" if (known[metric].higher_is_better if metric in known else higher_is_better(metric)) else "min"
 
 
@@ -103,7 +103,6 @@ class Part:
             raise SpecError(f"comparison {self.name!r} has no variants")
 
     def variant(self, name: str) -> Variant:
-        """The variant of a name."""
         one_of("variant", name, [variant.name for variant in self.variants])
         return next(variant for variant in self.variants if variant.name == name)
 
@@ -146,7 +145,6 @@ class Study:
     about: str = ""
 
     def part(self, name: str) -> Part:
-        """The part of a name."""
         one_of("part", name, [part.name for part in self.parts])
         return next(part for part in self.parts if part.name == name)
 
