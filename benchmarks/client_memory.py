@@ -47,7 +47,7 @@ from fedspan.nn.client_data import Items
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.coordinate import Coordinate
-from fedspan.remote.client import Store
+from fedspan.remote.client import StateFile
 
 ROOT = Path(__file__).parents[1]
 STEADY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -137,7 +137,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
     )
     blocks = [b for b in problem.layout.blocks if b.axis is not None]
     method = SSF(rank=share_for(blocks, RANK * sum(sum(b.shape) for b in blocks)), lr=1e-3, local_steps=2)
-    store, t = Store.of(states, "run", "client"), 0
+    store, t = StateFile.of(states, "run", "client"), 0
 
     def step() -> None:
         nonlocal t
@@ -148,7 +148,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         down: wire.Arrays = sync | {"Pc": torch.zeros(1, 1, method.subspace(rnd).rank), "probe": probe}
         after, _ = answer(method, problem, before, down, rnd)
         problem.release()
-        store.save(t, before, after, "", True)
+        store.save(t, before, after, "")
         t += 1
 
     return step

@@ -45,7 +45,7 @@ def _peak(pid: int) -> int:
 
 def spec(rounds: int, rank: float) -> str:
     """Changes of the app's spec."""
-    task = '{name = "custom", module = "fedspan_flower.wide", clients = 2, batch = 32}'
+    task = '{name = "custom", module = "fedspan_flower.wide", clients = 2}'
     method = f'{{name = "ssf", projector = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
     return f"rounds = {rounds}; eval_every = 1; task = {task}; method = {method}"
 
@@ -76,7 +76,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, Cluster(Path(place), nodes=2) as cluster:
         out, memory = Path(place) / "out", Memory(cluster)
-        status = cluster.wait(cluster.run(out=str(out), set=spec(given.rounds, given.rank)), 1800)
+        status = cluster.wait(cluster.run(run_dir=str(out), set=spec(given.rounds, given.rank)), 1800)
         if status["status"] != "finished:completed":
             raise SystemExit(f"the run ended as {status['status']}: {status.get('status-details')}")
         show(out, status, memory.peak)

@@ -7,15 +7,13 @@
 A complete method in one file. Run it as a script, or pass the file to the command line:
 
     python examples/new_method.py
-    fedspan run examples/ssf.toml --plugin examples/new_method.py --out out/prox \
+    fedspan run examples/ssf.toml --plugin examples/new_method.py --run-dir out/prox \
         --set 'method={name="new_method", lr=0.01, local_steps=5, mu=0.1}'
 """
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import fedspan
 from fedspan import Layout, Objective, Round, Vector
@@ -51,13 +49,7 @@ class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
 
 
 if __name__ == "__main__":
-    base = {
-        "rounds": 400,
-        "task": {"name": "regression", "het": 0.5},
-        "participation": {"clients_per_round": 10},
-    }
+    base = {"rounds": 400, "clients_per_round": 10, "task": {"name": "regression", "het": 0.5}}
     for method in ({"name": "fedavg"}, {"name": "new_method", "mu": 0.1}):
-        spec = fedspan.Spec.from_table(base | {"method": method | {"lr": 1e-2, "local_steps": 5}})
-        with tempfile.TemporaryDirectory() as folder:
-            last = fedspan.run(spec, Path(folder)).rows[0][-1]
-        print(f"{method['name']:12} rel_err {last['rel_err']:.2e} after {last['up_bytes'] / 1e6:.1f} MB up")
+        result = fedspan.run(base | {"method": method | {"lr": 1e-2, "local_steps": 5}})
+        print(f"{method['name']:12} {result}")

@@ -131,6 +131,16 @@ SMALL = {
 }
 
 
+RUN: dict[str, Any] = {
+    "rounds": 30,
+    "batch_size": 4,
+    "clients_per_round": 3,
+    "dtype": "float64",
+    "method": {"name": "fedavg", "lr": 0.02, "local_steps": 3},
+    "task": SMALL,
+}
+
+
 def build(name: str, **settings: Any) -> Method[Any, Any, Any, Any]:
     """A method with small defaults."""
     return registry.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | settings)

@@ -40,7 +40,14 @@ def test_the_example_of_a_new_method_runs() -> None:
 
 def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
     method = 'method={name="new_method", lr=0.01, local_steps=5, mu=0.1}'
-    command = ["run", ROOT / "examples/ssf.toml", "--plugin", ROOT / "examples/new_method.py", "--out", tmp_path / "o"]
+    command = [
+        "run",
+        ROOT / "examples/ssf.toml",
+        "--plugin",
+        ROOT / "examples/new_method.py",
+        "--run-dir",
+        tmp_path / "o",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "fedspan", *command, "--set", method, "--set", "rounds=50"],
         capture_output=True,

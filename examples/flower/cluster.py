@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 class Cluster:
-    """`with Cluster(folder, nodes=3) as cluster: cluster.run(out="…")`.
+    """`with Cluster(folder, nodes=3) as cluster: cluster.run(run_dir="…")`.
 
     With `simulation` the nodes are Flower's virtual ones, inside the SuperLink; with `tls` every node has its own key.
     """
@@ -123,7 +123,7 @@ class Cluster:
         self._start(
             f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
             "--host", "127.0.0.1", "--port", str(free_port()),
-            "--node-config", f'partition-id={number} client-id="site-{number}"',
+            "--node-config", f'partition-id={number} client-id="client-{number}"',
         )  # fmt: skip
 
     def _start(self, name: str, command: str, *arguments: str) -> None:

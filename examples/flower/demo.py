@@ -18,7 +18,7 @@ def main() -> None:
         folder = Path(place)
         print("starting a SuperLink and three SuperNodes on 127.0.0.1 …", flush=True)
         with Cluster(folder, nodes=3) as cluster:
-            run = cluster.run(out=str(folder / "out"))
+            run = cluster.run(run_dir=str(folder / "out"))
             print(f"run {run} submitted", flush=True)
             seen, history, status = 1, folder / "out" / "history.jsonl", ""
             while not status.startswith("finished"):
@@ -33,13 +33,11 @@ def main() -> None:
                 seen = max(seen, len(lines))
             print(status)
             rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
-            round_messages = sum(len(one["asked"]) for one in rounds)
-            for way, told in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
+            messages = sum(len(one["sampled"]) for one in rounds)
+            for way, counter in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
                 payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))
-                print(
-                    f"{way}: {payload:,} bytes of numbers in {round_messages} messages, {records:,} with their records,"
-                )
-                print(f"    {found['network-traffic'][told]:,} as the SuperLink counts")
+                print(f"{way}: {payload:,} bytes of numbers in {messages} messages, {records:,} with their records,")
+                print(f"    {found['network-traffic'][counter]:,} as the SuperLink counts")
         print("everything is stopped")
 
 

@@ -20,7 +20,7 @@ from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.core.config import Projection, Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
-from fedspan.nn.projection_rules import choose, summary
+from fedspan.nn.projection_rules import projection_rules, summary
 
 COORDINATE = {"name": "coordinate", "rank": 0.25}
 
@@ -78,7 +78,7 @@ def test_the_callers_module_gets_the_weights_and_nothing_else() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert all(p.requires_grad and p.grad is None and not p.is_inference() for p in model.parameters())
     model(torch.randn(2, 20)).sum().backward()  # it can be trained on
-    assert "output head" in summary(choose(model))
+    assert "output head" in summary(projection_rules(model))
 
 
 def test_same_seed_same_weights() -> None:

@@ -1,4 +1,4 @@
-"""Runs on disk: rows, divergence as a result, and errors of one line."""
+"""`fedspan.run`: what it writes, divergence as a result, seeds, and errors."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def spec_file(place: Path, rounds: int = 40) -> Path:
 def fedspan(
     *arguments: Any, code: str = "from fedspan.cli.app import main; main()"
 ) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -52,10 +53,7 @@ def rows(place: Path) -> list[dict[str, Any]]:
 
 
 def test_rows_and_files(tmp_path: Path) -> None:
-    done = fedspan(
-        "run", spec_file(tmp_path), "--run-dir", tmp_path / "o", "--set", "method.lr=0.02", "--set", "task.het=0.1"
-    )
-    assert done.returncode == 0, done.stderr
+    run(Spec.load(spec_file(tmp_path), ("method.lr=0.02", "task.het=0.1")), tmp_path / "o")
     header, found = history.read(tmp_path / "o" / "history.jsonl")
     assert header["spec"]["method"]["lr"] == 0.02
     assert header["spec"]["task"] | {"het": 0.1, "clients": 20} == header["spec"]["task"]
@@ -87,71 +85,18 @@ def test_seeds_at_once_are_the_seeds_one_by_one(tmp_path: Path) -> None:
 
 
 def test_divergence_is_a_result(tmp_path: Path) -> None:
-    done = fedspan("run", spec_file(tmp_path, 400), "--run-dir", tmp_path / "o", "--set", "method.lr=5.0")
-    assert done.returncode == 0, done.stderr
+    spec = Spec.load(spec_file(tmp_path, 400), ("method.lr=5.0",))
+    with pytest.warns(UserWarning, match="try a smaller lr"):
+        result = run(spec, tmp_path / "o")
     found = rows(tmp_path / "o")
     assert found[-1]["diverged"] is True
     assert found[-1]["round"] < 400
-    assert f"diverged at round {found[-1]['round']}" in " ".join(done.stdout.split())
+    assert result.status == f"diverged at round {found[-1]['round']}"
     for line in (tmp_path / "o" / "history.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    longer = fedspan("run", spec_file(tmp_path, 800), "--run-dir", tmp_path / "o", "--set", "method.lr=5.0", "--resume")
-    assert longer.returncode == 0
+    longer = run(Spec.load(spec_file(tmp_path, 800), ("method.lr=5.0",)), tmp_path / "o", resume=True)
+    assert longer.status == result.status
     assert rows(tmp_path / "o") == found
-
-
-MISTAKES = {
-    "unknown method": (["--set", "method.name=sff"], "did you mean 'ssf'?"),
-    "unknown key": (["--set", "method.lrr=1"], "did you mean 'lr'?"),
-    "unknown table": (["--set", "tusk.het=1"], "did you mean 'task'?"),
-    "wrong type": (["--set", "method.lr=fast"], "`method.lr` must be a number or 'search' or 'auto', got 'fast'"),
-    "no projector": (["--set", "method.projector=3"], "must be a projector, its name or a table"),
-    "through a value": (["--set", "seed.a=1"], "'seed' is a value"),
-    "no sign": (["--set", "seed"], "key=value"),
-    "negative step": (["--set", "method.lr=-0.1"], "`method.lr` must be a positive number, got -0.1"),
-    "nan step": (["--set", "method.lr=nan"], "`method.lr` must be a positive number"),
-    "bad control": (["--set", "method.control=papr"], "did you mean 'paper'?"),
-    "rank over d": (["--set", "method.projector.rank=200"], "larger than the 100 inputs of block 'X'"),
-    "rank zero": (["--set", "method.projector.rank=0"], "`method.projector.rank` must be"),
-    "too many clients": (["--set", "clients_per_round=21"], "from 1 to the 20 clients, got 21"),
-    "no clients": (["--set", "clients_per_round=0"], "at least 1, got 0"),
-    "no rounds": (["--set", "rounds=0"], "`rounds` must be a whole number of at least 1"),
-    "huge seed": (["--set", "seed=18446744073709551616"], "below 2**64"),
-    "bad dtype": (["--set", "dtype=float16"], "`dtype` must be one of float32, float64"),
-    "bad batch": (["--set", "batch_size=half"], "a whole number or 'full'"),
-    "missing data": (["--set", "task.data=none.npz"], "'none.npz' does not exist"),
-    "nothing to resume": (["--resume"], "no checkpoint at"),
-    "missing plugin": (["--plugin", "mine.py"], "'mine.py' does not exist"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_and_writes_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    from fedspan.cli import app as cli
-
-    extra, words = MISTAKES[name]
-    monkeypatch.setattr(
-        sys, "argv", ["fedspan", "run", str(spec_file(tmp_path)), "--run-dir", str(tmp_path / "o"), *extra]
-    )
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert stop.value.code == 2
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    assert words in lines[0]
-    assert not (tmp_path / "o").exists()
-
-
-def test_a_mistake_on_the_real_command_line(tmp_path: Path) -> None:
-    done = fedspan("run", tmp_path / "no.toml", "--run-dir", tmp_path / "o")
-    assert done.returncode == 2
-    assert done.stderr.strip().endswith("does not exist")
-    assert "Traceback" not in done.stderr
-    (tmp_path / "bad.toml").write_text("rounds = = 3")
-    assert "is not TOML" in fedspan("run", tmp_path / "bad.toml", "--run-dir", tmp_path / "o").stderr
 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -225,25 +170,6 @@ def test_compressors_inside_compressors_survive_toml(tmp_path: Path) -> None:
     assert Spec.from_table(tomllib.loads(spec.toml())) == spec
     with pytest.raises(SpecError, match=r"compressor\.inner\.k` must be"):
         Spec.load(spec_file(tmp_path), (*changes, "method.compressor.inner.k=true"))
-
-
-def test_list_and_version() -> None:
-    listed = " ".join(fedspan("list").stdout.split())
-    for word in (
-        "ssf",
-        "scaffold",
-        "fedavg",
-        "fedsub",
-        "subavg",
-        "gaussian",
-        "hadamard",
-        "coordinate",
-        "regression",
-        "scallion",
-        "randk",
-    ):
-        assert word in listed
-    assert "fedspan 0." in fedspan("version").stdout
 
 
 def test_import_is_quick() -> None:

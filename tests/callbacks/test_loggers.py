@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from fedspan.api.spec import Spec
 
 import fedspan
 from conftest import SMALL
-from fedspan.api import spec as experiment
-from fedspan.callbacks import loggers
+from fedspan import Spec
+from fedspan.callbacks import TensorBoard, WandB
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine import history
 from fedspan.methods import FedAvg
@@ -59,7 +58,7 @@ def rows(place: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def test_wandb_hears_every_row_of_every_seed(wandb: list[Run], tmp_path: Path) -> None:
-    experiment.run(Spec.from_table(TABLE), tmp_path / "o", seeds=2, log=["wandb"])
+    fedspan.run(Spec.from_table(TABLE), tmp_path / "o", seeds=2, callbacks=[WandB()])
     assert [run.logged for run in wandb] == [rows(tmp_path / "o" / f"seed-{seed}") for seed in (3, 4)]
     assert [step for step, _ in wandb[0].logged] == [0, 2, 4, 6]
     assert [run.options["name"] for run in wandb] == ["o/seed-3", "o/seed-4"]
@@ -73,46 +72,45 @@ def test_the_environment_may_ask_for_another_mode(
     wandb: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    experiment.run(Spec.from_table(TABLE), tmp_path / "o", log=["wandb"])
+    fedspan.run(Spec.from_table(TABLE), tmp_path / "o", callbacks=[WandB()])
     assert wandb[0].options["mode"] == "disabled"
 
 
 def test_a_run_that_diverges_is_closed_with_its_last_row(wandb: list[Run], tmp_path: Path) -> None:
     table = TABLE | {"method": TABLE["method"] | {"lr": 50.0}}
-    experiment.run(Spec.from_table(table), tmp_path / "o", log=["wandb"])
+    with pytest.warns(UserWarning, match="diverged"):
+        fedspan.run(Spec.from_table(table), tmp_path / "o", callbacks=[WandB()])
     ((step, values),) = wandb[0].logged[-1:]
     assert step == history.read(tmp_path / "o" / "history.jsonl")[1][-1]["round"]
     assert "diverged" not in values
     assert wandb[0].finished
 
 
-def test_a_logger_is_an_on_row_of_fit(wandb: list[Run], tmp_path: Path) -> None:
+def test_fit_without_a_run_directory_needs_a_place_to_log_to(wandb: list[Run], tmp_path: Path) -> None:
     x, y = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
-    method = FedAvg(lr=0.1, local_steps=1)
-    with loggers.opened("wandb", tmp_path) as log:
-        result = fedspan.fit(
-            mlp((1, 8, 8), 3), [(x[:6], y[:6]), (x[6:], y[6:])], method=method, rounds=2, test=(x, y), on_row=log
-        )
+    settings: dict[str, Any] = {"method": FedAvg(lr=0.1, local_steps=1), "rounds": 2, "test": (x, y)}
+    clients = [(x[:6], y[:6]), (x[6:], y[6:])]
+    with pytest.raises(SpecError, match="WandB needs `log_dir` where the run has no `run_dir`"):
+        fedspan.fit(mlp((1, 8, 8), 3), clients, callbacks=[WandB()], **settings)
+    result = fedspan.fit(mlp((1, 8, 8), 3), clients, callbacks=[WandB(log_dir=tmp_path)], **settings)
     assert [(step, values["accuracy"]) for step, values in wandb[0].logged] == [
-        (row["round"], row["accuracy"]) for row in result.rows
+        (line["round"], line["accuracy"]) for line in result.history
     ]
 
 
-def test_what_is_missing_is_named_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Spec.from_table(TABLE)
-    for name in ("tensorboard", "wandb"):
-        monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(FedspanError, match=rf"{name} is not installed; pip install 'fedspan\[{name}\]'"):
-            experiment.run(spec, tmp_path / "o", log=[name])
-    with pytest.raises(SpecError, match="did you mean 'wandb'"):
-        experiment.run(spec, tmp_path / "o", log=["wandbb"])
-    assert not (tmp_path / "o").exists()
+@pytest.mark.parametrize(("name", "kind"), [("tensorboard", TensorBoard), ("wandb", WandB)])
+def test_what_is_missing_is_named(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(FedspanError, match=rf"{name} is not installed; pip install 'fedspan\[{name}\]'"):
+        kind()
+    with pytest.raises(FedspanError, match="is not installed"):
+        Spec.from_table(TABLE | {"callbacks": [{"name": name}]})
 
 
 def test_a_spec_that_is_refused_logs_nothing(wandb: list[Run], tmp_path: Path) -> None:
-    experiment.run(Spec.from_table(TABLE), tmp_path / "o")
+    fedspan.run(Spec.from_table(TABLE), tmp_path / "o")
     with pytest.raises(SpecError, match="already holds a run"):
-        experiment.run(Spec.from_table(TABLE), tmp_path / "o", log=["wandb"])
+        fedspan.run(Spec.from_table(TABLE), tmp_path / "o", callbacks=[WandB()])
     assert wandb == []
 
 
@@ -121,8 +119,8 @@ def test_tensorboard_keeps_every_row(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     short, whole = (Spec.from_table(TABLE | {"rounds": rounds}) for rounds in (4, 8))
-    experiment.run(short, tmp_path / "o", seeds=2, log=["tensorboard"])
-    experiment.run(whole, tmp_path / "o", seeds=2, log=["tensorboard"], resume=True)
+    fedspan.run(short, tmp_path / "o", seeds=2, callbacks=[TensorBoard()], keep_checkpoint=True)
+    fedspan.run(whole, tmp_path / "o", seeds=2, callbacks=[TensorBoard()], resume=True)
     for seed in (3, 4):
         found = EventAccumulator(str(tmp_path / "o" / "tensorboard" / f"seed-{seed}"))
         found.Reload()

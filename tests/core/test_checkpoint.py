@@ -25,7 +25,8 @@ from fedspan.engine import run_dir as folder
 
 # A run whose checkpoints come often enough to be caught between two of them.
 SLOW = """
-import sys, fedspan, fedspan.engine.run_dir as f
+import sys, torch, fedspan, fedspan.engine.run_dir as f
+torch.set_num_threads(1)
 f.CHECKPOINT_SECONDS = 0.3
 spec = fedspan.Spec.load(sys.argv[1], (f"rounds={sys.argv[2]}",))
 result = fedspan.run(spec, sys.argv[4], seeds=int(sys.argv[3]), resume=len(sys.argv) > 5)

@@ -14,7 +14,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import LogsChanges, Replayable, Restorable, Round, private_fields, restorable
 from fedspan.core.objective import Objective
 from fedspan.methods.base import FullModel, LocalSteps
-from fedspan.remote.server import Server
+from fedspan.remote.server import RemoteTransport
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ def test_a_state_without_its_rule_is_refused_on_a_network() -> None:
     problem, method = small(), Forgetful(lr=0.1)
     assert method.types() == (FullModel, Count, FullModel, FullModel)
     with pytest.raises(SpecError, match=r"clients of Forgetful keep n, .* derive the class from fedspan\.Restorable"):
-        Server(method, problem.layout, problem.x0, problem.clients, None, 0)  # type: ignore[arg-type]
+        RemoteTransport(method, problem.layout, problem.x0, problem.clients, None, None)  # type: ignore[arg-type]
 
 
 def test_capabilities_are_seen_by_their_type() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedspan
 from conftest import advance, every_method, start
-from fedspan.cli import printing
+from fedspan.cli import _plan_table
 from fedspan.cli.app import app
 from fedspan.core import registry, wire
 from fedspan.core.errors import FedspanError
@@ -215,7 +215,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_a_table_per_kind_of_cost() -> None:
     console = Console(record=True, width=120, file=io.StringIO())
-    printing.plan(plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["ssf", "fedavg"]), console)
+    _plan_table.plan(plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["ssf", "fedavg"]), console)
     text = console.export_text()
     for word in ("up, run", "client memory", "activations", "server disk", "ssf", "fedavg"):
         assert word in text

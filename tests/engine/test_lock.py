@@ -1,4 +1,4 @@
-"""One process at a time in a folder: the second is told so and changes nothing, and one that died has let go."""
+"""One process at a time in a run directory: a second one is refused and changes nothing; a dead one holds no lock."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import tomli_w
 from rich.console import Console
 
 from conftest import SMALL
-from fedspan import Spec, run
+from fedspan.api.run import run
 from fedspan.core.errors import SpecError
+from fedspan.core.spec import Spec
 from fedspan.engine.lock import lock_dir
 from fedspan.study import command
 from fedspan.study.parse import study_of
@@ -29,7 +30,7 @@ with lock_dir(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
+def test_a_run_in_a_locked_directory_changes_nothing(tmp_path: Path) -> None:
     spec, out = Spec.from_table(TABLE), tmp_path / "o"
     run(spec, out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
@@ -39,14 +40,14 @@ def test_a_run_in_a_folder_that_is_held_changes_nothing(tmp_path: Path) -> None:
     run(spec, out, resume=True)
 
 
-def test_a_comparison_in_a_folder_that_is_held_runs_nothing(tmp_path: Path) -> None:
+def test_a_comparison_in_a_locked_directory_runs_nothing(tmp_path: Path) -> None:
     study = study_of({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
     with lock_dir(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
         command.run(study, tmp_path / "runs", jobs=1, console=Console(quiet=True))
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_who_dies_lets_go_and_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
+def test_a_dead_process_holds_no_lock_and_a_refused_one_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "new"
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -62,11 +63,11 @@ def test_who_dies_lets_go_and_who_is_refused_leaves_nothing(tmp_path: Path) -> N
     assert not place.exists()
 
 
-def free(folders: list[Path]) -> bool:
-    """Whether nobody writes there any more."""
+def free(directories: list[Path]) -> bool:
+    """Whether no process writes there any more."""
     try:
-        for folder in folders:
-            with lock_dir(folder):
+        for directory in directories:
+            with lock_dir(directory):
                 pass
     except SpecError:
         return False
@@ -74,11 +75,11 @@ def free(folders: list[Path]) -> bool:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_runs_in_processes_of_their_own_end_with_the_one_that_asked(sign: int, tmp_path: Path) -> None:
+def test_worker_processes_end_with_their_parent(sign: int, tmp_path: Path) -> None:
     spec, out = tmp_path / "spec.toml", tmp_path / "o"
     spec.write_text(tomli_w.dumps(TABLE | {"rounds": 10**7, "eval_every": 50}))
-    asked = ["compare", spec, "--methods", "fedavg,scaffold", "--seeds", "1", "--jobs", "2", "--format", "csv"]
-    line = [sys.executable, "-m", "fedspan", *map(str, asked), "--out", str(out)]
+    words = ["compare", spec, "--methods", "fedavg,scaffold", "--seeds", "1", "--jobs", "2", "--format", "csv"]
+    line = [sys.executable, "-m", "fedspan", *map(str, words), "--out", str(out)]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(begun := [path.parent for path in out.glob("runs/**/history.jsonl")]) < 2:
@@ -91,8 +92,8 @@ def test_runs_in_processes_of_their_own_end_with_the_one_that_asked(sign: int, t
     assert process.wait(60) == (130 if sign == signal.SIGTERM else -sign)
     while not free(begun):
         assert time.monotonic() < deadline
-        assert sign == signal.SIGKILL  # else all have ended before the one that asked
+        assert sign == signal.SIGKILL  # else all have ended before the parent
         time.sleep(0.1)
-    while any(Path(f"/proc/{number}").exists() for number in ids):  # nobody waits for more work
+    while any(Path(f"/proc/{number}").exists() for number in ids):  # no worker is left
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,6 +22,7 @@ from fedspan.engine import simulator
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulate, Simulator
 from fedspan.methods import SSF
+from fedspan.nn import objective
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build as network
 from fedspan.nn.problem import TorchProblem
@@ -59,17 +62,63 @@ def model_after(problem: TorchProblem, method: Any, way: Simulate = "loop", roun
 @pytest.mark.parametrize("make", [mlp, lambda: network("resnet8", (1, 8, 8), 4)], ids=["mlp", "resnet"])
 @pytest.mark.parametrize("projector", ["coordinate", "gaussian", "hadamard"])
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_in_place_are_the_steps_one_by_one(name: str, projector: str, make: Callable[[], nn.Module]) -> None:
-    """A weight decay that is too small to matter leads through the slow steps; not a bit differs."""
+def test_steps_in_place_are_the_steps_one_by_one(
+    name: str, projector: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a bit differs, with and without clipping and weight decay."""
     if projector != "coordinate" and not takes(name, "projector"):
         pytest.skip("no projector")
     method, found = method_of(name, projector), [problem_of(make()).x0]
-    for clip in (None, 0.05) if make is mlp else (None,):
-        fast = model_after(problem_of(make(), clip=clip), method)
-        slow = model_after(problem_of(make(), clip=clip, weight_decay=1e-300), method)
+    for training in ({}, {"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}) if make is mlp else ({},):
+        fast = model_after(problem_of(make(), **training), method)
+        with monkeypatch.context() as patched:
+            patched.setattr(objective, "InPlaceGradient", objective.GradientDirection)
+            slow = model_after(problem_of(make(), **training), method)
         assert torch.equal(fast, slow)
         assert not any(torch.equal(fast, other) for other in found)
         found.append(fast)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ssf", "fedsub"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [{}, {"momentum": 0.5}, {"optimizer": {"name": "adamw", "eps": 1e-3}}],
+    ids=["sgd", "momentum", "adamw"],
+)
+@pytest.mark.parametrize("training", [{"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}], ids=["clip", "and decay"])
+def test_clip_and_weight_decay_mean_the_same_in_every_way(name: str, optimizer: Any, training: Any) -> None:
+    """What is clipped is the gradient that a step uses, P ∇f inside a subspace, before decay and controls."""
+    if optimizer and name == "fedsub":
+        pytest.skip("plain steps only")
+    method = method_of(name, "gaussian", **optimizer)
+    loop, batched, pool = (
+        model_after(problem_of(mlp(), **training), method, way) for way in ("loop", "batched", "pool")
+    )
+    assert torch.equal(loop, pool)
+    assert torch.allclose(loop, batched, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(loop, model_after(problem_of(mlp()), method), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_clipped_gradient_is_the_projected_one(batched: bool) -> None:
+    """Its norm is `clip`, its direction that of P ∇f; a full gradient is not clipped."""
+    method, clip = method_of("ssf", "gaussian"), 0.01
+    free, bound = problem_of(mlp()), problem_of(mlp(), clip=clip)
+    rnd = Loop(method, free, Simulator(method, free), (0,), 2)._round()
+    rnd = rnd if batched else rnd.subset(np.array([0]))
+    P, z = method.subspace(rnd), torch.zeros(1, 1, method.subspace(rnd).rank)
+    g, clipped = (problem.cohort(rnd).restrict(problem.x0, P)(z) for problem in (free, bound))
+    assert torch.allclose(clipped.norm(dim=-1), torch.tensor(clip))
+    assert torch.allclose(clipped, clip * g / g.norm(dim=-1, keepdim=True), rtol=1e-4)
+    assert torch.equal(*(problem.cohort(rnd).full_grad(problem.x0) for problem in (free, bound)))
+
+
+def test_dropout_is_worked_through_client_by_client() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
+    with pytest.warns(UserWarning, match="using 'loop'"):
+        found = model_after(problem_of(copy.deepcopy(model)), method_of("ssf"), "batched")
+    assert torch.equal(found, model_after(problem_of(model), method_of("ssf")))
 
 
 def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,9 @@ from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import OnDisk
 
 
-def loop_on(folder: Path | None, stored: str = "float32", resume: bool = False, name: str = "ssf") -> Loop:
-    problem = small(torch.float32)
+def loop_on(states_dir: Path | None, stored: Any = "float32", resume: bool = False, name: str = "ssf") -> Loop:
+    problem, engine = small(torch.float32), Engine(simulate="loop", states_dir=states_dir, states_dtype=stored)
     method = build(name, **({} if name == "scaffold" else {"projector": GAUSSIAN}))
-    engine = Engine(states_dir=folder, states_dtype=stored)  # type: ignore[arg-type]
     return Loop(method, problem, Simulator(method, problem, engine, resume=resume), (5,), 3)
 
 
@@ -94,6 +94,7 @@ def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
         loop_on(tmp_path, "bfloat16", resume=True)
 
 
+COMPACT = Engine(simulate="loop", compact_states=True)
 BIG = """
 import resource, sys, torch
 import fedspan
@@ -104,15 +105,16 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(1280, 1280), nn.ReLU(), nn.Linear(1280, 10))
 x, y = torch.randn(4, 1280), torch.tensor([0, 1, 2, 3])
 method = SSF(lr=0.1, local_steps=1, projector=Coordinate(rank=0.1))
-engine = fedspan.Engine(states_dir=sys.argv[1])
-fedspan.fit(model, [(x, y)] * 2000, method=method, rounds=int(sys.argv[2]), clients_per_round=20, engine=engine)
+states = Path(sys.argv[1])
+fedspan.fit(model, [(x, y)] * 2000, method=method, rounds=int(sys.argv[2]), clients_per_round=20,
+            engine=fedspan.Engine(states_dir=states))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def peak(folder: Path, rounds: int) -> int:
+def peak(states_dir: Path, rounds: int) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", BIG, str(folder), str(rounds)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", BIG, str(states_dir), str(rounds)], capture_output=True, text=True, check=True
     )
     return int(done.stdout) * 1024
 
@@ -131,10 +133,10 @@ def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seeds", [(5,), (5, 6)])
 @pytest.mark.parametrize("kind", ["coordinate", "gaussian"])
-def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -> None:
+def test_replayed_entries_are_the_state(kind: str, seeds: tuple[int, ...]) -> None:
     """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
     problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
-    compact = Loop(method, problem, Simulator(method, problem, Engine(compact_states=True)), seeds, 3)
+    compact = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
     whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
     states = compact.transport._population["c"]
     assert isinstance(states, CompactStates)
@@ -151,12 +153,12 @@ def test_a_trail_is_the_state_it_stands_for(kind: str, seeds: tuple[int, ...]) -
     assert max(held) == 24
     assert all(one.start is not None or one.numel() < 24 for one in states.states.values())
     saved = {name: array.clone() for name, array in compact.save().items()}
-    again = Loop(method, problem, Simulator(method, problem, Engine(compact_states=True)), seeds, 3)
+    again = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
     again.load(saved)
     torch.testing.assert_close(model(advance(again, 5)), model(advance(compact, 5)), rtol=0, atol=0)
 
 
-def test_only_methods_whose_states_follow_from_replies_have_compact_ones() -> None:
+def test_compact_states_need_a_method_that_can_replay_them() -> None:
     problem = small()
-    with pytest.raises(SpecError, match="client states do not follow from its replies"):
-        Simulator(build("scaffold"), problem, Engine(compact_states=True))
+    with pytest.raises(SpecError, match="Scaffold's client states do not follow from its replies"):
+        Simulator(build("scaffold"), problem, COMPACT)

@@ -16,6 +16,7 @@ from torch import nn
 
 import fedspan
 from conftest import build
+from fedspan import Engine, Projection
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
@@ -81,9 +82,9 @@ def test_models_learn_and_plain_transformers_loads_the_result(name: str, tmp_pat
     make, data = MODELS[name]
     model, clients = make(), [data(64, seed) for seed in range(3)]
     method = ssf(lr=0.05, local_steps=8, projector={"name": "coordinate", "rank": 0.5})
-    result = fedspan.fit(model, clients, method=method, rounds=15, batch=8, test=data(100, 9), eval_every=15)
+    result = fedspan.fit(model, clients, method=method, rounds=15, batch_size=8, test=data(100, 9), eval_every=15)
     assert result.model is model
-    first, last = result.rows
+    first, last = result.history
     if name == "bert":
         assert first["accuracy"] < 0.4
         assert min(last["accuracy"], last["f1_macro"]) > 0.9
@@ -107,27 +108,33 @@ def test_controls_take_the_drift_out_of_a_transformer_too() -> None:
     for name in ("ssf", "subavg"):
         method = build(name, lr=0.1, local_steps=10, projector={"name": "coordinate", "rank": 0.25})
         result = fedspan.fit(
-            bert(num_hidden_layers=1), clients, method=method, rounds=8, batch=8, test=every, eval_every=8
+            bert(num_hidden_layers=1), clients, method=method, rounds=8, batch_size=8, test=every, eval_every=8
         )
-        ends[name] = result.rows[-1]["loss"] / result.rows[0]["loss"]
+        ends[name] = result.history[-1]["loss"] / result.history[0]["loss"]
     assert ends["ssf"] < 0.5 * ends["subavg"] < 0.5
 
 
 def test_frozen_parts_stay_and_are_not_sent() -> None:
     model, before = bert(), bert().state_dict()
     model.bert.encoder.layer[0].requires_grad_(False)
-    result = fedspan.fit(model, [questions()], method=build("fedavg", lr=0.1), rounds=1, freeze=["*embeddings*"])
+    result = fedspan.fit(
+        model,
+        [questions()],
+        method=build("fedavg", lr=0.1),
+        rounds=1,
+        projection=Projection(frozen_modules=["embeddings"]),
+    )
     left = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
     assert left == {n for n in before if "embeddings" in n or "encoder.layer.0" in n}
     numbers = sum(value.numel() for name, value in before.items() if name not in left)
-    assert result.rows[-1]["up_bytes"] == 4 * numbers
+    assert result.history[-1]["up_bytes"] == 4 * numbers
     assert model.bert.embeddings.word_embeddings.weight.requires_grad  # the caller's module keeps its own settings
 
 
 def test_constants_of_a_model_are_neither_averaged_nor_sent() -> None:
     model = llama()
     result = fedspan.fit(model, [lines()], method=build("fedavg", lr=0.1), rounds=1)
-    assert result.rows[-1]["up_bytes"] == 4 * sum(p.numel() for p in model.parameters())
+    assert result.history[-1]["up_bytes"] == 4 * sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
@@ -140,7 +147,7 @@ def test_dropout_is_decided_by_the_seed_alone(checkpoints: bool) -> None:
             model.gradient_checkpointing_enable()
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        fedspan.fit(model, clients, method=ssf(), rounds=2, batch=4, seed=seed, simulate=simulate)
+        fedspan.fit(model, clients, method=ssf(), rounds=2, batch_size=4, seed=seed, engine=Engine(simulate=simulate))
         assert torch.equal(torch.get_rng_state(), state)  # and torch's own generator is left alone
         return flat(model)
 
@@ -157,7 +164,7 @@ def test_checkpointing_changes_no_number(dropout: float) -> None:
     models = [bert(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout) for _ in range(2)]
     models[1].gradient_checkpointing_enable()
     for model in models:
-        fedspan.fit(model, [questions()], method=ssf(), rounds=2, batch=4)
+        fedspan.fit(model, [questions()], method=ssf(), rounds=2, batch_size=4)
     torch.testing.assert_close(flat(models[0]), flat(models[1]), rtol=1e-5, atol=1e-7)
 
 
@@ -170,11 +177,11 @@ def test_bfloat16_weights_learn_by_small_steps(name: str, projector: str) -> Non
     method = ssf(lr=0.005, projector={"name": projector, "rank": 0.25})
     half = make().to(torch.bfloat16)
     start = copy.deepcopy(half).float()
-    found = fedspan.fit(half, clients, method=method, rounds=10, batch=8, test=test, eval_every=10)
-    whole = fedspan.fit(start, clients, method=method, rounds=10, batch=8, test=test, eval_every=10)
+    found = fedspan.fit(half, clients, method=method, rounds=10, batch_size=8, test=test, eval_every=10)
+    whole = fedspan.fit(start, clients, method=method, rounds=10, batch_size=8, test=test, eval_every=10)
     assert all(p.dtype == torch.bfloat16 for p in half.parameters())
-    assert found.rows[-1]["up_bytes"] == whole.rows[-1]["up_bytes"]
-    fell, wanted = (r.rows[0]["loss"] - r.rows[-1]["loss"] for r in (found, whole))
+    assert found.history[-1]["up_bytes"] == whole.history[-1]["up_bytes"]
+    fell, wanted = (r.history[0]["loss"] - r.history[-1]["loss"] for r in (found, whole))
     assert wanted > 0.005
     assert fell == pytest.approx(wanted, rel=0.1)
 

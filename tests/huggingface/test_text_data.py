@@ -35,7 +35,7 @@ def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
         lambda part: [{"input_ids": r["input_ids"], "label": r["labels"]} for r in part],
     )
     found = [
-        flat(fedspan.fit(bert(), [kind(p) for p in rows], method=ssf(), rounds=2, batch=4).model) for kind in kinds
+        flat(fedspan.fit(bert(), [kind(p) for p in rows], method=ssf(), rounds=2, batch_size=4).model) for kind in kinds
     ]
     for other in found[1:]:
         assert torch.equal(found[0], other)
@@ -43,8 +43,8 @@ def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
 
 def test_inputs_and_targets_are_enough() -> None:
     ids = torch.randint(5, 60, (8, 6), generator=torch.Generator().manual_seed(0))
-    result = fedspan.fit(llama(), [(ids, ids)], method=ssf(), rounds=2, batch=4, test=(ids, ids))
-    assert result.rows[-1]["loss"] < result.rows[0]["loss"]
+    result = fedspan.fit(llama(), [(ids, ids)], method=ssf(), rounds=2, batch_size=4, test=(ids, ids))
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
 def test_a_batch_is_as_long_as_its_longest_text() -> None:
@@ -104,4 +104,4 @@ def test_an_objective_of_ones_own_gets_the_mapping() -> None:
         return nn.functional.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"])
 
     result = fedspan.fit(bert(), [rows], method=ssf(), rounds=1, objective=objective, test=rows)
-    assert result.rows[-1]["loss"] > 0
+    assert result.history[-1]["loss"] > 0

@@ -13,10 +13,12 @@ from torch import nn
 
 import fedspan
 from conftest import build
+from fedspan.core.config import Engine
 from fedspan.core.errors import FedspanError
 from fedspan.core.projector import draw
 from fedspan.costs.dry_run import Live
-from fedspan.costs.memory import Client, rehearsed, ssf
+from fedspan.costs.memory import memory
+from fedspan.costs.sketch import Sketch
 from fedspan.huggingface.models import own_loss
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.projection_rules import layout_of, projection_rules
@@ -65,7 +67,7 @@ def kept_and_found(model: nn.Module, data: torch.Tensor) -> tuple[list[int], lis
         torch.manual_seed(3)
         found.append(at.grad(z, loss))
         found.append(torch.rand(3))  # the generator stands where it would
-        with Live() as live:
+        with Live(torch.device("cpu")) as live:
             value = at._value(loss)
             kept.append(live.now)
             del value
@@ -129,9 +131,11 @@ SSF = {"lr": 0.1, "local_steps": 2, "rank": 0.25}
 
 def test_fit_recomputes_only_where_it_is_asked_to() -> None:
     """Told by a model that bears it only without."""
-    fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch=3)
+    fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch_size=3)
     with pytest.raises(FedspanError, match="without `recompute`"):
-        fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch=3, recompute=True)
+        fedspan.fit(
+            Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch_size=3, engine=Engine(recompute=True)
+        )
 
 
 def test_dropout_is_not_drawn_again() -> None:
@@ -142,7 +146,15 @@ def test_dropout_is_not_drawn_again() -> None:
 
     def trained(recompute: bool, seed: int = 0) -> torch.Tensor:
         own = copy.deepcopy(model)
-        fedspan.fit(own, CLIENTS, method=build("ssf", **SSF), rounds=3, batch=3, seed=seed, recompute=recompute)
+        fedspan.fit(
+            own,
+            CLIENTS,
+            method=build("ssf", **SSF),
+            rounds=3,
+            batch_size=3,
+            seed=seed,
+            engine=Engine(recompute=recompute),
+        )
         return torch.cat([p.detach().reshape(-1) for p in own.parameters()])
 
     assert torch.equal(trained(False), trained(True))
@@ -152,20 +164,19 @@ def test_dropout_is_not_drawn_again() -> None:
 def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from fedspan.costs.model_plan import ModelRequest, plan_model
-
     from fedspan.huggingface.outline import batch_of, outline
 
     config = {"model_type": "bert", "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_labels": 3}
     config |= {"num_attention_heads": 2, "intermediate_size": 128, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    plan = plan_model(ModelRequest(model=tmp_path, length=32, recompute=True))
 
-    def kept(model: nn.Module) -> Client:
-        batch = batch_of(model, 16, 32)
-        return ssf(model, lambda m: own_loss(m, batch), projection_rules(model), Coordinate(rank=plan.share))
+    def peak(recompute: bool) -> int:
+        model = outline(tmp_path)
+        with torch.device("meta"):
+            batch = batch_of(model, 16, 32)
+        sketch = Sketch(model, projection_rules(model), own_loss, batch, recompute=recompute)
+        return memory(build("ssf", rank=0.1, lr=0.1), sketch).peak
 
     # what goes into a GELU, four times as wide as what it is made of, for all layers but the one that makes it again
     saved = (4 - 1) * 4 * 16 * 32 * 32
-    planned = {line.method: line.memory for line in plan.lines}["ssf"]
-    assert planned.peak < rehearsed(outline(tmp_path), kept).peak - saved
+    assert peak(True) < peak(False) - saved

@@ -112,3 +112,11 @@ def test_float32_is_the_cast_of_the_float64_draw() -> None:
         make("gaussian", 7).sample(Layout(blocks, t), keys).factors[0].columns() for t in (torch.float64, torch.float32)
     )
     assert torch.equal(p64.float(), p32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_size_of_a_subspace_is_known_without_a_draw(name: str) -> None:
+    layout = Layout((Block("w", (3, 50), 1), Block("b", (3,)), Block("v", (20, 4), 0)), torch.float64)
+    for rank in (2, 0.3):
+        projector = registry.build("projector", {"name": name, "rank": rank})
+        assert projector.size(layout) == draw(projector, layout, (0,), 0).rank

@@ -6,7 +6,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,22 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 
 from cluster import Cluster, kill, quietly
-from fedspan.api.spec import Spec
 
 from conftest import METHODS, SMALL, Scripted, close
-from fedspan.api import spec as experiment
-from fedspan.core import checkpoint, wire
-from fedspan.core.layout import DTYPES
+from fedspan.api.run import run
+from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.remote.client import Store
-from fedspan.remote.messages import fingerprint
+from fedspan.remote.client import StateFile
+from fedspan.remote.flower.client import agreement_of
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 
 
 def spec_of(rounds: int, clients: int, clients_per_round: int, name: str = "ssf", settings: Any = SSF) -> Spec:
     table = {
-        "rounds": rounds, "eval_every": 2, "participation": {"clients_per_round": clients_per_round},
+        "rounds": rounds, "eval_every": 2, "clients_per_round": clients_per_round, "batch_size": 4,
         "method": {"name": name, "lr": 0.02, "local_steps": 3} | settings, "task": SMALL | {"clients": clients},
     }  # fmt: skip
     return Spec.from_table(table)
@@ -43,7 +40,7 @@ def spec_of(rounds: int, clients: int, clients_per_round: int, name: str = "ssf"
 
 def changes(spec: Spec) -> str:
     """The spec as changes of the app's own: one line of TOML for each key."""
-    return "; ".join(f"{key}={inline(value)}" for key, value in spec.table().items())
+    return "; ".join(f"{key}={inline(value)}" for key, value in (spec.decisions() | {"rounds": spec.rounds}).items())
 
 
 def inline(value: Any) -> str:
@@ -54,9 +51,9 @@ def inline(value: Any) -> str:
 
 def same_as_simulated(spec: Spec, out: Path, folder: Path) -> None:
     """Final x within 1e-6, and the same bytes in both directions."""
-    here = experiment.run(spec, folder).rows[0][-1]
+    here = run(spec, folder).history[-1]
     rounds = Rounds(out / "rounds.jsonl").read()
-    assert [len(one["counted"]) for one in rounds] == [spec.participation.clients_per_round] * spec.rounds
+    assert [len(one["accepted"]) for one in rounds] == [spec.clients_per_round] * spec.rounds
     assert sum(one["payload_up"] for one in rounds) == here["up_bytes"]
     assert sum(one["payload_down"] for one in rounds) == here["down_bytes"]
     x, y = (safetensors.torch.load_file(place / "model.safetensors") for place in (folder, out))
@@ -70,8 +67,8 @@ def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_p
         stranger = tmp_path / "stranger"
         quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(stranger))
         cluster.start_node(7, key=stranger)
-        run = cluster.run(out=str(tmp_path / "out"), set=changes(spec))
-        status = cluster.wait(run, 300)
+        number = cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec))
+        status = cluster.wait(number, 300)
         assert status["status"] == "finished:completed", status
         assert cluster.processes["node7"].wait(60) != 0  # nobody has registered its key
     assert cluster.living() == []
@@ -82,7 +79,7 @@ def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Flower's simulation engine is not installed; pip install 'flwr[simulation]'")
     spec = spec_of(5, 7, 3)
     with Cluster(tmp_path, nodes=7, simulation=True) as cluster:
-        status = cluster.wait(cluster.run(out=str(tmp_path / "out"), set=changes(spec)), 300)
+        status = cluster.wait(cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec)), 300)
     assert status["status"] == "finished:completed", status
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
@@ -94,7 +91,7 @@ def test_every_method_on_both_engines(simulation: bool, tmp_path: Path) -> None:
         for name, settings in METHODS.items():
             spec = spec_of(3, 3, 2, name, settings[0])
             out = tmp_path / name
-            status = cluster.wait(cluster.run(out=str(out), set=changes(spec), run=name), 300)
+            status = cluster.wait(cluster.run(run_dir=str(out), set=changes(spec), run_name=name), 300)
             assert status["status"] == "finished:completed", (name, status)
             same_as_simulated(spec, out, tmp_path / f"{name}-here")
 
@@ -145,7 +142,7 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     rng, out, faults = random.Random(1), tmp_path / "out", 21
     spec = spec_of(34, 3, 2)
     with Cluster(tmp_path, nodes=3) as cluster:
-        harm = Harm(cluster, {"out": str(out), "set": changes(spec), "timeout": 15.0})
+        harm = Harm(cluster, {"run_dir": str(out), "set": changes(spec), "timeout": 15.0})
         while rounds_done(out) < spec.rounds:
             kind = min(harm.done, key=lambda name: (harm.done[name], rng.random()))
             before = rounds_done(out)
@@ -160,34 +157,35 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     assert sum(harm.done.values()) >= 20, harm.done
     rounds = Rounds(out / "rounds.jsonl").read()
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
-    uncounted = {(one["round"], c) for one in rounds for c in one["asked"] if c not in one["counted"]}
+    uncounted = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
     assert len(uncounted) > 5
-    server, acked = left_behind(out)
-    close(server["c"].flatten(), mean_control(spec, tmp_path / "states", acked), 1e-6)
     loop = replayed(spec, uncounted)
-    close(server["x"], loop.server.x, 1e-6)
-    close(server["c"], loop.server.c, 1e-6)
+    close(final_model(spec, out), loop.server.x, 1e-6)
+    close(mean_control(spec, tmp_path / "states", rounds), loop.server.c.flatten(), 1e-6)
 
 
-def left_behind(out: Path) -> tuple[wire.Arrays, list[int]]:
-    """The server's state at the end, and how many updates of each client it has counted."""
-    arrays, _ = checkpoint.load(out / "checkpoint.safetensors")
-    return {k.removeprefix("server."): v for k, v in arrays.items()}, arrays["clients.acked"].tolist()
+def final_model(spec: Spec, out: Path) -> torch.Tensor:
+    """x at the end of a run."""
+    tensors = safetensors.torch.load_file(out / "model.safetensors")
+    return spec.task.build((spec.seed,), spec).layout.join({k: v[None, None] for k, v in tensors.items()})
 
 
-def mean_control(spec: Spec, states: Path, acked: Iterable[int]) -> torch.Tensor:
-    """mean c_i, each from the client's own file."""
-    problem = spec.task.build((spec.seed,), DTYPES[spec.dtype])
-    mark, kind = fingerprint(spec.method, problem.layout, spec.seed), spec.method.types()[1]
-    found = [Store.of(states, "run", f"site-{i}").load(seq, kind, mark).state.c for i, seq in enumerate(acked)]
+def mean_control(spec: Spec, states: Path, rounds: list[dict[str, Any]]) -> torch.Tensor:
+    """mean c_i, each from the client's own file, after as many updates as the server accepted."""
+    problem, kind = spec.task.build((spec.seed,), spec), spec.method.types()[1]
+    fingerprint, found = agreement_of(spec, problem).fingerprint, []
+    for client in range(problem.clients):
+        accepted = sum(client in one["accepted"] for one in rounds)
+        file = StateFile.of(states, "run", f"client-{client}")
+        found.append(file.load(accepted, kind, fingerprint).state.c)
     return torch.stack(found).mean(0).flatten()
 
 
 def replayed(spec: Spec, uncounted: set[tuple[int, int]]) -> Loop:
     """The simulator with the same replies missing."""
-    problem = spec.task.build((spec.seed,), DTYPES[spec.dtype])
+    problem = spec.task.build((spec.seed,), spec)
     inner = Scripted(Simulator(spec.method, problem), uncounted)
-    loop = Loop(spec.method, problem, inner, (spec.seed,), spec.participation.clients_per_round or problem.clients)
+    loop = Loop(spec.method, problem, inner, (spec.seed,), spec.clients_per_round or problem.clients)
     with torch.inference_mode():
         for _ in range(spec.rounds):
             loop.step()
@@ -198,7 +196,7 @@ def replayed(spec: Spec, uncounted: set[tuple[int, int]]) -> Loop:
 def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) -> None:
     """Its server app ends with it, its SuperNodes do not; the run is resumed on the same database."""
     spec, out = spec_of(8, 3, 2), tmp_path / "out"
-    config = {"out": str(out), "set": changes(spec), "timeout": 60.0}
+    config = {"run_dir": str(out), "set": changes(spec), "timeout": 60.0}
     with Cluster(tmp_path, nodes=3, database=True) as cluster:
         cluster.run(**config)
         while rounds_done(out) < 3:
@@ -213,7 +211,7 @@ def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) 
     assert status["status"] == "finished:completed", status
     rounds = Rounds(out / "rounds.jsonl").read()
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
-    uncounted = {(one["round"], c) for one in rounds for c in one["asked"] if c not in one["counted"]}
-    server, acked = left_behind(out)
-    close(server["x"], replayed(spec, uncounted).server.x, 1e-6)
-    close(server["c"].flatten(), mean_control(spec, tmp_path / "states", acked), 1e-6)
+    uncounted = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
+    loop = replayed(spec, uncounted)
+    close(final_model(spec, out), loop.server.x, 1e-6)
+    close(mean_control(spec, tmp_path / "states", rounds), loop.server.c.flatten(), 1e-6)

@@ -18,16 +18,18 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
 
 import transformers
-from fedspan.api.spec import Spec
 from test_flower import FakeGrid, inside_a_task, serve  # noqa: F401
 from test_text_tasks import CLASSIFY, QUESTIONS, SPEAK, data  # noqa: F401
 
-from fedspan.api import spec as experiment
+from conftest import settings
+from fedspan.api.run import run
 from fedspan.core import registry
 from fedspan.core.errors import DataError
-from fedspan.engine.history import Line
+from fedspan.core.spec import Spec
+from fedspan.engine.loop import Line
 from fedspan.tasks import _text
 
+FLOAT32, COUNTED = settings(8, torch.float32), settings(8, torch.float32, "examples")
 PAGE = Path(__file__).parents[2] / "docs/language-models.md"
 ADAMW = {"optimizer": {"name": "adamw"}, "lr": 0.003}
 METHODS: dict[str, dict[str, Any]] = {
@@ -41,10 +43,10 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def both(spec: Spec, clients: int, out: Path) -> tuple[list[Line], list[Line]]:
     """The rows of a run in the simulator and of one over the grid, whose models must be the same bits."""
-    here = experiment.run(spec, out / "here").rows[0]
+    here = run(spec, out / "here").history
     grid = FakeGrid(spec, out / "states")
     grid.clients = {100 + i: i for i in range(clients)}
-    there = serve(spec, grid, out / "there").rows[0]
+    there = serve(spec, grid, out / "there").history
     first, second = (load_file(out / place / "model.safetensors") for place in ("here", "there"))
     assert first.keys() == second.keys()
     for name, value in first.items():
@@ -62,7 +64,7 @@ def same(here: list[Line], there: list[Line]) -> bool:
 @pytest.mark.parametrize("task", [CLASSIFY, SPEAK], ids=lambda task: task["name"])
 def test_a_text_task_gives_the_simulators_model_and_bytes(task: dict[str, Any], name: str, tmp_path: Path) -> None:
     table = {
-        "rounds": 4, "eval_every": 2, "task": task, "participation": {"clients_per_round": 2},
+        "rounds": 4, "eval_every": 2, "task": task, "clients_per_round": 2, "batch_size": 8,
         "method": {"lr": 0.1, "local_steps": 3, **METHODS[name]},
     }  # fmt: skip
     assert same(*both(Spec.from_table(table), 4 if task is CLASSIFY else 3, tmp_path))
@@ -70,42 +72,42 @@ def test_a_text_task_gives_the_simulators_model_and_bytes(task: dict[str, Any], 
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("task", [CLASSIFY, SPEAK], ids=lambda task: task["name"])
-def test_a_site_has_its_own_client_alone(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_has_its_own_client_alone(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It tokenizes no other's texts, scores nothing, and has no x0; the server has no client's texts."""
-    asked: list[tuple[int, ...]] = []
+    requested: list[tuple[int, ...]] = []
     for name in ("sentences", "running"):
         original = getattr(_text, name)
 
         def watched(*given: Any, original: Any = original) -> Any:
-            asked.append(given[-1])
+            requested.append(given[-1])
             return original(*given)
 
         monkeypatch.setattr(f"fedspan.tasks.{task['name']}.{name}", watched, raising=False)
     built = registry.build("task", task)
-    whole = built.build((0,), torch.float32)
-    asked.clear()
+    whole = built.build((0,), FLOAT32)
+    requested.clear()
     client_problem, server_problem = (
-        built.client_problem(2, (0,), torch.float32),
-        built.server_problem((0,), torch.float32),
+        built.client_problem(2, (0,), FLOAT32),
+        built.server_problem((0,), FLOAT32),
     )
     assert whole.layout.fingerprint == client_problem.layout.fingerprint == server_problem.layout.fingerprint
     assert whole.clients == client_problem.clients == server_problem.clients
     assert torch.equal(whole.x0, server_problem.x0)
     mine, also = (problem.client_data[2].columns for problem in (whole, client_problem))
     assert all(torch.equal(mine[name], also[name]) for name in mine)
-    assert len(asked[0]) == (len(client_problem.client_data[2]) if task is CLASSIFY else 1)
+    assert len(requested[0]) == (len(client_problem.client_data[2]) if task is CLASSIFY else 1)
     assert client_problem.evaluate(whole.x0) == {}
     assert client_problem.x0.untyped_storage().nbytes() == 4
     for problem in (client_problem, server_problem):
         with pytest.raises(DataError, match="client 1 is not on this machine"):
             problem.client_data[1]
     assert server_problem.evaluate(server_problem.x0) == whole.evaluate(whole.x0)
-    counted = built.server_problem((0,), torch.float32, "examples").weights
-    assert np.array_equal(counted, built.build((0,), torch.float32, "examples").weights)
+    counted = built.server_problem((0,), COUNTED).weights
+    assert np.array_equal(counted, built.build((0,), COUNTED).weights)
 
 
 def hospitals(folder: Path) -> None:
-    """A small BERT with its tokenizer, and the notes of three sites and of the server."""
+    """A small BERT with its tokenizer, and the notes of three clients and of the server."""
     words = sorted({word for question in QUESTIONS for word in question.lower().split()})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     folder.mkdir()
@@ -145,7 +147,7 @@ def test_the_pages_hospitals_train_a_model_of_their_own(triage: Path) -> None:
         "rounds=5",
         "eval_every=5",
         "task.clients=3",
-        "participation.clients_per_round=2",
+        "clients_per_round=2",
         "method.local_steps=6",
         "method.lr=0.3",
     )
@@ -157,24 +159,24 @@ def test_the_pages_hospitals_train_a_model_of_their_own(triage: Path) -> None:
     assert not any("embeddings" in name for name in load_file(triage / "there/model.safetensors"))
     for gone in ("test.csv", "notes-0.csv", "notes-2.csv"):
         (triage / "triage" / gone).unlink()
-    assert len(spec.task.client_problem(1, (0,), torch.float32).client_data[1]) == 16  # type: ignore[attr-defined]
+    assert len(spec.task.client_problem(1, (0,), FLOAT32).sources[1]) == 16  # type: ignore[attr-defined]
     (triage / "triage/notes-1.csv").rename(triage / "triage/test.csv")
-    assert spec.task.server_problem((0,), torch.float32).clients == 3
+    assert spec.task.server_problem((0,), FLOAT32).clients == 3
 
 
 def test_a_model_in_bfloat16_stays_so(triage: Path) -> None:
     with (triage / "triage.py").open("a") as file:
         file.write("\n\nload = model\n\n\ndef model():\n    return load().bfloat16()\n")
-    problem = Spec.load(triage / "spec.toml", ("task.clients=3",)).task.client_problem(0, (0,), torch.float32)
+    problem = Spec.load(triage / "spec.toml", ("task.clients=3",)).task.client_problem(0, (0,), FLOAT32)
     assert problem.module.flat.dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert problem.layout.dtype == problem.x0.dtype == torch.float32
 
 
-def test_a_site_with_other_frozen_weights_runs_another_model(triage: Path) -> None:
+def test_a_client_with_other_frozen_weights_runs_another_model(triage: Path) -> None:
     """What is trained is sent and may have been anything; what is frozen must be the server's."""
     task, path = Spec.load(triage / "spec.toml", ("task.clients=3",)).task, triage / "triage/model/model.safetensors"
-    server, weights = task.server_problem((0,), torch.float32).layout.fingerprint, load_file(path)
+    server, weights = task.server_problem((0,), FLOAT32).layout.fingerprint, load_file(path)
     for part, alike in (("encoder.layer.0.output.dense.weight", True), ("embeddings.word_embeddings.weight", False)):
         weights[part][:, 0] += 1
         save_file(weights, path, metadata={"format": "pt"})
-        assert (task.client_problem(1, (0,), torch.float32).layout.fingerprint == server) is alike
+        assert (task.client_problem(1, (0,), FLOAT32).layout.fingerprint == server) is alike

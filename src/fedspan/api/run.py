@@ -48,7 +48,6 @@ def run(
     Raises:
         FedspanError: A setting cannot be used; nothing was written.
         KeyboardInterrupt: The run was interrupted by Ctrl-C. What was done so far is in `run_dir`.
-
     """
     at_least("seeds", seeds, 1)
     spec = as_spec(spec)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
+from fedspan.core.registry import describe
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -33,14 +34,13 @@ class Logger(Callback):
 
     Args:
         log_dir: Where the tracker writes; by default the run directory.
-
     """
 
     log_dir: str | Path | None = None
     _sinks: dict[int, Sink] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @abstractmethod
-    def open(self, folder: Path, name: str, t: int) -> Sink:
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Sink:
         """A sink in a directory; `name` is that of a seed among several, `t` the first round it is given."""
 
     def on_run_start(self, run: Loop) -> None:
@@ -58,7 +58,7 @@ class Logger(Callback):
                 continue
             if number not in self._sinks:
                 name = f"seed-{run.seeds[number]}" if len(run.seeds) > 1 else ""
-                self._sinks[number] = self.open(folder, name, row.round)
+                self._sinks[number] = self.open(folder, name, row.round, _settings(run, number))
             names = [name for name in line if name not in ("round", "events", "diverged")]
             self._sinks[number].log({name: line[name] for name in names if line[name] is not None}, row.round)
 
@@ -66,3 +66,9 @@ class Logger(Callback):
         """Closes the sinks."""
         for sink in self._sinks.values():
             sink.close()
+
+
+def _settings(run: Loop, number: int) -> dict[str, Any]:
+    """What a tracker shows beside a run's curves."""
+    counts = {"clients": run.problem.clients, "clients_per_round": run.clients_per_round}
+    return {"seed": run.seeds[number], "method": describe(run.method), **counts}

@@ -23,7 +23,6 @@ class EarlyStopping(Callback):
         metric: The metric to follow; by default the main one, of the validation set where there is one.
         patience: Evaluations without an improvement after which the run ends.
         min_delta: How much better a value must be to count as an improvement.
-
     """
 
     decides: ClassVar[bool] = True
@@ -37,8 +36,8 @@ class EarlyStopping(Callback):
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Ends the run when no seed has improved for `patience` evaluations."""
-        waited = [self._waited(lines) for lines in run.lines]
-        if min(waited) >= self.patience:
+        waited = [self._waited(lines) for lines in run.lines if not lines[-1].get("diverged")]
+        if min(waited, default=0) >= self.patience:
             run.end(f"no better {judged_by(run.lines[0], self.metric)} in {self.patience} evaluations")
 
     def _waited(self, lines: list[Line]) -> int:

@@ -10,13 +10,11 @@ import torch
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.registry import register
-from fedspan.engine.result import higher_is_better, judged_by
+from fedspan.engine.result import BEST, higher_is_better, judged_by
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
     from fedspan.engine.result import Result
-
-BEST = "best.safetensors"
 
 
 @register
@@ -26,7 +24,6 @@ class KeepBest(Callback):
 
     Args:
         metric: The metric to judge by; by default the main one, of the validation set where there is one.
-
     """
 
     metric: str | None = None
@@ -60,8 +57,6 @@ class KeepBest(Callback):
         """Puts the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
-        if result.finished and run.run_dir is not None:
-            (run.run_dir / BEST).unlink(missing_ok=True)
 
     def _save(self, run: Loop) -> None:
         assert run.run_dir is not None

@@ -25,7 +25,6 @@ class Progress(Callback):
     Args:
         rounds: The length of the run; None shows no bar.
         lines: Whether every evaluation is printed.
-
     """
 
     rounds: int | None = None

@@ -19,7 +19,7 @@ class TensorBoard(Logger):
     def __post_init__(self) -> None:
         needs("tensorboard", "tensorboard")
 
-    def open(self, folder: Path, name: str, t: int) -> Sink:
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Sink:
         return _Events(folder / "tensorboard" / name, t)
 
 

@@ -19,7 +19,6 @@ class WandB(Logger):
 
     Args:
         project: The W&B project.
-
     """
 
     project: str = "fedspan"
@@ -27,18 +26,19 @@ class WandB(Logger):
     def __post_init__(self) -> None:
         needs("wandb", "wandb")
 
-    def open(self, folder: Path, name: str, t: int) -> Sink:
-        return _Tracked(self.project, folder, name)
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Sink:
+        return _Tracked(self.project, folder, name, settings)
 
 
 class _Tracked:
-    def __init__(self, project: str, folder: Path, name: str) -> None:
+    def __init__(self, project: str, folder: Path, name: str, settings: dict[str, Any]) -> None:
         import wandb
 
         self.run: Any = wandb.init(
             project=project,
             name="/".join((folder / name).parts[-2:]),
             dir=str(folder),
+            config=settings,
             mode=os.environ.get("WANDB_MODE", "offline"),
             reinit="create_new",  # seeds of one batched computation are runs side by side
         )

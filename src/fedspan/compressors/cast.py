@@ -33,8 +33,8 @@ class Cast(Compressor):
         short = (v / divisor(scale)).to(KINDS[self.to])
         return Encoded(levels=short.contiguous().view(torch.uint8), scale=scale)
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        packed, scale = code.take("levels", "scale")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = encoded.take("levels", "scale")
         x = packed.contiguous().view(KINDS[self.to]).to(dtype)
         return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(dtype)  # malformed bytes must not become infinite
 

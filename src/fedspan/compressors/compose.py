@@ -40,9 +40,9 @@ class Compose(Compressor):
         (values,) = kept.take("values")
         return replace(self.outer.compress(values, _part(keys, 1)), index=kept.index)
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        values = self.outer.decompress(code, self._kept(n), _part(keys, 1), dtype)
-        return self.inner.decompress(Encoded(values=values, index=code.index), n, _part(keys, 0), dtype)
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        values = self.outer.decompress(encoded, self._kept(n), _part(keys, 1), dtype)
+        return self.inner.decompress(Encoded(values=values, index=encoded.index), n, _part(keys, 0), dtype)
 
     def omega(self, n: int) -> float | None:
         outer, inner = self.outer.omega(self._kept(n)), self.inner.omega(n)

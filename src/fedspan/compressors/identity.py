@@ -18,8 +18,8 @@ class Identity(Compressor):
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         return Encoded(values=v)
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        (values,) = code.take("values")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        (values,) = encoded.take("values")
         return values.to(dtype)
 
     def omega(self, n: int) -> float | None:

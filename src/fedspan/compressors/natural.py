@@ -47,8 +47,8 @@ class Natural(Unbiased):
         level = level.clamp_(0, self.powers)  # only numbers that are not finite exceed it
         return Encoded(levels=pack(level + (x < 0) * (self.powers + 1), self.bits), scale=scale)
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        packed, scale = code.take("levels", "scale")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = encoded.take("levels", "scale")
         sizes = [0.0] + [2.0 ** (1 - power) for power in reversed(range(self.powers))]
         table = torch.tensor(sizes + [-size for size in sizes], dtype=dtype, device=packed.device)
         return table[unpack(packed, self.bits, n).int()] * (scale.to(dtype) * self.factor(n))

@@ -42,8 +42,8 @@ class QSGD(Unbiased):
         level = (low + chance(size - low, keys)).copysign(x).clamp_(-s, s).nan_to_num_(0.0)
         return Encoded(levels=pack(level + s, width_of(2 * s)), scale=scale.squeeze(-1))
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        packed, scale = code.take("levels", "scale")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = encoded.take("levels", "scale")
         level = unpack(packed, width_of(2 * self.levels), n).to(dtype) - self.levels
         step = (scale.to(dtype) * self.factor(n)).unsqueeze(-1)
         return (buckets(level, self.bucket) * step).flatten(-2)[..., :n]

@@ -27,8 +27,8 @@ class RandK(Unbiased, Sparse):
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         return Encoded(values=v.gather(-1, self._places(v.shape[-1], keys, v.device)))
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        (values,) = code.take("values")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        (values,) = encoded.take("values")
         values = values.to(dtype) * (n / self.kept(n) if self.unbiased else 1.0)
         return spread(values, self._places(n, keys, values.device), n)
 

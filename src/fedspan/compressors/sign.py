@@ -33,8 +33,8 @@ class Sign(Compressor):
         counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(-1)  # the last bucket may not be full
         return Encoded(levels=pack(v >= 0, 1), scale=sizes.sum(-1) / counts)
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        packed, scale = code.take("levels", "scale")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        packed, scale = encoded.take("levels", "scale")
         signs = buckets(unpack(packed, 1, n).to(dtype) * 2 - 1, self.bucket)
         return (signs * scale.to(dtype).unsqueeze(-1)).flatten(-2)[..., :n]
 

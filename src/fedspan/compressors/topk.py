@@ -22,8 +22,8 @@ class TopK(Sparse):
         index = torch.topk(v.abs(), self.kept(n), sorted=False).indices.sort().values
         return Encoded(values=v.gather(-1, index), index=pack(index, width_of(n - 1)))
 
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
-        values, packed = code.take("values", "index")
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+        values, packed = encoded.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
         return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: a malformed index must not raise
 

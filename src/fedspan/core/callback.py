@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class Callback:
     """Base class of callbacks; every hook is optional.
 
-    `run` is the loop of the run: `run.t` rounds are done, `run.rows_so_far` are the evaluations, `run.model()` is the
-    server's model, `run.run_dir` the run directory or None, and `run.end("reason")` ends the run after the current
-    round.
+    `run` is the loop of the run: `run.t` rounds are done, `run.lines` are the evaluations of each seed,
+    `run.model()` is the server's model, `run.run_dir` the run directory or None, and `run.end("reason")` ends the run
+    after the current round.
     """
 
     needs_all_clients: ClassVar[bool] = False  # whether it uses data and states that only a simulation has

@@ -41,7 +41,7 @@ class Compressor(ABC):
         """
 
     @abstractmethod
-    def decompress(self, code: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
+    def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         """C(v), from what was sent and the key with which it was made. Malformed input must not raise."""
 
     def omega(self, n: int) -> float | None:

@@ -30,7 +30,6 @@ class Training:
         clip: Largest norm of a mini-batch gradient. None does not clip.
         augment: Changes to the training batches: `"flip"` or `"crop"` for images, or a function
             `(batch, generator) -> batch`.
-
     """
 
     weight_decay: float = 0.0
@@ -50,7 +49,6 @@ class Participation:
     Args:
         weights: `"uniform"` gives every client the same weight, `"examples"` weights clients by their number of
             training examples.
-
     """
 
     weights: Weights = "uniform"
@@ -70,7 +68,6 @@ class Projection:
         full_modules: Trained and sent in full.
         frozen_modules: Neither trained nor sent. None takes the task's default, which is none for most tasks.
         min_numel: Tensors with fewer numbers are sent in full.
-
     """
 
     project_modules: tuple[str, ...] = ()
@@ -100,7 +97,6 @@ class Engine:
         states_dtype: The type in which states are kept on disk. `"bfloat16"` halves the disk and rounds the states.
         compact_states: Keeps a client's state as the numbers it has sent, as long as these are fewer than the state.
         recompute: Recomputes outputs of projected layers in the backward pass instead of keeping them.
-
     """
 
     simulate: Simulate = "auto"
@@ -126,7 +122,6 @@ class Search:
     Args:
         share: The part of the run's rounds that all trials together may take.
         start: The first step size that is tried.
-
     """
 
     share: float = 0.15

@@ -26,7 +26,6 @@ class Metric(ABC):
         Args:
             outputs: What the model returned for the batch.
             targets: What it should have been.
-
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""Optimizers as values: how local steps follow a direction, and what of their memory outlives a change of subspace.
+"""Optimizers as values: local steps along a direction, and how their memory is carried to another subspace.
 
-Everything is elementwise on vectors (runs, clients, n), so that a cohort moves as one. What an optimizer remembers is
-one vector too, `size(n)` numbers for n that are trained, and zero at the start.
+Everything is elementwise on vectors (runs, clients, n), so that a cohort moves as one. The memory of an optimizer is
+one vector too: `size(n)` numbers for n trained ones, zero at the start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fedspan.core.projector import CoordinateFactor, Factor, LinearMap
 class Optimizer(ABC):
     """Local steps along a direction."""
 
-    plain: bool = False  # y ← y − η direction(y) and no more: then the end point tells the mean of the directions
-    decay: float = 0.0  # of the weights, in addition to the objective's own weight decay
+    plain: bool = False  # whether a step is y ← y − η direction(y): the mean direction follows from the end point
+    decay: float = 0.0  # weight decay, in addition to that of the objective
 
     @abstractmethod
     def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
@@ -28,11 +28,11 @@ class Optimizer(ABC):
 
     @abstractmethod
     def size(self, n: int) -> int:
-        """Numbers in the memory of n that are trained."""
+        """Numbers in the memory for n trained ones."""
 
     @abstractmethod
     def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
-        """A memory of steps inside one subspace, as the one to begin with inside another."""
+        """A memory of steps inside one subspace, as the memory to start with inside another."""
 
     def descend(
         self,
@@ -57,17 +57,16 @@ class Optimizer(ABC):
 
 
 def turned(m: Vector, old: LinearMap, new: LinearMap) -> Vector:
-    """P' Pᵀ m: a mean of gradients seen through P, as far as P' sees it."""
+    """P' Pᵀ m: a mean of gradients seen through P, as P' sees it."""
     return new @ (old.T @ m)
 
 
 def turned_squares(v: Vector, old: LinearMap, new: LinearMap) -> Vector:
-    """Means of squared gradients through P as means through P', block by block; blocks that go whole keep theirs.
+    """Means of squared gradients through P as means through P', block by block; blocks sent in full keep theirs.
 
-    Take the coordinates of g to be uncorrelated. Then E (P'g)² is (P'Pᵀ)², squared number by number, times E (Pg)²,
-    and what P' sees outside of P besides. Nothing is known of that but its share, so it is taken to be as large as the
-    mean of its own row of the weight. For coordinates: those that are still there keep their number, the others get
-    the mean.
+    Assume that the coordinates of g are uncorrelated. Then E (P'g)² is the elementwise square of P'Pᵀ times E (Pg)²,
+    plus what P' sees outside of P. Only the share of the latter is known, so its size is taken to be the mean of its
+    row of the weight. For coordinates: those that are still there keep their number, the others get the mean.
     """
     parts = zip(v.split(list(old.sizes), -1), old.factors, new.factors, strict=True)
     return torch.cat([p if f is None or g is None else _squares(p, f, g) for p, f, g in parts], -1)

@@ -34,7 +34,6 @@ class Partition(ABC):
 
         Returns:
             The example numbers of each client.
-
         """
         if self.clients is None:
             raise SpecError("`partition.clients` is missing; only the partition 'natural' knows how many there are")

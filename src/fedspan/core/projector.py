@@ -87,7 +87,7 @@ class LinearMap:
         return torch.cat([_down(f, b, part) for f, b, part in parts], -1)
 
     @property
-    def T(self) -> Transposed:  # noqa: N802 (the letter of the algebra)
+    def T(self) -> Transposed:  # noqa: N802 (as in torch and numpy)
         """Pᵀ."""
         return Transposed(self)
 

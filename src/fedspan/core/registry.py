@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -216,22 +217,34 @@ def _dotted(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def describe(value: Any) -> dict[str, Any]:
-    """The table from which `build` makes this value, defaults included and in the order of its fields."""
-    return {"name": name_of(value)} | {
-        field.name: plain(getattr(value, field.name))
-        for field in dataclasses.fields(value)
-        if getattr(value, field.name) is not None
-    }
+def describe(value: Any) -> Any:
+    """A value as TOML and JSON can hold it: dataclasses as tables without None, functions by name and source.
 
-
-def plain(value: Any) -> Any:
-    """A value as TOML and JSON can hold it."""
+    `build` makes a registered value again from its table.
+    """
+    if isinstance(value, Task) and (given := value.given()) is not None:
+        return given
     if dataclasses.is_dataclass(value):
-        return describe(value)
+        named = {"name": name_of(value)} if is_registered(value) else {}
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return named | {name: describe(inner) for name, inner in fields.items() if inner is not None}
     if isinstance(value, Mapping):
-        return dict(value)
-    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
+        return {str(key): describe(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool) else source_of(value)
+
+
+def source_of(function: Any) -> str:
+    """A function's name and a hash of its source, so that a changed one is noticed."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        text = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+    except (OSError, TypeError):
+        return f"{name} (source not known)"
+    return f"{name}#{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

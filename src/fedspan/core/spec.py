@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 import json
 import tomllib
 from collections.abc import Mapping
@@ -49,7 +48,6 @@ class Spec(Settings):
         training, participation, projection, engine: See the classes of these names.
         callbacks: What follows the run, such as early stopping.
         search: How `method.lr = "search"` finds the step size.
-
     """
 
     rounds: int
@@ -93,7 +91,7 @@ class Spec(Settings):
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
-        table: Table = plain(self)
+        table: Table = registry.describe(self)
         return table
 
     def toml(self) -> str:
@@ -108,32 +106,13 @@ class Spec(Settings):
         if self.engine.states_dir is not None and self.engine.states_dtype != "float32":
             table["states_dtype"] = self.engine.states_dtype
         table.pop("callbacks", None)
-        deciding = [plain(one) for one in self.callbacks if one.decides]
+        deciding = [registry.describe(one) for one in self.callbacks if one.decides]
         return table | ({"callbacks": deciding} if deciding else {})
 
     def identity(self) -> str:
         """A short hash of `decisions`: runs of one identity differ in their seed and length alone."""
         text = json.dumps(_ordered(self.decisions()))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def plain(value: Any) -> Any:
-    """A value as TOML and JSON can have it: dataclasses as tables without None, functions by name and source."""
-    if isinstance(value, Task) and (given := value.given()) is not None:
-        return given
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = {"name": registry.name_of(value)} if registry.is_registered(value) else {}
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return named | {name: plain(inner) for name, inner in fields.items() if inner is not None}
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, str | int | float | bool):
-        return value
-    return source_of(value)
 
 
 def changed(value: Any) -> Table:
@@ -145,18 +124,8 @@ def changed(value: Any) -> Table:
         default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
         inner = getattr(value, one.name)
         if one.init and inner != default:
-            table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else plain(inner)
+            table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else registry.describe(inner)
     return table
-
-
-def source_of(function: Any) -> str:
-    """A function's name and a hash of its source, so that a changed one is noticed."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    try:
-        text = inspect.getsource(function if hasattr(function, "__code__") else type(function))
-    except (OSError, TypeError):
-        return f"{name} (source not known)"
-    return f"{name}#{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
 
 
 def read_toml(path: Path) -> Table:
@@ -175,7 +144,7 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
     for change in changes:
         key, sign, text = change.partition("=")
         if not sign or not key:
-            raise SpecError(f"--set needs key=value, got {change!r}")
+            raise SpecError(f"a change of a spec is written key=value, got {change!r}")
         values[key.strip()] = toml_value(text)
     return with_values(table, values)
 

@@ -68,7 +68,9 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
     with torch.no_grad(), contextlib.suppress(_Measured):
         method.client_step(state, down, f, rnd)
     problem.release()
-    return _parts(problem.model, method.footprint(layout), layout.dtype.itemsize, live.peak, f.start - base)
+    footprint, itemsize = method.footprint(layout), layout.dtype.itemsize
+    held = f.start - base - f.in_place * itemsize * footprint.trained  # a gradient in place stays from step to step
+    return _parts(problem.model, footprint, itemsize, live.peak, held)
 
 
 def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
@@ -111,7 +113,7 @@ class _Watched(Objective):
 
     def __init__(self, problem: TorchProblem, rnd: Round, live: Live) -> None:
         self.f, self.live = problem.cohort(rnd), live
-        self.steps, self.start = 0, live.now
+        self.steps, self.start, self.in_place = 0, live.now, False
 
     def grad(self, y: Vector) -> Vector:
         self.next()
@@ -127,7 +129,8 @@ class _Watched(Objective):
         return self._watched(self.f.restrict(x, P, plus))
 
     def _watched(self, inner: Direction) -> Direction:
-        return (_InPlace if isinstance(inner, InPlaceDirection) else _Steps)(inner, self.next)
+        self.in_place = isinstance(inner, InPlaceDirection)
+        return (_InPlace if self.in_place else _Steps)(inner, self.next)
 
     def next(self) -> None:
         """A step begins: the last but one shows what steps use, and the last is measured."""

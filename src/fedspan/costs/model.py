@@ -55,7 +55,6 @@ class ModelRequest:
         labels: Classes, for a classifier.
         checkpointing: Gradient checkpointing, for all methods.
         recompute: Recomputes outputs of SSF's layers in the backward pass instead of keeping them.
-
     """
 
     model: Path

@@ -117,7 +117,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
 
     `rank` is that of a subspace where the spec has none.
     """
-    own = registry.describe(spec.method)
+    own: dict[str, Any] = registry.describe(spec.method)
     one_of("method", name, registry.choices("method"))
     if name == own["name"]:
         return own

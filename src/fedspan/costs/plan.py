@@ -55,7 +55,6 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
     Returns:
         A row per method. All take the spec's steps, subspace and compressor as far as they can; on a model all that
         have a rank train about the same amount of numbers.
-
     """
     if isinstance(source, ModelRequest):
         found = Outline(*source.outline())

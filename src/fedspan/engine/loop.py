@@ -169,7 +169,7 @@ class Loop:
                     for callback in self._each_round:
                         callback.on_round_end(self)
             self.seconds += time.perf_counter() - began
-            if self.t < until:
+            if self.t < until and not self.reason:  # interrupted: the next evaluation comes when it is resumed
                 return
             row = self._evaluate()
             yield row

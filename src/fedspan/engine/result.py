@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import tomli_w
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from fedspan.core import checkpoint
+from fedspan.core import checkpoint, registry
 from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.engine import history
@@ -21,9 +21,10 @@ from fedspan.engine.loop import Line
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
 LR = "lr.json"  # how the step size was found
+BEST = "best.safetensors"  # the best model so far of an unfinished run
 COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
-LOWER_IS_BETTER = ("loss", "err", "perplexity", "mae", "mse", "grad_sq", "drift")
+LOWER_IS_BETTER = ("loss", "err", "grad_sq", "drift")
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 
 
@@ -39,7 +40,6 @@ class Result:
         run_dir: The run directory, or None.
         model: The trained module, or None where the task has none.
         weights: The trained tensors of each seed by name, as in `model.state_dict()`.
-
     """
 
     seeds: tuple[int, ...]
@@ -113,7 +113,6 @@ class Result:
 
         Returns:
             The matplotlib axis.
-
         """
         one_of("x", x, ("round", "up_bytes", "total_bytes", "seconds"))
         if not self.metrics:
@@ -143,7 +142,6 @@ class Result:
 
         Returns:
             The path.
-
         """
         path = Path(path)
         if path.suffix == ".safetensors":
@@ -184,7 +182,10 @@ def _cell(value: Any) -> str:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better, by its name."""
+    """Whether more of a metric is better: as the metric says, or by its name where it is none of `fedspan.metrics`."""
+    known = registry.choices("metric").get(metric.removeprefix("validation_"))
+    if known is not None:
+        return bool(cast(Any, known).higher_is_better)
     return not any(word in metric for word in LOWER_IS_BETTER)
 
 
@@ -234,7 +235,6 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
 
     Raises:
         FedspanError: The directory holds no run, or `model` does not fit its weights.
-
     """
     run_dir = Path(run_dir)
     places = [run_dir] if (run_dir / history.NAME).exists() else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
@@ -244,9 +244,8 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     read = [history.read(place / history.NAME) for place in dirs]
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
-    outcome = run_dir / OUTCOME
-    ended, found = json.loads(outcome.read_text()) if outcome.exists() else {}, run_dir / LR
-    how = dict(zip(ended.get("seeds", ()), ended.get("statuses", ()), strict=True))
+    found = run_dir / LR
+    how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(_outcome(place)).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         if len(weights) != 1:
@@ -263,6 +262,15 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text()) if found.exists() else None,
     )  # fmt: skip
+
+
+def _outcome(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / OUTCOME
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _statuses(outcome: dict[str, Any]) -> dict[int, str]:
+    return dict(zip(outcome.get("seeds", ()), outcome.get("statuses", ()), strict=True))
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:

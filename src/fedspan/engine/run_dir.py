@@ -35,7 +35,7 @@ from fedspan.engine import history
 from fedspan.engine.history import History
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.result import CHECKPOINT, MODEL, OUTCOME, SPEC, Result, load, seed_dirs, write_outcome
+from fedspan.engine.result import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, Result, load, seed_dirs, write_outcome
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -55,7 +55,6 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
 
     Raises:
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is saved.
-
     """
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
@@ -140,7 +139,8 @@ class _Files:
             _write_clients(self.loop, number, folder)
         write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
         if not keep:
-            (run_dir / CHECKPOINT).unlink(missing_ok=True)
+            for name in (CHECKPOINT, BEST):
+                (run_dir / name).unlink(missing_ok=True)
 
 
 class _SaveEvery(Callback):

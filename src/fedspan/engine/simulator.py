@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -79,7 +80,14 @@ class Simulator:
         """Hands the download to the clients of a round, all of which reply."""
         cohort = rnd.ids.shape[1]
         if self.way == "batched" or cohort == 1:
-            new, up, beside = local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            try:
+                new, up, beside = local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            except RuntimeError as error:
+                if cohort == 1 or "vmap: called random operation" not in str(error):
+                    raise
+                warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=2)
+                self.way = "loop"
+                return self.exchange(rnd, down, buffers)
             self._put(rnd, new, up)
         elif self.way == "pool":
             new, up, beside = self._by("pool", rnd, down, buffers)

@@ -34,18 +34,14 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def check(self, layout: Layout) -> None:
         """The compressor must be what the method needs for a model of this size."""
-        n, name, compressor = layout.size, name_of(self), name_of(self.compressor)
-        omega, delta = self.compressor.omega(n), self.compressor.delta(n)
+        omega, _ = self.compressor.omega(layout.size), self.compressor.delta(layout.size)  # both refuse too large a k
         if self.needs == "unbiased" and omega is None:
             raise SpecError(
-                f"`compressor` {compressor!r} is biased with these settings, and {name} needs an unbiased one; "
-                "use randk, qsgd or natural with unbiased = true"
+                f"`compressor` {name_of(self.compressor)!r} is biased with these settings, and {name_of(self)} needs "
+                "an unbiased one; use randk, qsgd or natural with unbiased = true"
             )
-        if self.needs == "contractive" and delta is None:
-            raise SpecError(
-                f"`compressor` {compressor!r} is not contractive for {n} numbers with these settings, and {name} needs "
-                "a contractive one; use topk or sign, or set its unbiased = false"
-            )
+        if self.needs == "contractive":
+            self.needs_contractive(self.compressor, layout.size)
 
     def moved(self, x: Vector, f: Objective, rnd: Round, plus: Vector | None = None) -> Vector:
         """D_i = x − y after K local steps along g_i + plus."""
@@ -55,6 +51,6 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
         """v compressed, for each client with its own key of the round."""
         return self.compressor.compress(v, self.compressor.keys(rnd))
 
-    def decode(self, code: Encoded, rnd: Round) -> Vector:
+    def decode(self, encoded: Encoded, rnd: Round) -> Vector:
         """C(v)."""
-        return self.compressor.decompress(code, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype)
+        return self.compressor.decompress(encoded, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype)

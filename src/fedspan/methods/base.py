@@ -10,13 +10,14 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from fedspan import Layout, Log, LogsChanges, Method, Optimizer, Projector, Round, SpecError, SyncedDown, Vector
+from fedspan import Compressor, Layout, LogsChanges, Method, Optimizer, Projector, Round, SpecError, Vector
 from fedspan.core.errors import at_least, below_one, one_of, positive
 from fedspan.core.footprint import Footprint
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import accept_choices, name_of
+from fedspan.core.sync import Log, SyncedDown
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
@@ -128,6 +129,14 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
             name = name_of(self.optimizer)
             raise SpecError(f"`optimizer` {name!r} is not for {name_of(self)}: {why}; leave it out")
 
+    def needs_contractive(self, compressor: Compressor, n: int) -> None:
+        """Refuses a compressor of n numbers that may leave out more than it sends."""
+        if compressor.delta(n) is None:
+            raise SpecError(
+                f"`compressor` {name_of(compressor)!r} is not contractive for {n} numbers with these settings, and "
+                f"{name_of(self)} needs a contractive one; use topk or sign, or set its unbiased = false"
+            )
+
     def rate(self, t: int) -> float:
         """η_l in round t: `lr` times what the schedule leaves of it, at least a thousandth."""
         if isinstance(self.lr, str):
@@ -217,7 +226,7 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
 
     def no_moments(self, x0: Vector, layout: Layout) -> Vector:
         """The moments of a client that has not taken part yet; empty if none are kept."""
-        kept = self.solver.size(draw(self.projector, layout, (0,), 0).rank) if self.keeps_moments else 0
+        kept = self.solver.size(self.projector.size(layout)) if self.keeps_moments else 0
         return x0.new_zeros(*x0.shape[:-1], kept)
 
     def descend_inside(

@@ -65,7 +65,7 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         return LoggedModel(x0, Log())
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        r = draw(self.projector, layout, (0,), 0).rank
+        r = self.projector.size(layout)
         ends = r if self.variant == "stale" else 0
         return ClientState(x0.new_zeros(*x0.shape[:-1], r), x0.new_zeros(*x0.shape[:-1], ends))
 

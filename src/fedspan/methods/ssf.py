@@ -41,8 +41,7 @@ import torch
 
 from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of, positive_share
-from fedspan.core.projector import LinearMap, draw
-from fedspan.core.registry import name_of
+from fedspan.core.projector import LinearMap
 from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import Averaged, InSubspace
 
@@ -109,12 +108,8 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
     def check(self, layout: Layout) -> None:
         """The compressor must not leave out more of a_i than it sends, or c_i would never catch up."""
         super().check(layout)
-        r = draw(self.projector, layout, (0,), 0).rank
-        if self.compressor is not None and self.compressor.delta(r) is None:
-            raise SpecError(
-                f"`compressor` {name_of(self.compressor)!r} is not contractive for {r} numbers with these settings, "
-                "and ssf needs a contractive one; set its unbiased = false, or give it more levels or smaller buckets"
-            )
+        if self.compressor is not None:
+            self.needs_contractive(self.compressor, self.projector.size(layout))
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), Log())

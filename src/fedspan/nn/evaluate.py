@@ -44,7 +44,6 @@ class Evaluator:
         device: Where the model is.
         usual: The names of the usual metrics. None: accuracy where targets are classes.
         parts: Which examples to evaluate together. None: as many as usual, in order.
-
     """
 
     data: ClientData

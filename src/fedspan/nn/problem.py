@@ -39,7 +39,6 @@ class TorchProblem(Problem):
         seed: Decides the mini-batches, dropout and augmentation.
         evaluate: `evaluate(model)` gives the metrics. None: there are none.
         on_client: Whether this is one client's machine, which is sent x and needs no copy of the start.
-
     """
 
     cohort_mode = "per_client"
@@ -172,4 +171,6 @@ class TorchProblem(Problem):
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        return torch.cat([b.detach().reshape(-1).cpu() for b in self.tracked]).view(1, 1, -1)
+        return torch.cat(
+            [b.detach().reshape(-1).to("meta" if self.module.flat.is_meta else "cpu") for b in self.tracked]
+        ).view(1, 1, -1)

@@ -65,7 +65,6 @@ def projection_rules(
 
     Raises:
         SpecError: A pattern matches nothing, or nothing is left to train.
-
     """
     names = _names(model)
     _must_match(frozen_modules, names, "frozen_modules", "tensor")

@@ -1,6 +1,6 @@
 """SGD: y ← y − η g; with momentum v ← β v + g, y ← y − η v, as torch.optim.SGD.
 
-g is whatever the method steps along: in `scaffold` the corrected gradient ∇f_i + c − c_i.
+g is the direction of the method: in `scaffold` the corrected gradient ∇f_i + c − c_i.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedspan.core.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """A memory holds v: n numbers, none without momentum."""
+    """SGD; its memory is v: n numbers, none without momentum."""
 
-    momentum: float = 0.0  # β
+    momentum: float = 0.0  # β: weight of the past direction in each step
 
     def __post_init__(self) -> None:
         below_one("momentum", self.momentum)

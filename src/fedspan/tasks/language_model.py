@@ -15,8 +15,9 @@ import torch
 
 from fedspan.core.errors import DataError, SpecError, at_least, one_of
 from fedspan.core.registry import register
+from fedspan.huggingface.checkpoints import load_model, place_of
 from fedspan.tasks._module import Material
-from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, running
+from fedspan.tasks._text import TextTask, file, rows, running
 
 FILES = {"shakespeare": "shakespeare_roles.jsonl.gz"}
 Block = list[int]

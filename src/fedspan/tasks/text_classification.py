@@ -16,8 +16,9 @@ from fedspan.core.partition import Partition
 from fedspan.core.registry import register
 from fedspan.data.datasets import first_examples
 from fedspan.data.partitions.dirichlet import Dirichlet
+from fedspan.huggingface.checkpoints import load_model, place_of
 from fedspan.tasks._module import Material
-from fedspan.tasks._text import TextTask, file, load_model, place_of, rows, sentences
+from fedspan.tasks._text import TextTask, file, rows, sentences
 
 Numbers = npt.NDArray[np.int64]
 Examples = dict[str, Any]

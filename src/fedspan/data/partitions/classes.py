@@ -16,7 +16,7 @@ from fedspan.core.registry import register
 class Classes(Partition):
     """A few classes per client."""
 
-    classes_per_client: int = 2
+    classes_per_client: int = 2  # how many classes each client has
 
     def __post_init__(self) -> None:
         super().__post_init__()

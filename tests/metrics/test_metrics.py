@@ -1,0 +1,163 @@
+"""Metrics equal those of scikit-learn, whatever form outputs and targets come in and however they are batched."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from sklearn import metrics as sk
+from torch import nn
+
+import fedspan
+from fedspan.core import registry
+from fedspan.core.config import Settings
+from fedspan.core.errors import SpecError
+from fedspan.metrics import Accuracy
+from fedspan.nn.evaluate import Evaluator, by_outputs, chosen
+from fedspan.tasks._model_adapter import model_adapter
+
+GENERATOR = torch.Generator().manual_seed(0)
+LABELS = torch.randint(0, 4, (101,), generator=GENERATOR)
+LOGITS = torch.randn(101, 4, generator=GENERATOR) + F.one_hot(LABELS)
+BINARY = torch.randint(0, 2, (101,), generator=GENERATOR)
+SCORES = torch.randn(101, generator=GENERATOR) + BINARY - 0.5
+RIGHT = sk.accuracy_score(BINARY, SCORES > 0)
+SEVERAL = torch.randint(0, 2, (101, 3), generator=GENERATOR)
+MANY = torch.randn(101, 3, generator=GENERATOR) + SEVERAL
+
+
+def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 17) -> float:
+    metric = registry.build("metric", {"name": name})
+    for part in torch.arange(len(targets)).split(batch):
+        metric.update(outputs[part], targets[part])
+    return float(metric.compute())
+
+
+def one_hot(scores: torch.Tensor) -> Any:
+    return F.one_hot(LABELS, 4).numpy(), scores.softmax(1).numpy()
+
+
+CASES: dict[str, tuple[str, torch.Tensor, torch.Tensor, float]] = {
+    "classes": ("accuracy", LOGITS, LABELS, sk.accuracy_score(LABELS, LOGITS.argmax(1))),
+    "one logit": ("accuracy", SCORES, BINARY, RIGHT),
+    "one logit in a column, float": ("accuracy", SCORES[:, None], BINARY.float()[:, None], RIGHT),
+    "one logit in a column, whole": ("accuracy", SCORES[:, None], BINARY, RIGHT),
+    "probabilities": ("accuracy", SCORES.sigmoid(), BINARY, RIGHT),
+    "several labels": ("accuracy", MANY, SEVERAL.float(), float(((MANY > 0) == SEVERAL).double().mean())),
+    "f1 of classes": ("f1_macro", LOGITS, LABELS, sk.f1_score(LABELS, LOGITS.argmax(1), average="macro")),
+    "f1 of one logit": ("f1_macro", SCORES, BINARY, sk.f1_score(BINARY, SCORES > 0, average="macro")),
+    "f1 of several": ("f1_macro", MANY, SEVERAL, sk.f1_score(SEVERAL, MANY > 0, average="macro")),
+    "auroc of classes": ("auroc", LOGITS, LABELS, sk.roc_auc_score(*one_hot(LOGITS), average="macro")),
+    "auroc of one logit": ("auroc", SCORES, BINARY, sk.roc_auc_score(BINARY, SCORES)),
+    "auroc of several": ("auroc", MANY, SEVERAL, sk.roc_auc_score(SEVERAL, MANY, average="macro")),
+    "precision of classes": ("average_precision", LOGITS, LABELS, sk.average_precision_score(*one_hot(LOGITS))),
+    "precision of one logit": ("average_precision", SCORES, BINARY, sk.average_precision_score(BINARY, SCORES)),
+    "r2": ("r2", SCORES[:, None], LOGITS[:, 0], sk.r2_score(LOGITS[:, 0], SCORES)),
+    "r2 of several": ("r2", MANY, LOGITS[:, :3], sk.r2_score(LOGITS[:, :3], MANY)),
+    "mae": ("mae", SCORES, LOGITS[:, 0], sk.mean_absolute_error(LOGITS[:, 0], SCORES)),
+    "mse": ("mse", SCORES, LOGITS[:, 0], sk.mean_squared_error(LOGITS[:, 0], SCORES)),
+    "perplexity": ("perplexity", LOGITS, LABELS, math.exp(sk.log_loss(LABELS, LOGITS.double().softmax(1)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [17, 200])
+def test_metrics_are_scikit_learns(case: str, batch: int) -> None:
+    name, outputs, targets, expected = CASES[case]
+    exact = name in ("accuracy", "f1_macro")
+    assert measured(name, outputs, targets, batch) == pytest.approx(expected, rel=1e-12 if exact else 1e-5)
+
+
+def test_tokens_that_do_not_count_change_nothing() -> None:
+    """Batches of different lengths; (n, classes, tokens) against (n, tokens)."""
+    metrics = {name: registry.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")}
+    right, logs = [], []
+    for length in (5, 9):
+        logits, labels = torch.randn(3, 6, length), torch.randint(0, 6, (3, length))
+        labels[:, :2] = -100
+        for metric in metrics.values():
+            metric.update(logits, labels)
+        right += (logits.argmax(1) == labels)[:, 2:].flatten().tolist()
+        logs += F.cross_entropy(logits[..., 2:], labels[:, 2:], reduction="none").flatten().tolist()
+    assert metrics["token_accuracy"].compute() == np.mean(right)
+    assert metrics["perplexity"].compute() == pytest.approx(math.exp(np.mean(logs)), rel=1e-6)
+
+
+def test_concordance_counts_pairs_whose_order_is_known() -> None:
+    risk, time = torch.randn(60, generator=GENERATOR), torch.randint(1, 9, (60,), generator=GENERATOR)
+    event = torch.rand(60, generator=GENERATOR) < 0.6
+    risk[:10] = risk[10]  # ties
+    right, pairs = 0.0, 0
+    for i in range(60):
+        for j in range(60):
+            if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
+                pairs += 1
+                right += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
+    targets = torch.stack([time.float(), event.float()], 1)
+    assert measured("c_index", risk[:, None], targets) == pytest.approx(right / pairs, rel=1e-12)
+    with pytest.raises(SpecError, match=r"targets \(time, event\)"):
+        measured("c_index", risk, time)
+
+
+def evaluated(outputs: torch.Tensor, targets: torch.Tensor, loss: Any = None, **settings: Any) -> Any:
+    evaluator = model_adapter(nn.Identity(), Settings(device="cpu", **settings), loss).evaluator((outputs, targets))
+    assert evaluator is not None
+    return evaluator(nn.Identity())
+
+
+def test_metrics_by_default_follow_the_targets() -> None:
+    assert list(evaluated(LOGITS, LABELS)) == ["loss", "accuracy"]
+    bce = F.binary_cross_entropy_with_logits
+    found = evaluated(SCORES, BINARY, lambda outputs, targets: bce(outputs, targets.float()))
+    assert found["accuracy"] == RIGHT
+    assert list(evaluated(SCORES, BINARY.float(), bce)) == ["loss"]
+    found = evaluated(SCORES, BINARY.float(), bce, metrics=["accuracy", "auroc"])
+    assert list(found) == ["loss", "accuracy", "auroc"]
+    assert found["accuracy"] == RIGHT
+    assert found["loss"] == pytest.approx(float(bce(SCORES, BINARY.float())), rel=1e-6)
+
+
+def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh() -> None:
+    def share_of_zero(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        assert len(outputs) == len(targets) == 101
+        return float((outputs.argmax(1) == 0).double().mean())
+
+    given = ["f1_macro", Accuracy, Accuracy(), share_of_zero]
+    assert list(chosen(given)) == ["f1_macro", "accuracy", "share_of_zero"]
+    test = model_adapter(nn.Identity(), Settings(device="cpu")).client_data((LOGITS, LABELS), "test set")
+    evaluator = Evaluator(test, by_outputs(F.cross_entropy), given, torch.device("cpu"))
+    assert evaluator(nn.Identity()) == evaluator(nn.Identity())
+    assert evaluator(nn.Identity())["share_of_zero"] == pytest.approx(float((LOGITS.argmax(1) == 0).double().mean()))
+    with pytest.raises(SpecError, match=r"acuracy.*did you mean 'accuracy'"):
+        chosen(["acuracy"])
+    with pytest.raises(SpecError, match="`metrics` must be names, metrics or functions"):
+        chosen([3])
+
+
+def test_targets_that_a_metric_cannot_use_are_named() -> None:
+    with pytest.raises(SpecError, match="one output per target, got outputs of shape"):
+        measured("mae", LOGITS, LABELS)
+    with pytest.raises(SpecError, match="targets must be 0 or 1, got"):
+        measured("accuracy", SCORES, LABELS + 1)
+
+
+def test_fit_reports_the_metrics_asked_for() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(40, 3)
+    result = fedspan.fit(
+        nn.Linear(3, 1), [(data, data[:, :1])], F.mse_loss, method=fedspan.methods.FedAvg(lr=0.1), rounds=2,
+        test=(data, data[:, :1]), metrics=["mae", "r2"],
+    )  # fmt: skip
+    assert {"loss", "mae", "r2"} <= set(result.history[-1])
+
+
+def test_importing_fit_imports_no_torchmetrics() -> None:
+    code = "import sys, fedspan\nfedspan.fit\nassert 'torchmetrics' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
