@@ -35,7 +35,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         spec = place / f"{name}.toml"
         spec.write_text(tomli_w.dumps(BASE | more))
         study = requested([spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"])
-        formats = ["html", "md", "csv", "png"]
+        formats = ["html", "md", "csv"]
         command.compare(study, place / name, resume=False, line="", console=Console(quiet=True), formats=formats)
     return place
 
@@ -62,7 +62,6 @@ def test_the_toy_has_neither_column_nor_chart(shown: Path) -> None:
     for name in ("tables.md", "index.html"):
         assert "client memory" not in (shown / "toy" / name).read_text().lower()
     assert 'class="chart"' in (shown / "toy/index.html").read_text()
-    assert not list((shown / "toy/figures").glob("*_memory.*"))
 
 
 def test_the_chart_has_one_mark_a_method(shown: Path) -> None:
@@ -74,8 +73,6 @@ def test_the_chart_has_one_mark_a_method(shown: Path) -> None:
         accuracy = one["y"]["accuracy"]
         assert accuracy["mean"] == [pytest.approx(100 * float(line["result_mean"]), rel=1e-5)]
         assert accuracy["low"][0] <= accuracy["mean"][0] <= accuracy["high"][0]
-    assert (shown / "images/figures/comparison_memory.svg").read_text().count("SSF") > 0
-    assert (shown / "images/figures/comparison_memory.png").stat().st_size > 0
 
 
 def test_a_report_of_runs_has_them_too(shown: Path, tmp_path: Path) -> None:

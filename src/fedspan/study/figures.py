@@ -1,4 +1,4 @@
-"""Figures of a part: its metric against rounds and bytes, against a tuned setting, and against client memory."""
+"""Figures of a part: its metric against rounds and bytes, or against a tuned setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from fedspan.study.curves import TITLES, Axis, over_seeds
 from fedspan.study.model import Part
 from fedspan.study.results import Entry
-from fedspan.study.tables import MEMORY, scale_of, titled
+from fedspan.study.tables import scale_of, titled
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -106,22 +106,3 @@ def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
     axis.set_xscale("log")
     axis.set_yscale("linear" if part.goal == "max" else "log")
     axis.set_xlabel(f"{key.rpartition('.')[2]} (no point: diverged)")
-
-
-def draw_memory(part: Part, entries: Sequence[Entry], path: Path) -> Path | None:
-    """The result of every variant against client memory, whiskers over the seeds; None if no memory is known."""
-    if all(entry.client_memory is None for entry in entries):
-        return None
-    with plt.rc_context(STYLE):
-        figure, ((axis,),) = panels(1, 1)
-        figure.set_figwidth(7)  # of which the legend takes half
-        for entry in entries:
-            curve = entry.curve(part)
-            ends = scale_of(part.metric) * curve.ends(part.last(len(curve.rounds)))
-            if entry.client_memory is not None and np.isfinite(ends).all():
-                reach = [[ends.mean() - ends.min()], [ends.max() - ends.mean()]]
-                style = {"fmt": "o", "ms": 5, "lw": 1.2, "capsize": 3, "color": entry.series.color}
-                axis.errorbar(entry.client_memory / 1e6, ends.mean(), reach, label=entry.series.label, **style)
-        axis.set_xlabel(MEMORY)
-        axis.set_ylabel(titled(part.metric))
-        return save(figure, path, handles(axis))

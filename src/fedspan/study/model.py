@@ -101,7 +101,6 @@ class Part:
             raise SpecError(f"comparison {self.name!r} has no variants")
 
     def variant(self, name: str) -> Variant:
-        """The variant of a name."""
         one_of("variant", name, [variant.name for variant in self.variants])
         return next(variant for variant in self.variants if variant.name == name)
 
@@ -144,7 +143,6 @@ class Study:
     about: str = ""
 
     def part(self, name: str) -> Part:
-        """The part of a name."""
         one_of("part", name, [part.name for part in self.parts])
         return next(part for part in self.parts if part.name == name)
 

@@ -142,12 +142,8 @@ class Report:
     def _figures(self, place: Path) -> list[Path]:
         from fedspan.study import figures
 
-        out = []
-        for one in self.sections:
-            path = place / one.part.name
-            memory = figures.draw_memory(one.part, one.entries, place / f"{one.part.name}_memory")
-            out += [figures.draw(one.part, one.entries, path), *([memory] if memory else [])]
-        return [path.with_suffix(".png") for path in out]
+        drawn = [figures.draw(one.part, one.entries, place / one.part.name) for one in self.sections]
+        return [path.with_suffix(".png") for path in drawn]
 
 
 def check(formats: Sequence[str]) -> None:

@@ -51,7 +51,6 @@ class Series:
 
     @property
     def metrics(self) -> list[str]:
-        """What every seed reports."""
         return [name for name in self.curves if name]
 
     def curve(self, metric: str) -> Curve:
