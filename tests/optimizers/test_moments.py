@@ -188,8 +188,8 @@ def test_kept_moments_need_replies_as_they_are_and_whole_states(tmp_path: Path) 
     method = build("ssf", rank=3, optimizer=ADAMW, moments="project")
     with pytest.raises(SpecError, match="SSF's clients keep moments, which no reply tells"):
         Simulator(method, small(), Engine(compact_states=True))
-    with pytest.raises(SpecError, match="ssf has noted what it keeps to itself"):
-        remote(method, small(), tmp_path, cast="bfloat16")
+    with pytest.raises(SpecError, match="would round replies after ssf"):
+        remote(method, small(), tmp_path, reply_dtype="bfloat16")
     free = build("ssf", rank=3, optimizer=ADAMW)
     compact_states = start(free, small(), transport=Simulator(free, small(), Engine(compact_states=True)))
     close(model(advance(compact_states, 12)), model(advance(start(free, small()), 12)))

@@ -151,8 +151,8 @@ MISTAKES = {
     "shrink": ({"task__shrink": 9}, "larger than the images"),
     "model": ({"task__model": "resnet9"}, "6n \\+ 2"),
     "whole": ({"projection__full_modules": ["nope"]}, "matches no trained tensor"),
-    "list": ({"projection__full_modules": "3.weight"}, "must be a list of texts"),
-    "rank": ({"method__rank": {"*": "half"}}, "table of numbers by name pattern"),
+    "list": ({"projection__full_modules": "3.weight"}, "`projection.full_modules` must be a list, got '3.weight'"),
+    "rank": ({"method__rank": {"*": "half"}}, "must be a number, got 'half'"),
 }
 
 

@@ -47,7 +47,8 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
 
 def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
     """Writes named arrays and a small JSON table."""
-    write_tensors(path, arrays, {"format": FORMAT, "meta": json.dumps(meta), "checksum": _checksum(arrays)})
+    text = json.dumps(meta)
+    write_tensors(path, arrays, {"format": FORMAT, "meta": text, "checksum": _checksum(arrays, text)})
 
 
 def write_tensors(path: Path, arrays: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
@@ -82,7 +83,7 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             raise CheckpointError(
                 f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
             )
-        if header["checksum"] != _checksum(arrays):
+        if header["checksum"] != _checksum(arrays, header["meta"]):
             raise CheckpointError(f"checkpoint {str(path)!r} fails its checksum; delete it and start again")
         return arrays, json.loads(header["meta"])
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
@@ -92,8 +93,8 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         ) from None
 
 
-def _checksum(arrays: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _checksum(arrays: dict[str, torch.Tensor], meta: str) -> str:
+    digest = hashlib.blake2b(meta.encode(), digest_size=16)
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())

@@ -7,10 +7,9 @@ the exception: `fedit` forms full gradients in the simulator, and a device that 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,7 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
         x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
         down, state = method.broadcast(method.init_server(x, layout), rnd), method.init_client(x, layout)
     f = _Watched(problem, rnd, live)
-    with torch.no_grad(), contextlib.suppress(_Measured):
+    with torch.no_grad(), suppress(_Measured):
         method.client_step(state, down, f, rnd)
     problem.release()
     footprint, itemsize = method.footprint(layout), layout.dtype.itemsize

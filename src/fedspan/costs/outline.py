@@ -1,7 +1,4 @@
-"""What a spec's run will cost; all of it follows from the shapes of the model, which are cached.
-
-A task is built once for all specs that differ in nothing but method, steps and length.
-"""
+"""What a spec's run will cost: a task is built once, for all specs that differ in method, steps and length alone."""
 
 from __future__ import annotations
 

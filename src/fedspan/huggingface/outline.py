@@ -19,7 +19,7 @@ Batch = dict[str, torch.Tensor]
 def outline(
     path: Path, dtype: torch.dtype = torch.float32, labels: int | None = None, checkpointing: bool = False
 ) -> nn.Module:
-    """The model that a folder or a config.json describes, ready for training; an encoder gets a head for classes."""
+    """The model that a directory or config.json describes, prepared for training; an encoder gets a class head."""
     needs("nlp", "transformers")
     import transformers
 
@@ -38,13 +38,13 @@ def outline(
             model = auto.from_config(config)
     except (ValueError, KeyError, ImportError) as error:
         raise SpecError(
-            f"{named or config.model_type} of {str(path)!r} cannot be made a {kind}: {_line(error)}"
+            f"{named or config.model_type} of {str(path)!r} cannot be loaded as a {kind}: {_line(error)}"
         ) from None
     return prepare(model.to(dtype).train(), checkpointing)
 
 
 def batch_of(model: nn.Module, batch: int, length: int) -> Batch:
-    """A batch of texts as the model takes them; what they say does not matter."""
+    """A batch of texts as the model takes them; their content does not matter."""
     known = about(model)
     if known.positions is not None and length > known.positions:
         raise SpecError(f"`length` {length} is more than the {known.positions} positions of the model")
@@ -59,7 +59,7 @@ def _config(path: Path) -> Any:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         what = "has no config.json" if path.is_dir() else "does not exist"
-        raise DataError(f"{str(path)!r} {what}; name a model's folder or its config.json")
+        raise DataError(f"{str(path)!r} {what}; name a model's directory or its config.json")
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

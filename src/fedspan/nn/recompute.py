@@ -1,11 +1,11 @@
-"""What the backward pass makes again instead of keeping it: outputs of covered Linear layers, and dropout's masks.
+"""What the backward pass computes again instead of keeping it: outputs of fused Linear layers, and dropout's masks.
 
-What follows a layer keeps the layer's output: an activation function its argument, attention its queries, keys and
-values. A covered Linear keeps next to nothing itself, so its output can be exchanged for its input, which is narrower
-(a feed-forward layer widens fourfold) or shared (queries, keys and values have one). A mask of dropout is exchanged for
-the state of the generator that drew it, and attention with dropout, which would keep its probabilities three times
-over, for its queries, keys and values. Numbers stay the same to the last bit; the price is one more product for each
-output that somebody keeps, one more draw of each mask, and attention's own forward pass.
+Operations after a layer keep its output: an activation function its argument, attention its queries, keys and values.
+A fused Linear keeps almost nothing itself, so its output can be replaced by its input, which is narrower (a
+feed-forward layer widens fourfold) or shared (queries, keys and values have one). A mask of dropout is replaced by the
+state of the generator that drew it, and attention with dropout, which would keep its probabilities three times, by its
+queries, keys and values. Results stay the same to the last bit. The cost is one more product for each output that is
+kept, one more draw of each mask, and one more forward pass of attention.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from torch.overrides import TorchFunctionMode
 from fedspan.core.errors import FedspanError
 
 Tensor = torch.Tensor
-MADE = "fedspan_made"  # of a storage: how what lies in it was made; it lives as long as the storage
-ON = ("cpu", "meta")  # whose random numbers are those of torch's own generator
+MADE = "fedspan_made"  # an attribute of a storage: how its contents were computed
+ON = ("cpu", "meta")  # devices whose random numbers come from torch's default generator
 _attend = F.scaled_dot_product_attention
 
 
 class Made(Protocol):
-    """How a tensor was made."""
+    """How a tensor was computed."""
 
     @property
     def version(self) -> int:
-        """The tensor's, when it was made."""
+        """The tensor's version at that time."""
 
     def again(self) -> Tensor:
-        """The same numbers once more."""
+        """Computes the same numbers again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """y = x Wᵀ + b, and in which state x and y were then."""
+    """y = x Wᵀ + b, and the versions of x and y at that time."""
 
     x: Tensor
     weight: Tensor
@@ -73,7 +73,7 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A part of something that can be made again, by its place in memory."""
+    """A part of a tensor that can be computed again, by its place in memory."""
 
     made: Made
     shape: torch.Size
@@ -82,7 +82,7 @@ class View:
 
 
 def remember(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y, with a note of how it was made where it is no narrower than x."""
+    """y, with a note of how it was computed if it is not narrower than x."""
     if y.shape[-1] >= x.shape[-1]:
         made = Product(x.detach(), weight.detach(), None if bias is None else bias.detach(), x._version, y._version)
         setattr(y.untyped_storage(), MADE, made)
@@ -91,14 +91,14 @@ def remember(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 @contextlib.contextmanager
 def recomputing() -> Iterator[None]:
-    """While a forward pass runs in it, what can be made again is not kept for the backward pass."""
+    """A forward pass in this context does not keep what can be computed again."""
     with torch.autograd.graph.saved_tensors_hooks(_give, _take), _Redrawing():
         yield
 
 
 def _give(kept: Tensor) -> Tensor | View:
     made: Made | None = getattr(kept.untyped_storage(), MADE, None)
-    if made is None or kept._version != made.version:  # changed in place since: only it knows what it is now
+    if made is None or kept._version != made.version:  # changed in place since
         return kept
     return View(made, kept.shape, kept.stride(), int(kept.storage_offset()))
 
@@ -111,7 +111,7 @@ def _take(held: Tensor | View) -> Tensor:
 
 
 class _Redrawing(TorchFunctionMode):
-    """Dropout, and attention with dropout, whose masks can be drawn again."""
+    """Replaces dropout, and attention with dropout, by versions whose masks can be drawn again."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -123,7 +123,7 @@ class _Redrawing(TorchFunctionMode):
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Torch's own, with a note of how the mask was made; nothing is kept where x needs no gradient."""
+    """Torch's dropout with a note of how the mask was drawn; nothing is kept if x needs no gradient."""
     if not (training and x.requires_grad and 0 < p < 1) or inplace or x.device.type not in ON:
         return F.dropout(x, p, training, inplace)
     state, mask = torch.get_rng_state(), _drawn(torch.empty_like(x), p)
@@ -138,7 +138,7 @@ def _drawn(place: Tensor, p: float) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that keeps its inputs alone, and runs again in the backward pass."""
+    """Attention that keeps only its inputs, and runs again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:

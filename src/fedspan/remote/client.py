@@ -51,7 +51,7 @@ class StateFile:
         for what, name in (("run name", run), ("client id", client)):
             if not NAME.fullmatch(name):
                 raise SpecError(
-                    f"{what} {name!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'"
+                    f"{what} {name!r:.80} must be 1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-', and not begin with '.'"
                 )
         run_states = states_dir / run
         try:

@@ -1,4 +1,4 @@
-"""Language modelling: every role of Shakespeare's plays is a client, and a pre-trained model learns to speak like them.
+"""Language modeling: every role of Shakespeare's plays is a client, and a pre-trained model learns their words.
 
 A role's text is cut into blocks of tokens. Its last part is not trained on; those parts of all roles are the test set.
 """
@@ -26,15 +26,15 @@ Block = list[int]
 @register
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(TextTask):
-    """Clients with words of their own, scored on words of all of them."""
+    """Clients with texts of their own, evaluated on texts of all of them."""
 
-    data: str = "shakespeare"  # one JSON object a line: text
-    model: str = "stories260k"  # stories260k, tiny, or the folder of a model
-    clients: int | None = None  # those who speak most; None: all with enough to say
-    min_characters: int = 1000  # what is enough
-    block: int = 128  # tokens of an example, the mark of a beginning included
+    data: str = "shakespeare"  # one JSON object per line: text
+    model: str = "stories260k"  # stories260k, tiny, or the directory of a model
+    clients: int | None = None  # those with most text; None: all with enough of it
+    min_characters: int = 1000  # text that a client must have
+    block: int = 128  # tokens of an example, including the mark of a beginning
     test_share: float = 0.1  # of each client's text, its end
-    test_blocks: int | None = 256  # scored at most, spread evenly over the clients; None: all
+    test_blocks: int | None = 256  # blocks to evaluate on, spread evenly over the clients; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +76,7 @@ class LanguageModel(TextTask):
         return np.sort(most).tolist()  # type: ignore[no-any-return]
 
     def _blocks(self, begin: list[int], ids: list[int]) -> tuple[list[Block], list[Block]]:
-        """Blocks to train on and blocks to be scored on, each behind the mark of a beginning."""
+        """Blocks to train on and blocks to evaluate on, each after the mark of a beginning."""
         end = max(2, round(len(ids) * self.test_share))
         parts = ids[:-end], ids[-end:]
         each = self.block - len(begin)

@@ -1,4 +1,4 @@
-"""Text classification: customers' questions cut into clients, and a pre-trained encoder with a new head."""
+"""Text classification: customers' questions split over clients, and a pre-trained encoder with a new head."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
 @register
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(TextTask):
-    """Clients with texts of their own, scored on one test set."""
+    """Clients with texts of their own, evaluated on one test set."""
 
-    data: str = "banking77"  # one JSON object a line: text, label
-    model: str = "minilm"  # minilm, tiny, or the folder of a model
+    data: str = "banking77"  # one JSON object per line: text, label
+    model: str = "minilm"  # minilm, tiny, or the directory of a model
     partition: Partition = field(default_factory=lambda: Dirichlet(clients=20, alpha=0.1))  # who has which examples
     data_seed: int | None = None  # of the partition; None: the run's seed
     classes: int | None = None  # only the first classes of the data set; None: all
     per_class: int | None = None  # training examples of each class that are used; None: all
-    test_per_class: int | None = None  # test examples of each class that are scored; None: all
-    max_length: int = 64  # tokens of a text; what is longer is cut
+    test_per_class: int | None = None  # test examples of each class; None: all
+    max_length: int = 64  # tokens of a text; longer texts are cut
     frozen_modules: ClassVar[tuple[str, ...]] = ("*embed*",)  # half of MiniLM, of which a client's few texts use little
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class TextClassification(TextTask):
                 at_least(name, getattr(self, name), 1)
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
-        """The texts, cut into clients, and the model with a new head."""
+        """The texts, split over clients, and the model with a new head."""
         labels, places = self._labels("train")
         parts = self._cut(labels, seed)
         model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=int(labels.max()) + 1)
@@ -65,7 +65,7 @@ class TextClassification(TextTask):
         return Material(self.prepared(model, dtype), len(parts), examples, test)
 
     def counts(self, seed: int) -> Numbers:
-        """How many examples of each class each client holds: (clients, classes)."""
+        """The number of examples of each class that each client has: (clients, classes)."""
         labels = self._labels("train")[0]
         number = int(labels.max()) + 1
         return np.stack([np.bincount(labels[part], minlength=number) for part in self._cut(labels, seed)])
