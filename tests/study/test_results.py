@@ -16,6 +16,7 @@ from conftest import SMALL
 from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec
+from fedspan.engine.lock import lock_dir
 from fedspan.study import command, jobs, report, results
 from fedspan.study.parse import study_of
 from fedspan.study.request import requested
@@ -160,3 +161,11 @@ def test_seed_length_and_engine_do_not_decide_where_a_run_is(tmp_path: Path) -> 
     )
     assert {jobs.place_of(one, tmp_path) for one in others} == {jobs.place_of(spec, tmp_path)}
     assert jobs.place_of(Spec.from_table(BASE | {"batch_size": 5}), tmp_path) != jobs.place_of(spec, tmp_path)
+
+
+def test_a_study_that_another_process_makes_is_left_alone(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "plain", tmp_path / "plain")
+    before = {name: (tmp_path / "plain" / name).read_bytes() for name in (results.STUDY, results.CURVES)}
+    with lock_dir(tmp_path / "plain"), pytest.raises(SpecError, match="another process"):
+        command.make(study_of(ROWS), tmp_path / "plain", jobs=1, formats=["md"], line="", console=QUIET)
+    assert {name: (tmp_path / "plain" / name).read_bytes() for name in before} == before

@@ -99,7 +99,7 @@ def _course(spec: Spec) -> Course:
     method: Any = dataclasses.replace(spec.method, local_steps=1)  # type: ignore[type-var]
     long = dataclasses.replace(spec, rounds=FAR, method=method)
     table = long.table()
-    key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}}, sort_keys=True)
+    key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}})
     if key not in _courses:
         _courses[key] = price(long).course
     return _courses[key]

@@ -46,9 +46,10 @@ def make(
     """Run a study in `out`, and write its data and report there. Complete runs are kept."""
     at_least("jobs", jobs, 1)
     report.check(formats)
-    results.announce(study, out)
-    run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
-    results.save(results.collect(study, out / RUNS, line), out)
+    with lock_dir(out):
+        results.announce(study, out)
+        run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
+        results.save(results.collect(study, out / RUNS, line), out)
     found = results.load(out)
     files = Report.of_study(found).write(out, formats)
     for part in study.parts:
