@@ -27,11 +27,11 @@ from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.model import ModelRequest
 from fedspan.costs.outline import price
 from fedspan.costs.plan import plan
+from fedspan.huggingface.checkpoints import place_of
 from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
-from fedspan.tasks._text import place_of
 
 ROOT = Path(__file__).parents[2]
 BERT = {

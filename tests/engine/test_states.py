@@ -97,6 +97,7 @@ def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
 COMPACT = Engine(simulate="loop", compact_states=True)
 BIG = """
 import resource, sys, torch
+from pathlib import Path
 import fedspan
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.coordinate import Coordinate

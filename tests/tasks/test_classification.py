@@ -116,7 +116,7 @@ def test_partition_draws_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(Spec.from_table(table()).toml())
     done = command("partition", path, "--out", tmp_path / "map.png")
-    assert "classes a client: 2 to 2" in done.stdout
+    assert "classes per client: 2 to 2" in done.stdout
     assert "5 clients, 10 classes, 1,500 examples" in done.stdout
     assert (tmp_path / "map.png").stat().st_size > 2_000
     bad = command("partition", "examples/ssf.toml", "--out", tmp_path / "no.png")
