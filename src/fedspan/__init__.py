@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedspan.core.sync import ModelSync as ModelSync
     from fedspan.core.sync import SyncedDown as SyncedDown
     from fedspan.core.task import Task as Task
+    from fedspan.costs.plan import plan as plan
     from fedspan.engine.result import Result as Result
     from fedspan.engine.result import load as load
 
