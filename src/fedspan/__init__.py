@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedspan.api.run import run as run
 
     # what authors of methods, projectors, compressors, optimizers and tasks use
+    from fedspan.core.callback import Callback as Callback
     from fedspan.core.compressor import Compressor as Compressor
     from fedspan.core.config import Engine as Engine
     from fedspan.core.config import Participation as Participation

@@ -36,7 +36,7 @@ def fit(
     seeds: int = 1,
     test: Any = None,
     validation: Any = None,
-    metrics: Sequence[Any] = (),
+    metrics: Sequence[Any] | str = (),
     eval_every: int = 1,
     objective: Loss | None = None,
     training: Training | None = None,
@@ -65,8 +65,8 @@ def fit(
         seed: Decides every random draw.
         seeds: Number of runs, with consecutive seeds; the model gets the weights of the first.
         test: Data that the model is evaluated on.
-        validation: Data by which the best model, early stopping and the step size are chosen, so that `test` stays
-            clean. Its metrics are reported as `validation_…`.
+        validation: Data by which the best model, early stopping and `lr = "search"` are chosen, so that `test` stays
+            clean; without it they go by `test`. Its metrics are reported as `validation_…`.
         metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
         eval_every: Rounds between two evaluations.
         objective: `objective(model, batch)` in place of `loss`, where a batch is not (inputs, targets).
@@ -88,6 +88,9 @@ def fit(
     """
     if clients_per_round is not None and clients_per_round > len(clients):
         raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
+    metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    if metrics and test is None and validation is None:
+        raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
     spec = Spec(
         rounds=rounds,
@@ -98,7 +101,7 @@ def fit(
         clients_per_round=clients_per_round,
         device=device,
         seed=seed,
-        metrics=tuple(metrics),
+        metrics=metrics,
         eval_every=eval_every,
         training=training or Training(),
         participation=participation or Participation(),

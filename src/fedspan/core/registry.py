@@ -59,7 +59,8 @@ def register(cls: C) -> C:
     """Registers a method, projector, metric or another kind of choice under the name of the file it is in.
 
     Args:
-        cls: A frozen dataclass that derives from the base class of its kind, such as `fedspan.Method`.
+        cls: A class that derives from the base class of its kind, such as `fedspan.Method`. Its settings are the fields
+            of a dataclass.
 
     Returns:
         The class itself, so that this serves as a decorator.
@@ -189,14 +190,14 @@ def make(cls: type, table: Table, where: str = "") -> Any:
 
     `where` is the table's name in the spec, which error messages put in front of keys.
     """
-    fields = {f.name for f in dataclasses.fields(cls) if f.init}
+    fields = {f.name for f in _fields(cls)}
     for key in table:
         if key not in fields:
             known = ", ".join(sorted(fields))
             raise SpecError(f"`[{where or 'spec'}]` has no key {key!r}{did_you_mean(key, fields)}; it has {known}")
     if missing := _missing(cls, table):
         raise SpecError(f"`{_dotted(where, missing[0])}` is missing; it has no default")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls) if fields else {}
     values = {key: _value(hints[key], value, _dotted(where, key)) for key, value in table.items()}
     try:
         return cls(**values)
@@ -206,10 +207,15 @@ def make(cls: type, table: Table, where: str = "") -> Any:
         raise SpecError(f"`{where}.{str(error)[1:]}" if inside else str(error)) from None
 
 
+def _fields(cls: type) -> list[dataclasses.Field[Any]]:
+    """The settings of a class; a class that is no dataclass has none."""
+    return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
+
+
 def _missing(cls: type, given: Iterable[str]) -> list[str]:
     """The fields without a default that are not given."""
     none = dataclasses.MISSING
-    fields = [f.name for f in dataclasses.fields(cls) if f.init and f.default is none and f.default_factory is none]
+    fields = [f.name for f in _fields(cls) if f.default is none and f.default_factory is none]
     return [name for name in fields if name not in given]
 
 
@@ -234,7 +240,9 @@ def describe(value: Any) -> Any:
         return [describe(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
-    return value if isinstance(value, str | int | float | bool) else source_of(value)
+    if isinstance(value, str | int | float | bool):
+        return value
+    return {"name": name_of(value)} if is_registered(value) else source_of(value)
 
 
 def source_of(function: Any) -> str:

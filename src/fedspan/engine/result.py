@@ -40,6 +40,7 @@ class Result:
         run_dir: The run directory, or None.
         model: The trained module, or None where the task has none.
         weights: The trained tensors of each seed by name, as in `model.state_dict()`.
+        lr_search: How `lr = "search"` or "auto" found the step size, or None.
     """
 
     seeds: tuple[int, ...]
@@ -149,6 +150,8 @@ class Result:
                 raise SpecError(f"the result has weights of {len(self.weights)} seeds; save it to a directory")
             checkpoint.write_tensors(path, self.weights[0])
             return path
+        if path.suffix:
+            raise SpecError(f"`path` must be a directory or end in .safetensors, got {str(path)!r}")
         path.mkdir(parents=True, exist_ok=True)
         header = {"spec": self.spec}
         for number, folder in enumerate(seed_dirs(path, self.seeds)):
@@ -166,7 +169,8 @@ class Result:
         last = self.history[-1] if self.history else {}
         values = [f"{name}={last[name]:.4g}" for name in self.metrics if last.get(name) is not None]
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down"
-        return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes])})"
+        found = [f"lr={self.lr_search['values']['lr']:.3g} (searched)"] if self.lr_search is not None else []
+        return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found])})"
 
     def _repr_html_(self) -> str:
         """The last evaluations as a table, for notebooks."""

@@ -51,7 +51,7 @@ class SearchResult:
 
     lr: float
     trials: list[RateTrial]
-    metric: str  # what the trials were measured by: "rel_err", "loss" or "training loss"
+    metric: str  # what the trials were measured by: "rel_err", "validation_loss", "loss" or "training loss"
     run_rounds: int  # rounds of the run that the rate is for
 
     @property
@@ -163,7 +163,7 @@ class _TrialRunner:
     def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int) -> None:
         self.method, self.problem, self.clients_per_round = method, problem, clients_per_round
         start = problem.evaluate(problem.x0, problem.buffers0)
-        self.metric = next((name for name in ("rel_err", "loss") if name in start), TRAINING_LOSS)
+        self.metric = next((name for name in ("rel_err", "validation_loss", "loss") if name in start), TRAINING_LOSS)
         self.offset = 0.0
         self.first = self._measure(start, problem.x0, problem.buffers0)
         if self.first <= 0:  # such as a likelihood of densities: the trials compare multiples of the start
