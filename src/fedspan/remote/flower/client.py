@@ -48,15 +48,15 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
 
 
 def preparing(spec: Spec | Path | str) -> Prepare:
-    """Load the spec and build a client's problem, once for all messages that one process replies to."""
+    """A function that loads the spec and builds a client's problem; Flower's simulation sends it to other processes."""
+    return functools.partial(_prepare, spec)
 
-    @functools.lru_cache(maxsize=4)
-    def prepare(changes: tuple[str, ...], client: int) -> tuple[Spec, Problem]:
-        changed = load_spec(spec, changes)
-        with torch.inference_mode(False):
-            return changed, changed.task.client_problem(client, (changed.seed,), changed)
 
-    return prepare
+@functools.lru_cache(maxsize=4)  # for all messages that one process replies to
+def _prepare(spec: Spec | Path | str, changes: tuple[str, ...], client: int) -> tuple[Spec, Problem]:
+    changed = load_spec(spec, changes)
+    with torch.inference_mode(False):
+        return changed, changed.task.client_problem(client, (changed.seed,), changed)
 
 
 def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
