@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,14 @@ Direction = Callable[[Vector], Vector]
 """What a local step subtracts at a point, times the learning rate."""
 
 
-@runtime_checkable
-class InPlaceDirection(Protocol):
+class InPlaceDirection(ABC):  # a class and no Protocol: it is asked for in every round
     """A direction whose point can lie in the model's own memory, so that a step copies nothing."""
 
+    @abstractmethod
     def __call__(self, y: Vector) -> Vector:
         """The direction at y. Asked at the point of `in_place`, the next call overwrites what this one returns."""
 
+    @abstractmethod
     def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
         """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
 

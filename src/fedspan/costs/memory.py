@@ -153,7 +153,7 @@ class _Steps:
         return direction
 
 
-class _InPlace(_Steps):
+class _InPlace(_Steps, InPlaceDirection):
     """The same for steps in place."""
 
     def in_place(self, start: Vector) -> AbstractContextManager[Vector]:

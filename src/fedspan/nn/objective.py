@@ -18,7 +18,7 @@ from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round
-from fedspan.core.objective import Direction, Objective, Plus, term
+from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
 from fedspan.core.projector import LinearMap
 from fedspan.nn.client_data import Batch, placed
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
@@ -62,7 +62,7 @@ class GradientDirection:
         return g if self.plus is None else g + term(self.plus, y)
 
 
-class InPlaceGradient(GradientDirection):
+class InPlaceGradient(GradientDirection, InPlaceDirection):
     """The same for a point in the module's own memory: no vector is copied per step."""
 
     _place: Place | None = None
