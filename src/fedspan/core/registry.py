@@ -59,8 +59,7 @@ def register(cls: C) -> C:
     """Registers a method, projector, metric or another kind of choice under the name of the file it is in.
 
     Args:
-        cls: A class that derives from the base class of its kind, such as `fedspan.Method`. Its settings are the fields
-            of a dataclass.
+        cls: A class that derives from the base class of its kind, such as `fedspan.Method`; its fields are settings.
 
     Returns:
         The class itself, so that this serves as a decorator.
@@ -240,9 +239,8 @@ def describe(value: Any) -> Any:
         return [describe(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, str | int | float | bool):
-        return value
-    return {"name": name_of(value)} if is_registered(value) else source_of(value)
+    named = isinstance(value, str | int | float | bool)
+    return value if named else {"name": name_of(value)} if is_registered(value) else source_of(value)
 
 
 def source_of(function: Any) -> str:
