@@ -239,8 +239,8 @@ def describe(value: Any) -> Any:
         return [describe(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
-    named = isinstance(value, str | int | float | bool)
-    return value if named else {"name": name_of(value)} if is_registered(value) else source_of(value)
+    scalar = isinstance(value, str | int | float | bool)
+    return value if scalar else {"name": name_of(value)} if is_registered(value) else source_of(value)
 
 
 def source_of(function: Any) -> str:
