@@ -14,7 +14,7 @@ def command(
         int | None, typer.Option("--forget", help="Free this client's number for another node, as after a new key.")
     ] = None,
 ) -> None:
-    """Show which node each client's number belongs to, or free one for another node.
+    """Show or free the nodes that clients' numbers belong to.
 
     RUN_DIR is the server's run directory of a run with bind-clients=true.
     """
