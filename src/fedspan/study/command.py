@@ -47,7 +47,7 @@ def make(
     at_least("jobs", jobs, 1)
     report.check(formats)
     with lock_dir(out):
-        results.announce(study, out)
+        line = results.announce(study, out, line)
         run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
         results.save(results.collect(study, out / RUNS, line), out)
     found = results.load(out)
