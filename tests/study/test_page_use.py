@@ -166,6 +166,9 @@ def test_downloads(compared: Path, tmp_path: Path) -> None:
         page.goto(files["SVG"].as_uri())  # it is well-formed, and stands alone
         assert page.locator("text").count() > 10
         assert "var(" not in files["SVG"].read_text()
+        strokes = page.evaluate("[...document.querySelectorAll('svg > path')].map((n) => n.getAttribute('stroke'))")
+        assert len(strokes) >= 7  # the frame, and a line with a marker for each of three in the legend
+        assert "#ffffff" not in strokes
         assert files["SVG"].read_text().count(">SCAFFOLD<") == 2  # beside the line, and in the legend
     assert files["PNG"].read_bytes()[:4] == b"\x89PNG"
     assert files["PNG"].stat().st_size > 10_000
