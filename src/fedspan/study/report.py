@@ -25,6 +25,7 @@ from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
 from fedspan.study.tables import Grid
+from fedspan.study.verdict import verdict_of
 
 FORMATS = ("html", "md", "csv", "png")
 FEW = 5  # methods that a title names
@@ -108,7 +109,7 @@ class Report:
         sections = [Section.of_part(part, results.entries[part.name]) for part in study.parts]
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
         footer = f"{results.minutes:.1f} core-minutes of computing. {made}"
-        lead = [text for text in (study.about, score_line(results)) if text]
+        lead = [text for text in (study.about, score_line(results), verdict_of(results)) if text]
         title = study.title or titled(study.parts[0])
         return Report(title, lead, sections, results.command, score(results)[1], footer)
 
@@ -194,7 +195,8 @@ def described(part: Part) -> str:
         f"Every method runs under {seeds}; ± is the standard deviation over them." if part.seeds > 1 else "One seed."
     ]
     if tuned:
-        parts.append(f"Each is tuned over its own grid on the {first}; * marks a value at the end of its grid.")
+        by = {"": "", "train_loss": " by the training loss"}.get(part.tune_by, f" by {part.tune_by}")
+        parts.append(f"Each is tuned over its own grid{by} on the {first}; * marks a value at the end of its grid.")
     if part.budget is not None:
         parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
         if tuned:
