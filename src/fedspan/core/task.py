@@ -38,7 +38,7 @@ class Task(ABC):
         raise SpecError(f"{type(self).__name__} has no classes to count")
 
     def fingerprint(self) -> dict[str, str]:
-        """What it is of → hash, for data, code and weights of the user's own that may change under the same settings."""
+        """What it is of → hash, for the user's own data, code and weights: the same settings, other numbers."""
         return {}
 
     def given(self) -> dict[str, Any] | None:

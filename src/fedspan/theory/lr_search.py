@@ -8,8 +8,8 @@
 A server that scales its own steps (FedAdam) moves about as far at every local rate: none diverges, and at first all
 fall alike. There the search takes the lowest rate that is still as fast as any, because its noise is lowest.
 
-The loss is that of the validation set, or the training loss on a fixed sample of the clients' data
-(`Problem.training_loss`) where there is none. The test set is never looked at.
+The loss is that of the task's metrics, usually on the test set. A run without one is measured by its training loss on
+a fixed sample of the clients' data (`Problem.training_loss`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SearchResult:
 
     lr: float
     trials: list[RateTrial]
-    metric: str  # what the trials were measured by: "rel_err", "validation_loss" or "training loss"
+    metric: str  # what the trials were measured by: "rel_err", "validation_loss", "loss" or "training loss"
     run_rounds: int  # rounds of the run that the rate is for
 
     @property
@@ -163,9 +163,7 @@ class _TrialRunner:
     def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int) -> None:
         self.method, self.problem, self.clients_per_round = method, problem, clients_per_round
         start = problem.evaluate(problem.x0, problem.buffers0)
-        trains = problem.training_loss(problem.x0, problem.buffers0) is not None
-        names = ("rel_err", "validation_loss", *(() if trains else ("loss",)))
-        self.metric = next((name for name in names if name in start), TRAINING_LOSS)
+        self.metric = next((name for name in ("rel_err", "validation_loss", "loss") if name in start), TRAINING_LOSS)
         self.offset = 0.0
         self.first = self._measure(start, problem.x0, problem.buffers0)
         if self.first <= 0:  # such as a likelihood of densities: the trials compare multiples of the start
