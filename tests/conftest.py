@@ -84,7 +84,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedsub": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
-        {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1},
+        {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1, "momentum": 0.5},
     ],
     "compressed": [
         {},
