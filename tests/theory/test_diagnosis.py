@@ -77,7 +77,7 @@ DOUBTS = {
     "lazy": ("ssf", {"rank": 3, "refresh": 4}, 7, {}, ["kept for 4 rounds"]),
     "momentum": ("scaffold", {"momentum": 0.5}, 7, {}, ["momentum"]),
     "adamw": ("ssf", {"rank": 3, "optimizer": {"name": "adamw"}}, 7, {}, ["local steps with adamw"]),
-    "schedule": ("ssf", {"rank": 3, "schedule": "linear", "schedule_rounds": 9}, 7, {}, ["schedule"]),
+    "schedule": ("ssf", {"rank": 3, "schedule": "linear"}, 7, {}, ["schedule"]),
     "boost": ("ssf", {"rank": 3, "rank_boost": 2.0}, 7, {}, ["rank_boost"]),
     "uncontrolled": ("fedavg", {}, 7, {}, ["not the method of the theorem"]),
     "paper": ("ssf", {"rank": 3, "control": "paper"}, 3, {}, ["partial", "breaks c = mean c_i"]),

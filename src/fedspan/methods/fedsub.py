@@ -80,7 +80,7 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
         start, shift = torch.zeros_like(dual), -dual / self.local_steps
-        b, _ = self.solver.descend(start, f.restrict(x, P), self.step(P, rnd.t), self.local_steps, shift=shift)  # 3
+        b, _ = self.solver.descend(start, f.restrict(x, P), self.step(P, rnd), self.local_steps, shift=shift)  # 3
         return self._after(client, dual, b), Up(b)
 
     def update_client_state(self, client: ClientState, down: ProbedDown, up: Up, rnd: Round) -> ClientState:
