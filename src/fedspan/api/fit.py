@@ -66,7 +66,8 @@ def fit(
         seeds: Number of runs, with consecutive seeds; the model gets the weights of the first.
         test: Data that the model is evaluated on.
         validation: Data by which the best model, early stopping and `lr = "search"` are chosen, so that `test` stays
-            clean; without it they go by `test`. Its metrics are reported as `validation_…`.
+            clean. Without it the first two go by `test`, and the search by the clients' training loss. Its metrics are
+            reported as `validation_…`.
         metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
         eval_every: Rounds between two evaluations.
         objective: `objective(model, batch)` in place of `loss`, where a batch is not (inputs, targets).
