@@ -76,7 +76,7 @@ def produce(
 ) -> Results:
     """Run a study in `out` and write its results there as data. Complete runs are kept."""
     with lock_dir(out):
-        results.announce(study, out)
+        line = results.announce(study, out, line)
         run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
         results.save(results.collect(study, out / RUNS, line), out)
     return results.load(out)

@@ -149,7 +149,7 @@ def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
         return np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
 
 
-def thinned(rows: int, points: int = POINTS) -> npt.NDArray[np.int64]:
+def thinned(rows: int, points: int) -> npt.NDArray[np.int64]:
     """Row numbers to draw: at most `points` evenly on a linear axis, and as many on a logarithmic one."""
     even = np.linspace(0, rows - 1, min(rows, points))
     growing = np.geomspace(1, max(rows - 1, 1), min(rows, points)).clip(0, rows - 1)

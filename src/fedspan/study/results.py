@@ -3,16 +3,18 @@
 `collect` reads them from the runs, `save` writes them to two files, and `load` reads them back. Tables, figures and
 the page are made from these files alone.
 
-    study.toml     what was run
-    curves.json    the results and curves of every part, row and variant
+    study.toml      what was run
+    curves.json.gz  the results and curves of every part, row and variant
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import math
 from collections.abc import Iterable
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from fedspan.study.parse import study_of, table_of
 from fedspan.study.series import Series
 from fedspan.study.tuning import Cell, Runs, Tried, by_seed, edges, final, within
 
-STUDY, CURVES, RUNS = "study.toml", "curves.json", "runs"
+STUDY, CURVES, RUNS = "study.toml", "curves.json.gz", "runs"
+MADE_BY = "# "  # before the commands at the head of the study
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,23 @@ def client_state(spec: Spec | Table) -> int | None:
 # ---- files
 
 
-def announce(study: Study, out: Path) -> None:
-    """Write what will be run; results of an earlier study are no longer valid."""
+def announce(study: Study, out: Path, line: str) -> str:
+    """Write what will be run and by which command; results of an earlier study are no longer valid.
+
+    Returns:
+        The commands that lead to this study, one per line: the first one, and those that changed it when they resumed.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / CURVES).unlink(missing_ok=True)
-    write_atomic(out / STUDY, tomli_w.dumps(table_of(study)).encode())
+    text = tomli_w.dumps(table_of(study))
+    before = (out / STUDY).read_text() if (out / STUDY).exists() and "--resume" in line.split() else ""
+    lines = [one.removeprefix(MADE_BY) for one in before.splitlines() if one.startswith(MADE_BY)]
+    if not lines:
+        lines = [line.replace(" --resume", "")]
+    elif not before.endswith(f"\n{text}"):
+        lines.append(line)
+    write_atomic(out / STUDY, "\n".join([*(MADE_BY + one for one in lines), text]).encode())
+    return "\n".join(lines)
 
 
 def save(results: Results, out: Path) -> None:
@@ -139,7 +154,9 @@ def save(results: Results, out: Path) -> None:
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
     about = {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
-    write_atomic(out / CURVES, text.encode())
+    write_atomic(
+        out / CURVES, gzip.compress(text.encode(), mtime=0)
+    )  # without a time: the same results, the same bytes
 
 
 def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
@@ -160,13 +177,13 @@ def load(place: Path) -> Results:
     """The results that were saved in a directory."""
     study = study_of(read_toml(place / STUDY))
     try:
-        data = json.loads((place / CURVES).read_text())
+        data = json.loads(gzip.decompress((place / CURVES).read_bytes()))
         entries = {
             part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
             for part in study.parts
         }
         return Results(study, entries, data["command"], data["minutes"], data["versions"])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}") from None
 
 
