@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fedspan
+from fedspan import Projection
 from fedspan.callbacks import EarlyStopping
 from fedspan.core.errors import SpecError
 from fedspan.engine import history
@@ -35,7 +36,7 @@ def digits() -> tuple[nn.Module, list[Data], Data, Data]:
 
 
 MODEL, CLIENTS, VALIDATION, TEST = digits()
-SETTINGS: dict[str, Any] = {"test": TEST, "batch_size": 8, "eval_every": 2}
+SETTINGS: dict[str, Any] = {"test": TEST, "batch_size": 8, "eval_every": 2, "projection": Projection(min_numel=16)}
 METHODS = {"FedAvg": FedAvg(local_steps=4), "SSF": SSF(rank=0.5, local_steps=4), "SCAFFOLD": "scaffold"}
 
 
@@ -233,3 +234,19 @@ def test_mistakes_name_the_argument(arguments: dict[str, Any], words: str) -> No
         fedspan.compare(**usual | SETTINGS | arguments)
     assert words in str(error.value)
     assert "--" not in str(error.value)
+
+
+def test_a_schedule_spans_each_methods_own_run(tmp_path: Path) -> None:
+    """Within one budget SSF has more rounds than FedAvg; both cosines end with their run, and none is cut off."""
+    methods = {"FedAvg": FedAvg(lr=0.1, schedule="cosine"), "SSF": SSF(rank=0.2, lr=0.1, schedule="cosine")}
+    settings: dict[str, Any] = SETTINGS | {"eval_every": 1, "seeds": 1, "run_dir": tmp_path}
+    found = fedspan.compare(methods, MODEL, CLIENTS, budget="up=30kB", **settings)
+    rounds = [row["rounds"] for row in found.rows]
+    assert rounds[1] > 2 * rounds[0]
+    for (label, method), row in zip(methods.items(), found.rows, strict=True):
+        alone = fedspan.fit(digits()[0], CLIENTS, method=method, rounds=row["rounds"], **SETTINGS)
+        assert row["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7), label
+    longer = fedspan.compare(methods, MODEL, CLIENTS, budget="up=60kB", resume=True, **settings)
+    assert longer.rows[0]["rounds"] > rounds[0]
+    alone = fedspan.fit(digits()[0], CLIENTS, method=methods["FedAvg"], rounds=longer.rows[0]["rounds"], **SETTINGS)
+    assert longer.rows[0]["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tomli_w
-from browsing import SHORT, browse, browser_page, drawn
+from browsing import SHORT, browse, drawn
 from rich.console import Console
 from test_report import TABLE
 

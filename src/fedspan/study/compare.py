@@ -191,10 +191,8 @@ def _grids(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> dict[
     shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
     for label in tune:
         if label not in shared and label not in named:
-            known = ", ".join(named)
-            raise SpecError(
-                f"`tune` has a grid for {label!r}, which is no label; one of {known}{did_you_mean(label, named)}"
-            )
+            near = did_you_mean(label, named)
+            raise SpecError(f"`tune` has a grid for {label!r}, which is no label; one of {', '.join(named)}{near}")
     grids = {}
     for label, method in named.items():
         known = [one.name for one in dataclasses.fields(method)] + ["epochs"]  # type: ignore[arg-type]
@@ -202,7 +200,8 @@ def _grids(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> dict[
         for key, values in (shared | dict(tune.get(label, {}))).items():
             top = key.partition(".")[0]
             if top not in known:
-                raise SpecError(f"`tune`: {label} has no setting {top!r}{did_you_mean(top, known)}")
+                near = did_you_mean(top, known) or f"; give {{'LABEL': {{{top!r}: […]}}}} for the methods that have it"
+                raise SpecError(f"`tune`: {label} has no setting {top!r}{near}")
             values = [values] if isinstance(values, str | int | float) else list(values)
             if not values:
                 raise SpecError(f"`tune` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]")

@@ -38,7 +38,7 @@ def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
     before = json.loads(path.read_text()) if path.exists() else {}
     if found:
         runs.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(before | found, indent=1).encode())
+        write_atomic(path, json.dumps({**before, **found}, indent=1).encode())
     return [what for what, value in found.items() if before.get(what, value) != value]
 
 

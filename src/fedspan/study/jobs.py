@@ -95,20 +95,13 @@ def jobs_of(spec: Spec, runs: Path, seeds: int) -> list[Job]:
 
 
 def place_of(spec: Spec, runs: Path) -> Path:
-    """Where the runs of a spec are, whatever their seed, and their length unless it decides their numbers.
+    """Where the runs of a spec are, whatever their seed and length; a step size that is searched is for one length.
 
     Runs with other code, data or initial weights of the user's are elsewhere: they are never taken for these.
     """
     own = fingerprint(spec)
     parts = [registry.name_of(spec.method), spec.identity(), *([digest(own)] if own else [])]
-    return runs / "-".join([*parts, *([f"{spec.rounds}-rounds"] if _length_decides(spec) else [])])
-
-
-def _length_decides(spec: Spec) -> bool:
-    """Whether a run is more than the first rounds of a longer one: its step sizes depend on its length."""
-    method: Any = spec.method
-    scheduled = getattr(method, "schedule", "constant") != "constant" and method.schedule_rounds is None
-    return isinstance(method.lr, str) or scheduled
+    return runs / "-".join([*parts, *([f"{spec.rounds}-rounds"] if isinstance(spec.method.lr, str) else [])])
 
 
 def identity_of(table: dict[str, Any]) -> str:
@@ -152,8 +145,7 @@ def execute(
             progress.update(bar, completed=sum(far.values()))
 
         try:
-            method = "fork" if fork else "spawn"
-            ends = _here(todo, seen) if processes == 1 else _apart(todo, processes, method, plugins, seen)
+            ends = _here(todo, seen) if processes == 1 else _apart(todo, processes, fork, plugins, seen)
             for number, (job, end) in enumerate(ends, 1):
                 if end == "stopped":
                     raise KeyboardInterrupt
@@ -181,13 +173,13 @@ def _here(todo: list[Job], seen: Seen) -> Iterator[tuple[Job, End]]:
 
 
 def _apart(
-    todo: list[Job], processes: int, method: Literal["fork", "spawn"], plugins: tuple[Path, ...], seen: Seen
+    todo: list[Job], processes: int, fork: bool, plugins: tuple[Path, ...], seen: Seen
 ) -> Iterator[tuple[Job, End]]:
     """In several processes, in the order in which they end."""
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork" if fork else "spawn")
     reports: Reports = context.SimpleQueue()
     stop = context.Event()
-    _forked[:] = todo if method == "fork" else []
+    _forked[:] = todo if fork else []
     with (
         _interrupted(),
         ProcessPoolExecutor(min(processes, len(todo)), context, _ready, (reports, stop, plugins)) as pool,

@@ -13,8 +13,8 @@ import dataclasses
 import gzip
 import json
 import math
-from collections.abc import Iterable
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -95,7 +95,7 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
             found += [f"{label} {word} in {count} of {seeds} seeds"] if count and seeds > 1 else []
             found += [f"{label} {word}"] if count and seeds == 1 else []
         if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
-            found.append(f"{label} is read at {share:.0%} of the budget, where its last evaluation is")
+            found.append(f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is")
     return f"{'; '.join(found)}." if found else ""
 
 
