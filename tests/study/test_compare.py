@@ -18,6 +18,7 @@ from fedspan.core.errors import SpecError
 from fedspan.engine import history
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.study import report
+from fedspan.study.request import requested
 
 Data = tuple[torch.Tensor, torch.Tensor]
 
@@ -97,6 +98,12 @@ def test_the_command_line_reports_it(made: fedspan.Comparison, tmp_path: Path) -
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert [line["run"] for line in lines] == list(METHODS)
     assert float(lines[0]["result_mean"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
+
+
+def test_the_command_line_cannot_continue_it(made: fedspan.Comparison) -> None:
+    assert made.run_dir is not None
+    with pytest.raises(SpecError, match=r"continue it there, with fedspan.compare\(…, run_dir="):
+        requested([made.run_dir / "study.toml"])
 
 
 def histories(place: Path) -> dict[Path, int]:
