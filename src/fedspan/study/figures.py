@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedspan.study.curves import TITLES, Axis, over_seeds
 from fedspan.study.model import Part
@@ -34,8 +32,8 @@ AXES: dict[Axis, float] = {"round": 1.0, "up": 1e-6, "total": 1e-6}  # bytes as 
 def panels(down: int, across: int, share: bool = False) -> tuple[Any, Any]:
     """A figure of panels of equal size; with `share` those side by side have one y axis."""
     size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
-    rows: Any = "row" if share else False
-    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", sharey=rows)
+    figure = Figure(figsize=size, layout="constrained")  # not of pyplot: no window, and nothing to close
+    return figure, figure.subplots(down, across, squeeze=False, sharey="row" if share else False)
 
 
 def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
@@ -46,7 +44,6 @@ def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
-    plt.close(figure)
     return path.with_suffix(".svg")
 
 
@@ -70,40 +67,60 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
     rows = part.figure.get("rows", list(range(len(part.rows))))
     cells = [(kind, row) for kind in kinds for row in rows]
     across = len(rows) if 1 < len(rows) <= ACROSS else min(ACROSS, len(cells))
-    looks = {name: _look(n, len(part.variants)) for n, name in enumerate(one.name for one in part.variants)}
     with plt.rc_context(STYLE):
         figure, axes = panels(-(-len(cells) // across), across, share=True)
-        for axis, (kind, row) in zip(np.ravel(axes), cells, strict=False):
-            here = [entry for entry in entries if entry.row == row]
-            (_curves if kind in AXES else _grid)(axis, part, here, kind, looks)
+        starts: dict[int, list[float]] = {}
+        for place, (kind, row) in enumerate(cells):
+            axis, here = axes[place // across][place % across], [entry for entry in entries if entry.row == row]
             axis.set_title(part.rows[row].label)
-        for axis in np.ravel(axes)[len(cells) :]:
-            axis.set_visible(False)
-        for line in axes:  # after all panels of a line are drawn, because they share its limits
-            line[0].set_ylabel(titled(part.metric))
-            starts = [mean for axis in line for mean in _starts(axis)]
-            if part.goal == "min" and starts:
-                line[0].set_ylim(
-                    top=min(line[0].get_ylim()[1], 3 * max(starts))
-                )  # a run that diverges leaves the panel
+            if kind in AXES:
+                starts.setdefault(place // across, []).extend(_curves(axis, part, here, kind))
+            else:
+                _grid(axis, part, here, kind)
+        _finish(part, axes, len(cells), starts)
         return save(figure, path, handles(axes))
 
 
-def _starts(axis: Any) -> list[float]:
-    """The first value of every line of a panel."""
-    return [float(line.get_ydata()[0]) for line in axis.get_lines() if np.isfinite(line.get_ydata()[:1]).any()]
+def _finish(part: Part, axes: Any, used: int, starts: dict[int, list[float]]) -> None:
+    """Labels and limits, after all panels are drawn: those side by side share them."""
+    for axis in np.ravel(axes)[used:]:
+        axis.set_visible(False)
+    for line, panels_ in enumerate(axes):
+        panels_[0].set_ylabel(titled(part.metric))
+        if part.goal == "min" and starts.get(line):  # a run that diverges leaves the panel
+            panels_[0].set_ylim(top=min(panels_[0].get_ylim()[1], 3 * max(starts[line])))
 
 
-def _look(number: int, count: int) -> dict[str, Any]:
-    """The marker of a variant. Those of several are staggered, so that lines on top of each other show."""
-    again = number // len(MARKERS)
-    line = {"ls": ("-", "--", ":", "-.")[again % 4], "marker": MARKERS[number % len(MARKERS)]}
-    size = 9 if line["marker"] == "*" else 5
-    return line | {"ms": size, "mec": "white", "mew": 0.6, "markevery": (0.03 + 0.22 * number / count, 0.22)}
+def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:
+    """A metric of every variant against a cost on one axis; the budget is a dotted line."""
+    axis = plt.subplots(layout="constrained")[1] if axis is None else axis
+    scale, looks = AXES.get(kind, 1.0), _looks(part)
+    for entry in entries:
+        curve, one = entry.series.curve(metric), entry.series
+        values = scale_of(metric) * curve.values
+        band(axis, curve.spent(kind) * scale, values, one.color, one.label, **looks[entry.variant])
+    if part.budget is not None and kind in part.budget.limits:
+        axis.axvline(part.budget.limits[kind] * scale, color="0.5", ls=":", lw=1)
+    axis.set_xlabel(TITLES[kind].format("MB"))
+    axis.set_ylabel(titled(metric))
+    axis.legend(frameon=False)
+    return axis
 
 
-def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis, looks: dict[str, dict[str, Any]]) -> None:
-    """The metric of every variant against a cost; a cross marks where a seed diverged."""
+def _looks(part: Part) -> dict[str, dict[str, Any]]:
+    """The marker of every variant. They are staggered, so that lines on top of each other show."""
+    count, out = len(part.variants), {}
+    for number, variant in enumerate(part.variants):
+        marker = MARKERS[number % len(MARKERS)]
+        line = {"marker": marker, "ms": 9 if marker == "*" else 5, "mec": "white", "mew": 0.6}
+        line["ls"] = ("-", "--", ":", "-.")[number // len(MARKERS) % 4]
+        out[variant.name] = line | {"markevery": (0.03 + 0.22 * number / count, 0.22)}
+    return out
+
+
+def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> list[float]:
+    """The metric of every variant against a cost; a cross marks where a seed diverged. Returns the first values."""
+    looks = _looks(part)
     axis.set_xscale("linear" if kind == "round" else "log")
     axis.set_yscale("linear" if part.goal == "max" else "log")
     tops: list[float] = []
@@ -117,13 +134,15 @@ def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis, looks: 
             last = int(np.flatnonzero(np.isfinite(middle))[-1])
             axis.plot(x[whole][last], tops[-1], marker="x", color=entry.series.color, ms=7, mew=2, clip_on=False)
     axis.set_xlabel(TITLES[kind].format("MB"))
+    return tops
 
 
-def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str, looks: dict[str, dict[str, Any]]) -> None:
+def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
     """The result of every point of a grid, against one of its settings."""
+    looks = _looks(part)
     for entry in entries:
         points = [(one.point[key], one.end) for one in entry.tried if key in one.point]
-        ends = [scale_of(part.metric) * end.mean if end.whole else np.nan for _, end in points]
+        ends = [scale_of(part.tune_metric) * end.mean if end.whole else np.nan for _, end in points]
         look = looks[entry.variant] | {"markevery": None, "color": entry.series.color, "label": entry.series.label}
         axis.plot([x for x, _ in points], ends, lw=1.4, **look)
     axis.set_xscale("log")

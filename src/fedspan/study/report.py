@@ -25,7 +25,8 @@ from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
 from fedspan.study.tables import Grid
-from fedspan.study.titles import described, listed, problem, standing, titled
+from fedspan.study.titles import described, listed, problem, sentences, standing, titled
+from fedspan.study.verdict import verdict_of
 
 FORMATS = ("html", "md", "csv", "png")
 
@@ -110,8 +111,7 @@ class Report:
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
         footer = f"{results.minutes:.1f} core-minutes of computing. {made}"
         title = study.title or titled(study.parts[0])
-        ends = [standing(part, results.entries[part.name]) for part in study.parts if len(part.rows) == 1]
-        verdict = [text for text in (score_line(results), *ends) if text]
+        verdict = [text for text in (score_line(results), *sentences(verdict_of(results))) if text]
         missed = score(results)[1]
         return Report(title, [study.about], sections, results.command, missed, footer, verdict)
 

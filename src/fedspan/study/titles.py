@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.study.model import Part, Table
 from fedspan.study.results import Entry
 from fedspan.study.tables import shown
@@ -49,7 +51,8 @@ def described(part: Part) -> str:
         f"Every method runs under {seeds}; ± is the standard deviation over them." if part.seeds > 1 else "One seed."
     ]
     if tuned:
-        parts.append(f"Each is tuned over its own grid on the {first}; * marks a value at the end of its grid.")
+        by = {"": "", TRAIN_LOSS: " by the training loss"}.get(part.tune_by, f" by {part.tune_by}")
+        parts.append(f"Each is tuned over its own grid{by} on the {first}; * marks a value at the end of its grid.")
     if part.budget is not None:
         parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
         if tuned:
@@ -57,6 +60,11 @@ def described(part: Part) -> str:
     if part.tail > 1:
         parts.append(f"A result is the mean of the last {part.tail:g} evaluations.")
     return " ".join(parts)
+
+
+def sentences(text: str) -> list[str]:
+    """A text as a list of its sentences."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text)
 
 
 def standing(part: Part, entries: Sequence[Entry]) -> str:
