@@ -82,7 +82,7 @@ def test_the_script_of_the_comparing_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs/comparing.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     assert 'budget="total=6MB"' in code
-    done = python(code.replace("total=6MB", "total=1MB"), tmp_path)
+    done = python(code.replace("total=6MB", "total=2MB"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("method   tuned")
     assert "Settings were chosen by the training loss on the first seed, not by the test set." in done.stdout

@@ -198,6 +198,17 @@ def test_several_processes_share_the_objects() -> None:
     assert [row | times for row in one.rows] == [row | times for row in two.rows]
 
 
+def test_a_run_that_fails_is_told_with_its_reason() -> None:
+    def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the loss is broken")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    found = fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, loss=broken, rounds=2, seeds=2, **SETTINGS)
+    assert "fedavg failed in 2 of 2 seeds (RuntimeError: the loss is broken" in found.verdict()
+    assert found.rows[0]["failed"] == 2
+
+
 def test_a_run_that_a_callback_ended_is_not_made_again(tmp_path: Path) -> None:
     again = {"rounds": 30, "seeds": 1, "callbacks": [EarlyStopping("loss", patience=1, min_delta=10.0)]} | SETTINGS
     stamps = []

@@ -22,6 +22,7 @@ from fedspan.study.tuning import by_seed, edges
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 CHEAPER = 0.9  # of methods that are equally good, one that sends less than this share of the most is mentioned
+LONG = 150  # characters of a reason
 CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
 
 
@@ -106,11 +107,17 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
     for one in entries:
         label, seeds = one.series.label, one.final.seeds
         for count, word in ((one.final.diverged, "diverged"), (one.final.failed, "failed")):
-            found += [f"{label} {word} in {count} of {seeds} seeds"] if count and seeds > 1 else []
-            found += [f"{label} {word}"] if count and seeds == 1 else []
+            many = f" in {count} of {seeds} seeds" if seeds > 1 else ""
+            found += [f"{label} {word}{many}{_reason(one) if word == 'failed' else ''}"] if count else []
         if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
             found.append(f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is")
     return f"{'; '.join(found)}." if found else ""
+
+
+def _reason(entry: Entry) -> str:
+    """Why a run failed, cut short."""
+    why = entry.failures[0].partition(": ")[2] if entry.failures else ""
+    return f" ({why if len(why) < LONG else why[:LONG] + '…'})" if why else ""
 
 
 def _how(part: Part, entries: Sequence[Entry]) -> str:
@@ -122,7 +129,7 @@ def _how(part: Part, entries: Sequence[Entry]) -> str:
     by = {TRAIN_LOSS: "the training loss"}.get(part.tune_metric, part.tune_metric)
     if not tuned:
         validated = part.tune_metric.startswith("validation_")
-        return f"Step sizes were searched by the {'validation' if validated else 'training'} loss."
+        return f"Step sizes were searched by {'the validation loss' if validated else by}."
     same = ", the metric of the results" if part.tune_metric == part.metric else ", not by the test set"
     return f"Settings were chosen by {by} on {_first_seeds(part)}{same}."
 
