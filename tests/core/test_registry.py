@@ -26,6 +26,43 @@ def test_a_name_or_a_table_is_as_good_as_the_value() -> None:
     assert registry.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
 
 
+PARTS = ("projector", "compressor", "optimizer")
+TAKES = [
+    pytest.param(cls, field, kind, id=f"{name}-{field}")
+    for of in ("method", *PARTS)
+    for name, cls in registry.choices(of).items()
+    if cls.__module__.startswith("fedspan.")
+    for field, kind in registry._choice_fields(cls)
+    if kind in PARTS
+]
+
+
+def made(cls: type, arguments: dict[str, Any]) -> Any:
+    """The value, or the words of why there is none."""
+    try:
+        return cls(**arguments)
+    except SpecError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("cls", "field", "kind"), TAKES)
+def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(cls: type, field: str, kind: str) -> None:
+    """Also those that refuse some parts: all three ways are refused alike."""
+    others = {"outer": QSGD(), "inner": TopK()} if cls is Compose else {}
+    taken = 0
+    for name, part in registry.choices(kind).items():
+        if not part.__module__.startswith("fedspan.") or registry._missing(part, ()):
+            continue
+        value = made(cls, others | {field: part()})
+        assert value == made(cls, others | {field: name}) == made(cls, others | {field: {"name": name}})
+        taken += not isinstance(value, str)
+        if not isinstance(value, str):
+            assert getattr(value, field) == part()
+            assert registry.make(cls, others | {field: name}) == value
+    refuses = ("Scallion", "Scafcom", "FedSub")
+    assert taken or (kind == "optimizer" and cls.__name__ in refuses)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
