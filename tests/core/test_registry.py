@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from fedspan.cli._fields import settings
 from fedspan.compressors import QSGD, Compose, TopK
 from fedspan.core import registry
 from fedspan.core.compressor import Compressor
@@ -138,15 +139,18 @@ def test_the_order_of_rank_patterns_is_part_of_a_value() -> None:
 
 
 def test_only_what_has_a_kind_can_be_registered() -> None:
-    with pytest.raises(TypeError, match="derive it from one of Method, Projector"):
+    with pytest.raises(SpecError, match="derive it from one of Method, Projector"):
         registry.register(Inner)
     with pytest.raises(SpecError, match=r"Inner is not registered; put @fedspan\.register above the class"):
         registry.name_of(Inner())
 
 
-@pytest.mark.parametrize("kind", ["method", "projector", "compressor", "optimizer"])
-def test_every_setting_has_a_comment(kind: str) -> None:
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_every_setting_has_a_line_and_every_name_a_summary(kind: str) -> None:
     for name, cls in registry.choices(kind).items():
         if cls.__module__.startswith("fedspan."):
-            assert not [field for field, comment in registry.comments(cls).items() if len(comment) < 8], name
-    assert registry.comments(SSF)["beta"].startswith("β: weight of this round")
+            assert not [field for field, _, _, words in settings(cls) if len(words) < 8], name
+            assert len(registry.summary(cls)) > 15, name
+    (beta,) = (row for row in settings(SSF) if row[0] == "beta")
+    assert beta[1:3] == ("float", "1.0")
+    assert beta[3].startswith("β: weight of this round")
