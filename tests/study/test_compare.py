@@ -161,7 +161,7 @@ def test_without_validation_the_training_loss_decides(tmp_path: Path) -> None:
     found = fedspan.tune(FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-4, 0.1]}, rounds=6, **SETTINGS)
     assert found.method == FedAvg(local_steps=4, lr=0.1)
     assert [(row["lr"], row["chosen"]) for row in found.rows] == [(1e-4, False), (0.1, True)]
-    assert found.rows[1]["train_loss"] < found.rows[0]["train_loss"]
+    assert found.rows[1]["training_loss"] < found.rows[0]["training_loss"]
     assert "by the training loss on the first seed, not by the test set" in repr(found)
 
 
