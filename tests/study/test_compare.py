@@ -162,7 +162,7 @@ def test_without_validation_the_training_loss_decides(tmp_path: Path) -> None:
     found = fedspan.tune(FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-4, 0.1]}, rounds=6, **SETTINGS)
     assert found.method == FedAvg(local_steps=4, lr=0.1)
     assert [(row["lr"], row["chosen"]) for row in found.rows] == [(1e-4, False), (0.1, True)]
-    assert found.rows[1]["train_loss"] < found.rows[0]["train_loss"]
+    assert found.rows[1]["training_loss"] < found.rows[0]["training_loss"]
     assert "by the training loss on the first seed, not by the test set" in repr(found)
 
 
@@ -197,6 +197,17 @@ def test_several_processes_share_the_objects() -> None:
     one, two = (fedspan.compare([FedAvg(lr=0.1), Scaffold(lr=0.1)], MODEL, CLIENTS, jobs=n, **settings) for n in (1, 2))
     times = {"seconds": 0.0}
     assert [row | times for row in one.rows] == [row | times for row in two.rows]
+
+
+def test_a_run_that_fails_is_told_with_its_reason() -> None:
+    def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the loss is broken")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    found = fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, loss=broken, rounds=2, seeds=2, **SETTINGS)
+    assert "fedavg failed in 2 of 2 seeds (RuntimeError: the loss is broken" in found.verdict()
+    assert found.rows[0]["failed"] == 2
 
 
 def test_a_run_that_a_callback_ended_is_not_made_again(tmp_path: Path) -> None:
