@@ -33,9 +33,11 @@ def served(place: Path) -> Iterator[str]:
     with live.serve([place], None, "", 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def get(address: str, path: str, host: str | None = None) -> tuple[int, bytes]:
@@ -55,7 +57,7 @@ def asked(address: str, stamp: str = "") -> dict[str, str]:
 
 def begun(place: Path) -> history.History:
     """A run directory of two rounds that goes on."""
-    found = history.History(place / history.NAME, {"spec": Spec.from_table(TABLE).table()})
+    found = history.History(place / history.NAME, {"spec": Spec.from_table(TABLE).table()}, [])
     for t in (0, 2):
         found.append(row(t))
     return found
