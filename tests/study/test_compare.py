@@ -269,3 +269,15 @@ def test_a_schedule_spans_each_methods_own_run(tmp_path: Path) -> None:
     assert longer.rows[0]["rounds"] > rounds[0]
     alone = fedspan.fit(digits()[0], CLIENTS, method=methods["FedAvg"], rounds=longer.rows[0]["rounds"], **SETTINGS)
     assert longer.rows[0]["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7)
+
+
+def test_every_seed_is_within_the_budget(tmp_path: Path) -> None:
+    """Downloads of SSF depend on who is drawn: the seeds differ, and none of them is read beyond the budget."""
+    settings: dict[str, Any] = SETTINGS | {"eval_every": 1, "clients_per_round": 2, "seeds": 4, "run_dir": tmp_path}
+    found = fedspan.compare({"SSF": SSF(rank=0.2, lr=0.1)}, MODEL, CLIENTS, budget="total=60kB", **settings)
+    read = found.rows[0]["rounds"]
+    rows = [history.read(path)[1] for path in tmp_path.rglob(history.NAME)]
+    sent = [{row["round"]: row["up_bytes"] + row["down_bytes"] for row in one} for one in rows]
+    assert len({one[read] for one in sent}) > 1
+    assert all(one[read] <= 60_000 for one in sent)
+    assert read == max(t for t in sent[0] if all(one[t] <= 60_000 for one in sent))
