@@ -129,8 +129,9 @@ def test_damaged_data_is_named(made: Path, tmp_path: Path, change: Callable[[byt
         results.load(tmp_path)
 
 
-def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(tmp_path: Path) -> None:
-    committed = Path(__file__).parents[2] / "docs/results/toy"
+@pytest.mark.parametrize("name", ["mnist", "toy"])
+def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(tmp_path: Path, name: str) -> None:
+    committed = Path(__file__).parents[2] / "docs/results" / name
     assert all(path.stat().st_size < 1_000_000 for path in committed.rglob("*"))
     report.report([committed], tmp_path, ["md"], None, "")
     assert (tmp_path / "tables.md").read_text() == (committed / "tables.md").read_text()

@@ -68,27 +68,30 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
     cells = [(kind, row) for kind in kinds for row in rows]
     across = len(rows) if 1 < len(rows) <= ACROSS else min(ACROSS, len(cells))
     with plt.rc_context(STYLE):
-        figure, axes = panels(-(-len(cells) // across), across, share=True)
-        starts: dict[int, list[float]] = {}
+        figure, axes = panels(-(-len(cells) // across), across, share=len(rows) > 1)
+        starts: dict[Any, list[float]] = {}
         for place, (kind, row) in enumerate(cells):
             axis, here = axes[place // across][place % across], [entry for entry in entries if entry.row == row]
             axis.set_title(part.rows[row].label)
             if kind in AXES:
-                starts.setdefault(place // across, []).extend(_curves(axis, part, here, kind))
+                starts[axis] = _curves(axis, part, here, kind)
             else:
                 _grid(axis, part, here, kind)
-        _finish(part, axes, len(cells), starts)
+        for line in axes:
+            line[0].set_ylabel(titled(part.metric))
+        for axis in np.ravel(axes)[len(cells) :]:
+            axis.set_visible(False)
+        if part.goal == "min":
+            _limit(starts)
         return save(figure, path, handles(axes))
 
 
-def _finish(part: Part, axes: Any, used: int, starts: dict[int, list[float]]) -> None:
-    """Labels and limits, after all panels are drawn: those side by side share them."""
-    for axis in np.ravel(axes)[used:]:
-        axis.set_visible(False)
-    for line, panels_ in enumerate(axes):
-        panels_[0].set_ylabel(titled(part.metric))
-        if part.goal == "min" and starts.get(line):  # a run that diverges leaves the panel
-            panels_[0].set_ylim(top=min(panels_[0].get_ylim()[1], 3 * max(starts[line])))
+def _limit(starts: dict[Any, list[float]]) -> None:
+    """A run that diverges leaves its panel. After all are drawn, because panels may share their limits."""
+    for axis in starts:
+        beside = [one for peer in axis.get_shared_y_axes().get_siblings(axis) for one in starts.get(peer, [])]
+        if beside:
+            axis.set_ylim(top=min(axis.get_ylim()[1], 3 * max(beside)))
 
 
 def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:

@@ -84,16 +84,16 @@ def _section(section: Section) -> dict[str, Any]:
     charts += [] if memory is None else [(" marks", f"{section.title}, by client memory", memory)]
     first = [entry for entry in section.entries if entry.row == 0]
     specs = [(e.series.label, tomli_w.dumps({k: v for k, v in e.series.spec.items() if k != "seed"})) for e in first]
-    words = {"title": section.title, "about": section.about, "notes": section.notes}
+    words = {"title": section.title, "about": section.about, "verdict": section.verdict, "notes": section.notes}
     return words | {"grids": section.grids, "charts": charts, "specs": specs}
 
 
 def _complete(section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with everything that the template reads."""
-    usual: dict[str, Any] = {"notes": [], "charts": [], "grids": [], "drawings": [], "specs": []}
+    usual: dict[str, Any] = {"verdict": [], "notes": [], "charts": [], "grids": [], "drawings": [], "specs": []}
     found = usual | dict(section)
     found["about"] = coded(found["about"])
-    found["notes"] = [coded(note) for note in found["notes"]]
+    found |= {key: [coded(text) for text in found[key]] for key in ("verdict", "notes")}
     found["charts"] = [(kind, name, _data(drawn)) for kind, name, drawn in found["charts"]]
     found["drawings"] = [_drawing(path) for path in found["drawings"]]
     found["grids"] = [_grid(grid) for grid in found["grids"]]

@@ -26,7 +26,7 @@ from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
 from fedspan.study.tables import Grid
 from fedspan.study.titles import described, listed, problem, sentences, standing, titled
-from fedspan.study.verdict import verdict_of
+from fedspan.study.verdict import verdict
 
 FORMATS = ("html", "md", "csv", "png")
 
@@ -41,6 +41,7 @@ class Section:
     entries: list[Entry]
     grids: list[Grid]  # the first stands open on the page, the others are folded away
     notes: list[str]
+    verdict: list[str] = field(default_factory=list)  # what the results say, in sentences
 
     @staticmethod
     def of_part(part: Part, entries: list[Entry]) -> Section:
@@ -50,7 +51,8 @@ class Section:
             grids.append(tables.tuning(part, entries))
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
         notes = [*orders(part, entries), *dict.fromkeys(failed)]
-        return Section(part.title or "Results", part.about or described(part), part, entries, grids, notes)
+        title, about, said = part.title or "Results", part.about or described(part), sentences(verdict(part, entries))
+        return Section(title, about, part, entries, grids, notes, said)
 
     @staticmethod
     def of_runs(title: str, series: list[Series], metric: str | None) -> Section:
@@ -77,7 +79,7 @@ class Section:
 
     def markdown(self) -> str:
         """The section as Markdown."""
-        parts = [f"## {self.title}\n", f"{self.about}\n" if self.about else ""]
+        parts = [f"## {self.title}\n", *(f"{text}\n" for text in (self.about, " ".join(self.verdict)) if text)]
         parts += [f"{f'### {grid.title}' if grid.title else ''}\n\n{grid.markdown()}".lstrip() for grid in self.grids]
         memory = any(entry.client_memory is not None for entry in self.entries)
         parts += ["".join(f"- {note}\n" for note in self.notes), f"{tables.MEMORY_NOTE}\n" if memory else ""]
@@ -111,9 +113,11 @@ class Report:
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
         footer = f"{results.minutes:.1f} core-minutes of computing. {made}"
         title = study.title or titled(study.parts[0])
-        verdict = [text for text in (score_line(results), *sentences(verdict_of(results))) if text]
-        missed = score(results)[1]
-        return Report(title, [study.about], sections, results.command, missed, footer, verdict)
+        said = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
+        if len(sections) == 1:  # its verdict stands above it
+            said, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
+        said = [text for text in (score_line(results), *said) if text]
+        return Report(title, [study.about], sections, results.command, score(results)[1], footer, said)
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
         """Write the report in the given formats; the files."""
@@ -180,9 +184,9 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(map(str, places))}."
     footer = ", ".join(f"{name} {number}" for name, number in versions().items())
     title = f"{count} runs on {len(sections)} tasks" if len(sections) > 1 else _of_methods(sections[0])
-    verdict = [text for study in studies for text in study.verdict]
-    verdict += [standing(one.part, one.entries) for one in sections if not studies]
-    return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in verdict if text])
+    said = [text for study in studies for text in study.verdict]
+    said += [standing(one.part, one.entries) for one in sections if not studies]
+    return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in said if text])
 
 
 def _of_methods(section: Section) -> str:

@@ -64,7 +64,7 @@ def described(part: Part) -> str:
 
 def sentences(text: str) -> list[str]:
     """A text as a list of its sentences."""
-    return re.split(r"(?<=\.) (?=[A-Z])", text)
+    return re.split(r"(?<=\.) (?=[A-Z])", text) if text else []
 
 
 def standing(part: Part, entries: Sequence[Entry]) -> str:

@@ -170,13 +170,15 @@ class Chart {
     const box = this.range(lines, state);
     const yTicks = ticks(box.y0, box.y1, state.logy, Math.round(height / 60));
     const left = 34 + 7 * Math.max(...yTicks.map((v) => words(v).length));
-    const longest = Math.max(...lines.map(({ series }) => short(series.name).length));
-    const side = !this.marks && width >= 620 ? 44 + 7 * longest : 0;  // room for the names of the lines
+    const share = scale(box.x0, box.x1, state.logx, 0, 1);
+    const atEdge = (rows) => share(rows[rows.length - 1].x) > 0.96;
+    const longest = Math.max(...lines.map(({ series, rows }) => (atEdge(rows) ? textWidth(short(series.name)) : 0)));
+    const side = !this.marks && width >= 620 ? 44 + longest : 0;  // room for the names of the lines
     const area = { left, right: width - Math.max(16, side), top: 10, bottom: height - 44 };
     const x = scale(box.x0, box.x1, state.logx, area.left, area.right);
     const y = scale(box.y0, box.y1, state.logy, area.bottom, area.top);
     const stops = state.pareto ? this.pareto(lines, state) : [];
-    return { data: this.data, state, lines, box, area, x, y, yTicks, stops, width, side, marks: this.marks };
+    return { data: this.data, state, lines, box, area, x, y, yTicks, stops, width, side, atEdge, marks: this.marks };
   }
 
   fill(root) {

@@ -47,7 +47,10 @@ const frame = ({ data, state, box, area, x, y, yTicks }) => {
   parts.push(svg("path", { class: "frame", d: `M${area.left} ${area.top}V${area.bottom}H${area.right}` }));
   const limit = data.limits[state.x];
   if (limit !== undefined && limit >= box.x0 && limit <= box.x1 * 1.02)
-    parts.push(svg("line", { class: "limit", x1: x(limit), x2: x(limit), y1: area.top, y2: area.bottom }, svg("title", {}, "budget")));
+    parts.push(
+      svg("line", { class: "limit", x1: x(limit), x2: x(limit), y1: area.top, y2: area.bottom }),
+      svg("text", { x: x(limit) - 5, y: area.top + 10, "text-anchor": "end" }, "budget"),
+    );
   const middle = [(area.left + area.right) / 2, (area.top + area.bottom) / 2];
   parts.push(svg("text", { class: "label x", x: middle[0], y: area.bottom + 38, "text-anchor": "middle" }, data.axes[state.x].label));
   parts.push(svg("text", { class: "label y", transform: `translate(13 ${middle[1]}) rotate(-90)`, "text-anchor": "middle" }, data.metrics[state.y].label));
@@ -96,9 +99,9 @@ const drawMark = ({ number, series, rows: [row] }, { state, x, y }) => {
 };
 
 // Names of the lines that reach the right side, in a column beside it, moved apart where they would overlap.
-const nameColumn = ({ lines, area, x, y, side }) => {
-  const ends = lines.map(({ number, series, rows }) => ({ number, series, row: rows[rows.length - 1] }));
-  const names = ends.filter(({ row }) => x(row.x) > area.right - 30);
+const nameColumn = ({ lines, area, x, y, side, atEdge }) => {
+  const ended = lines.filter(({ rows }) => atEdge(rows));
+  const names = ended.map(({ number, series, rows }) => ({ number, series, row: rows[rows.length - 1] }));
   const clamp = (v) => Math.min(area.bottom, Math.max(area.top + 4, v));
   const found = names.map((one) => ({ ...one, at: clamp(y(one.row.mean)) })).sort((a, b) => a.at - b.at);
   if (!side || found.length * 15 > area.bottom - area.top) return [];
@@ -116,7 +119,7 @@ const nameColumn = ({ lines, area, x, y, side }) => {
 const short = (text) => (text.length > 28 ? `${text.slice(0, 27)}…` : text);
 
 // Names beside marks, or beside lines that end inside the plot, where there is room; the legend has all of them.
-const nameInside = ({ lines, area, x, y, stops, marks, side }) => {
+const nameInside = ({ lines, area, x, y, stops, marks, side, atEdge }) => {
   const taken = [];
   for (const { rows } of lines)
     for (const r of rows) taken.push([x(r.x) - 7, Math.min(y(r.high), y(r.mean) - 7), x(r.x) + 7, Math.max(y(r.low), y(r.mean) + 7)]);
@@ -128,8 +131,8 @@ const nameInside = ({ lines, area, x, y, stops, marks, side }) => {
     a >= area.left && c <= area.right && b >= area.top && d <= area.bottom && taken.every(([e, f, g, h]) => c <= e || a >= g || d <= f || b >= h);
   return lines.flatMap(({ number, series, rows }) => {
     const r = rows[rows.length - 1];
-    if (!marks && (!side || x(r.x) > area.right - 30)) return [];
-    const [px, py, half] = [x(r.x), Math.max(area.top + 7, y(r.mean)), short(series.name).length * 3.5];
+    if (!marks && (!side || atEdge(rows))) return [];
+    const [px, py, half] = [x(r.x), Math.max(area.top + 7, y(r.mean)), textWidth(short(series.name)) / 2 + 1];
     const [above, below] = [Math.min(y(r.high), py - 7) - 5, Math.max(y(r.low), py + 7) + 13];
     const places = [["start", px + 10, py + 4], ["end", px - 10, py + 4], ["middle", px, above], ["middle", px, below]];
     for (const far of [24, 40, 60, 85, 115])  // farther away, with a thin line to the end
