@@ -115,6 +115,9 @@ class WireTransport:
         """Nothing: these runs are not resumed."""
         return {}
 
+    def saved(self) -> None:
+        """Nothing."""
+
     def load(self, arrays: wire.Arrays) -> None:
         """Nothing."""
 
@@ -137,6 +140,10 @@ class Scripted:
     def save(self) -> wire.Arrays:
         """The simulator's."""
         return self.inner.save()
+
+    def saved(self) -> None:
+        """The simulator's."""
+        self.inner.saved()
 
     def load(self, arrays: wire.Arrays) -> None:
         """The simulator's."""
