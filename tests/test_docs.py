@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedspan.cli import app as cli
+from fedspan.core import registry
 from fedspan.study.parse import study_of
 
 ROOT = Path(__file__).parents[1]
@@ -123,3 +124,44 @@ def test_no_file_of_the_repository_needs_pickle() -> None:
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "fedspan", "version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("fedspan ")
+
+
+DIGITS = """
+rounds = 3
+eval_every = 1
+[method]
+name = "fedavg"
+lr = 0.1
+local_steps = 2
+[task]
+name = "classification"
+data = "digits"
+partition = { name = "iid", clients = 4 }
+"""
+
+
+@pytest.mark.parametrize("kind", ["projector", "compressor", "metric", "callback", "partition"])
+def test_the_file_of_an_adding_page_runs_as_the_page_says(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One python block is the file, whose name the page gives; every command of the page is run with it."""
+    page = (ROOT / f"docs/adding-a-{kind}.md").read_text()
+    (block,), name = re.findall(r"```python\n(.*?)```", page, re.S), re.findall(r"`(\w+\.py)`", page)[0]
+    (tmp_path / name).write_text(block)
+    (tmp_path / "digits.toml").write_text(DIGITS)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^    (fedspan .*)$", page, re.M)
+    try:
+        for line in lines:
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            assert end.value.code == 0, line + capsys.readouterr().err
+    finally:
+        for known in registry._known.values():
+            known.pop(name.removesuffix(".py"), None)
+        sys.modules.pop(name.removesuffix(".py"), None)
+    told = capsys.readouterr().out
+    assert ("FAIL" not in told and "every law holds" in told) or kind not in ("projector", "compressor")
+    assert {"metric": "top2", "callback": "stopped at round", "partition": "finished"}.get(kind, "") in told

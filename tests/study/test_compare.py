@@ -166,6 +166,13 @@ def test_without_validation_the_training_loss_decides(tmp_path: Path) -> None:
     assert "by the training loss on the first seed, not by the test set" in repr(found)
 
 
+def test_without_any_other_data_the_training_loss_is_compared() -> None:
+    found = fedspan.compare([FedAvg(lr=0.1), FedAvg(lr=0.01)], MODEL, CLIENTS, rounds=4, seeds=2, batch_size=8)
+    assert found.metric == "training_loss"
+    assert found.rows[0]["training_loss"] < found.rows[1]["training_loss"]
+    assert "fedavg-2" in found.verdict()
+
+
 def test_a_test_set_that_favors_another_step_does_not_change_the_choice() -> None:
     """Every test label is wrong: the step that learns nothing has the best test accuracy."""
     x, y = TEST
@@ -240,7 +247,6 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
         ({"budget": "10MB"}, "a budget is written up=10MB, total=50MB or rounds=200, got '10MB'"),
         ({"budget": "up=1kB"}, "a budget of 1 kB up is less than one round of 'fedavg'"),
         ({"resume": True}, "`resume` needs the `run_dir`"),
-        ({"test": None}, "give a `test` set"),
         ({"metric": "acc"}, "`metric` must be one of accuracy, loss, got 'acc'"),
         ({"clients": None}, "`clients` is missing"),
         ({"jobs": 0}, "`jobs` must be a whole number of at least 1"),
@@ -269,3 +275,15 @@ def test_a_schedule_spans_each_methods_own_run(tmp_path: Path) -> None:
     assert longer.rows[0]["rounds"] > rounds[0]
     alone = fedspan.fit(digits()[0], CLIENTS, method=methods["FedAvg"], rounds=longer.rows[0]["rounds"], **SETTINGS)
     assert longer.rows[0]["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7)
+
+
+def test_every_seed_is_within_the_budget(tmp_path: Path) -> None:
+    """Downloads of SSF depend on who is drawn: the seeds differ, and none of them is read beyond the budget."""
+    settings: dict[str, Any] = SETTINGS | {"eval_every": 1, "clients_per_round": 2, "seeds": 4, "run_dir": tmp_path}
+    found = fedspan.compare({"SSF": SSF(rank=0.2, lr=0.1)}, MODEL, CLIENTS, budget="total=60kB", **settings)
+    read = found.rows[0]["rounds"]
+    rows = [history.read(path)[1] for path in tmp_path.rglob(history.NAME)]
+    sent = [{row["round"]: row["up_bytes"] + row["down_bytes"] for row in one} for one in rows]
+    assert len({one[read] for one in sent}) > 1
+    assert all(one[read] <= 60_000 for one in sent)
+    assert read == max(t for t in sent[0] if all(one[t] <= 60_000 for one in sent))

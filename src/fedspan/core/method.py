@@ -223,7 +223,7 @@ def restorable(method: AnyMethod) -> Restorable[Any, Any, Any] | None:
     if kept := [field.name for field in dataclasses.fields(method.types()[1])]:
         raise SpecError(
             f"clients of {type(method).__name__} keep {', '.join(kept)}, and nothing says what a reply does to that; "
-            "derive the class from fedspan.Restorable too"
+            "derive the class from fedspan.Restorable too and define update_client_state"
         )
     return None
 

@@ -71,7 +71,8 @@ def compare(
         seeds: Number of runs per method, with consecutive seeds.
         budget: Compare at this cost: "up=10MB", "total=50MB", "rounds=200", or several of them. By default all
             methods run for `rounds`.
-        metric: The metric to compare by; by default the first one of the test set that is no loss.
+        metric: The metric to compare by; by default the first one of the test set that is no loss. Without a test
+            set it is that of the validation set, and without both the training loss.
         goal: Whether a higher ("max") or a lower ("min") metric is better; by default known from its name.
         tune_seeds: Number of seeds in tuning.
         tune_rounds: Rounds per run in tuning; by default as many as in the final runs.

@@ -63,6 +63,7 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     """
     first = part.variants[0]
     known, trains = outline.metrics(part.spec(first, first.points()[0], rounds=1))
+    known = known or [TRAIN_LOSS] * trains  # without a test set the training loss is what there is
     if not known:
         raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
     metric = metric or part.metric or main_metric([one for one in known if not one.startswith(VALIDATION)] or known)

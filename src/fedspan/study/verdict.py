@@ -144,7 +144,7 @@ def _ends(part: Part, entry: Entry) -> list[float]:
 
 def _gaps(part: Part, one: Entry, other: Entry) -> Floats:
     """The differences of two results, per seed."""
-    return np.array(_ends(part, one)) - np.array(_ends(part, other))
+    return np.subtract(_ends(part, one), _ends(part, other), dtype=np.float64)
 
 
 def _sent(part: Part, entry: Entry) -> float:
