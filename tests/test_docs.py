@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedspan.cli import app as cli
+from fedspan.core import registry
 from fedspan.study.parse import study_of
 
 ROOT = Path(__file__).parents[1]
@@ -72,9 +73,21 @@ def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pyt
             cli.main()
         assert end.value.code == 0, line
     written = {path.name for path in (tmp_path / "out/side").iterdir()}
-    assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json", "runs"}
+    assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json.gz", "runs"}
     assert "SSF small" in (tmp_path / "out/sizes/tables.md").read_text()
     assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
+
+
+def test_the_script_of_the_comparing_page_runs(tmp_path: Path) -> None:
+    """With a smaller budget than the page, which shows what the script prints."""
+    page = (ROOT / "docs/comparing.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert 'budget="total=6MB"' in code
+    done = python(code.replace("total=6MB", "total=2MB"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("method   tuned")
+    assert "Settings were chosen by the training loss on the first seed, not by the test set." in done.stdout
+    assert (tmp_path / "runs/digits/study.toml").exists()
 
 
 def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:
@@ -111,3 +124,44 @@ def test_no_file_of_the_repository_needs_pickle() -> None:
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "fedspan", "version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("fedspan ")
+
+
+DIGITS = """
+rounds = 3
+eval_every = 1
+[method]
+name = "fedavg"
+lr = 0.1
+local_steps = 2
+[task]
+name = "classification"
+data = "digits"
+partition = { name = "iid", clients = 4 }
+"""
+
+
+@pytest.mark.parametrize("kind", ["projector", "compressor", "metric", "callback", "partition"])
+def test_the_file_of_an_adding_page_runs_as_the_page_says(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One python block is the file, whose name the page gives; every command of the page is run with it."""
+    page = (ROOT / f"docs/adding-a-{kind}.md").read_text()
+    (block,), name = re.findall(r"```python\n(.*?)```", page, re.S), re.findall(r"`(\w+\.py)`", page)[0]
+    (tmp_path / name).write_text(block)
+    (tmp_path / "digits.toml").write_text(DIGITS)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^    (fedspan .*)$", page, re.M)
+    try:
+        for line in lines:
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            assert end.value.code == 0, line + capsys.readouterr().err
+    finally:
+        for known in registry._known.values():
+            known.pop(name.removesuffix(".py"), None)
+        sys.modules.pop(name.removesuffix(".py"), None)
+    told = capsys.readouterr().out
+    assert ("FAIL" not in told and "every law holds" in told) or kind not in ("projector", "compressor")
+    assert {"metric": "top2", "callback": "stopped at round", "partition": "finished"}.get(kind, "") in told

@@ -36,6 +36,12 @@ def test_every_listed_name_is_there(package: str) -> None:
         _ = module.Nothing
 
 
+@pytest.mark.parametrize("package", ["fedspan", *sorted({*NAMESPACES.values()})])
+def test_tab_completion_shows_the_api_and_nothing_else(package: str) -> None:
+    module = importlib.import_module(package)
+    assert [name for name in dir(module) if not name.startswith("__")] == sorted(module.__all__)
+
+
 def test_a_name_imports_its_own_file_only() -> None:
     code = (
         "import sys, fedspan, fedspan.methods\n"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_remote import remote
 from test_simulate import method_of, mlp, model_after, problem_of
 
 from conftest import ADAMW, GAUSSIAN, advance, build, close, model, small, start
+from fedspan.checks.channel import remote
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout

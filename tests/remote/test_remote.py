@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,75 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import Scripted, advance, build, close, every_method, model, small, start
-from fedspan.core import registry
+from conftest import advance, build, close, every_method, model, small
+from fedspan.checks.bench import simulated
+from fedspan.checks.channel import LocalChannel, ids_of, remote
 from fedspan.core.errors import ProtocolError, SpecError
-from fedspan.core.method import Round
-from fedspan.engine.loop import Loop
-from fedspan.engine.simulator import Simulator
-from fedspan.remote.client import RemoteClient, StateFile
+from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
-from fedspan.remote.server import Failure, RemoteTransport
+from fedspan.remote.server import RemoteTransport
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
-Change = Callable[[RoundMessage], Any]
-
-
-class LocalChannel:
-    """A channel in this process; `faults[(round, client)]` is what becomes of a message."""
-
-    def __init__(self, method: Any, problem: Any, states_dir: Path, **settings: Any) -> None:
-        self.method, self.problem, self.states_dir, self.settings = method, problem, states_dir, settings
-        self.faults: dict[tuple[int, int], Change] = {}
-        self.messages: list[tuple[RoundMessage, RoundMessage | None]] = []
-
-    def client(self, number: int) -> RemoteClient:
-        """A new object each time, as on Flower: only the files remain."""
-        state_file = StateFile.of(self.states_dir, "run", f"c{number}")
-        agreement = agree(self.method, self.problem, **self.settings)
-        return RemoteClient(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement)
-
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
-        for number, message in enumerate(messages):
-            again = RoundMessage.read(message.header(), {k: v.clone() for k, v in message.arrays.items()})
-            fault = self.faults.pop((message.t, message.client), None)
-            if fault is None:
-                reply = self.client(message.client).reply(again)
-                self.messages.append((message, reply))
-                yield number, reply
-            else:
-                for one in fault(again):
-                    yield number, one
-
-
-def agree(method: Any, problem: Any, **settings: Any) -> Agreement:
-    return Agreement.of({"method": registry.describe(method)} | settings, problem.layout, problem.seeds[0])
-
-
-def remote(method: Any, problem: Any, states_dir: Path, **options: Any) -> tuple[Loop, LocalChannel, RemoteTransport]:
-    channel, agreement = LocalChannel(method, problem, states_dir), agree(method, problem)
-    end = RemoteTransport(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
-    return start(method, problem, transport=end), channel, end
-
-
-def simulated(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] = frozenset()) -> Loop:  # type: ignore[assignment]
-    clients = Simulator(method, problem)
-    return advance(start(method, problem, transport=Scripted(clients, set(missing))), rounds)
-
-
-@pytest.mark.parametrize(("name", "settings"), every_method())
-def test_remote_clients_give_the_simulators_result(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    method, problem = build(name, **settings), small()
-    here = simulated(method, problem, 12)
-    there, channel, end = remote(method, problem, tmp_path)
-    advance(there, 12)
-    close(model(here), model(there))
-    assert (here.ledger.up == there.ledger.up).all()
-    assert (here.ledger.down == there.ledger.down).all()
-    assert there.events == ()
-    sent = sum(message.bytes for message, _ in channel.messages)
-    assert sent == there.ledger.down.sum()
-    assert end.accepted.sum() == 12 * 3
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
@@ -105,19 +44,6 @@ def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
     zero = torch.zeros_like(channel.problem.x0[0])
     count = range(channel.problem.clients)
     return torch.cat([state_of(channel, end, i).c[0] if end.accepted[i] else zero for i in count])
-
-
-def ids_of(loop: Loop, t: int) -> list[int]:
-    """Who takes part in round t."""
-    return replace_t(loop, t).ids[0].tolist()
-
-
-def replace_t(loop: Loop, t: int) -> Round:
-    kept, loop.t = loop.t, t
-    try:
-        return loop._round()
-    finally:
-        loop.t = kept
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -70,15 +70,18 @@ def _type(hint: Any) -> str:
 
 
 def _default(one: dataclasses.Field[object]) -> str:
-    if one.default_factory is not dataclasses.MISSING:
-        made = one.default_factory()
-        return f"{type(made).__name__}()" if dataclasses.is_dataclass(made) else repr(made)
-    if one.default is dataclasses.MISSING:
-        return "required"
-    return (
-        json.dumps(one.default)
-        if isinstance(one.default, str | bool | int | float)
-        else repr(one.default)
-        if one.default is not None
-        else "none"
-    )
+    value = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+    if value is dataclasses.MISSING or value is None:
+        return "required" if value is dataclasses.MISSING else "none"
+    if dataclasses.is_dataclass(value) and not registry.is_registered(value):
+        return "{}"  # a table of a spec, whose own page has its defaults
+    return _toml(registry.describe(value))
+
+
+def _toml(value: Any) -> str:
+    """A plain value as a spec has it, in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

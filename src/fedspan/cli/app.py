@@ -26,7 +26,8 @@ typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pi
 def commands() -> dict[str, ModuleType]:
     """Name → module of every command."""
     names = sorted(found.name for found in pkgutil.iter_modules(cli.__path__))
-    return {name: importlib.import_module(f"fedspan.cli.{name}") for name in names if name[0] != "_" and name != "app"}
+    shown = [name for name in names if name[0] != "_" and name != "app"]
+    return {name.replace("_", "-"): importlib.import_module(f"fedspan.cli.{name}") for name in shown}
 
 
 def build() -> typer.Typer:

@@ -67,6 +67,7 @@ class Round:
     everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
+    rounds: int | None = None  # length of the run, which a schedule of the step size spans
 
     @functools.cached_property
     def share(self) -> torch.Tensor | float:
@@ -110,6 +111,11 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     lr: LearningRate  # η_l
     local_steps: int  # K
 
+    @property
+    def spans_run(self) -> bool:
+        """Whether the numbers of a round depend on the length of the run, so that it cannot be made longer later."""
+        return False
+
     def check(self, layout: Layout) -> None:
         """Raises SpecError if the method cannot train this model; called before anything is written."""
 
@@ -149,7 +155,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """The classes of (ServerState, ClientState, Down, Up), from the declaration of the method."""
         found = _arguments(cls)
         if not all(isinstance(argument, type) for argument in found):
-            raise TypeError(f"{cls.__name__} must derive from Method[ServerState, ClientState, Down, Up]")
+            raise SpecError(
+                f"{cls.__name__} must name its four types: derive it from Method[ServerState, ClientState, Down, Up], "
+                "or so from LocalSteps or InSubspace"
+            )
         return typing.cast(tuple[type, type, type, type], found)
 
 
@@ -214,7 +223,7 @@ def restorable(method: AnyMethod) -> Restorable[Any, Any, Any] | None:
     if kept := [field.name for field in dataclasses.fields(method.types()[1])]:
         raise SpecError(
             f"clients of {type(method).__name__} keep {', '.join(kept)}, and nothing says what a reply does to that; "
-            "derive the class from fedspan.Restorable too"
+            "derive the class from fedspan.Restorable too and define update_client_state"
         )
     return None
 

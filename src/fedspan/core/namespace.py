@@ -34,7 +34,10 @@ def lazy(package: str) -> Names:
         setattr(module, name, value)
         return value
 
-    return get, lambda: sorted({*vars(module), *places}), sorted(places)
+    def names() -> list[str]:
+        return sorted({*places, *(name for name in vars(module) if name.startswith("__"))})
+
+    return get, names, sorted(places)
 
 
 def listed(package: str) -> dict[str, str]:

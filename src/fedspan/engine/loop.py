@@ -130,6 +130,7 @@ class Loop:
     clients_per_round: int
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
+    rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
     t: int = 0
     seconds: float = 0.0
     events: tuple[str, ...] = ()  # since the last row
@@ -165,6 +166,7 @@ class Loop:
 
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
         """Continues to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or on divergence."""
+        self.rounds = rounds if self.rounds is None else self.rounds
         if self.t == 0 or self._row_is_missing(rounds, eval_every):
             yield self._evaluate()
         while self.t < rounds and not self.stop:
@@ -202,7 +204,7 @@ class Loop:
             if isinstance(self.method, LogsChanges):
                 self.server = self.method.empty_round(self.server, rnd)
         else:
-            self.server = self.method.server_step(self.server, found.up, rnd)
+            self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
             received = found.received
             self.ledger.received(
                 rnd, wire.sizes(found.up, rnd.ids.shape) + _bytes(found.buffers) if received is None else received
@@ -210,6 +212,16 @@ class Loop:
             self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
         self.t += 1
+
+    def _checked(self, server: Any) -> Any:
+        """The server's state, if its model still has the shape of x0."""
+        there, here = tuple(self.method.model(server).shape), tuple(self.problem.x0.shape)
+        if there != here:
+            raise SpecError(
+                f"`server_step` of {type(self.method).__name__} returns x of shape {there} instead of {here}, which is "
+                "(runs, 1, size); a mean over clients keeps its axis with keepdim=True, as rnd.mean(v) does"
+            )
+        return server
 
     def _round(self) -> Round:
         n = self.problem.clients
@@ -230,6 +242,7 @@ class Loop:
             everyone=self.last_round,
             local_steps=self.method.local_steps,
             schedule=schedule,
+            rounds=self.rounds,
         )
 
     def _evaluate(self) -> Row:

@@ -41,7 +41,8 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        reply = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement).reply(received)
+        client_end = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds)
+        reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
     return write_message(reply)

@@ -1,0 +1,69 @@
+"""Clients on their own machines, in one process: messages pass through a channel that can be made to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedspan.checks.bench import ROUNDS, AnyMethod, start
+from fedspan.core import registry
+from fedspan.core.objective import Problem
+from fedspan.engine.loop import Loop
+from fedspan.remote.client import RemoteClient, StateFile
+from fedspan.remote.messages import Agreement, RoundMessage
+from fedspan.remote.server import Failure, RemoteTransport
+
+Fault = Callable[[RoundMessage], list[Any]]
+
+
+class LocalChannel:
+    """A channel in this process; `faults[(round, client)]` is what becomes of a message."""
+
+    def __init__(self, method: AnyMethod, problem: Problem, states_dir: Path, **settings: Any) -> None:
+        self.method, self.problem, self.states_dir, self.settings = method, problem, states_dir, settings
+        self.faults: dict[tuple[int, int], Fault] = {}
+        self.messages: list[tuple[RoundMessage, RoundMessage | None]] = []
+
+    def client(self, number: int) -> RemoteClient:
+        """A new object each time, as on Flower: only the files remain."""
+        state_file = StateFile.of(self.states_dir, "run", f"c{number}")
+        agreement = agree(self.method, self.problem, **self.settings)
+        return RemoteClient(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, ROUNDS)
+
+    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+        """The replies, or what a fault makes of them."""
+        for number, message in enumerate(messages):
+            again = RoundMessage.read(message.header(), {k: v.clone() for k, v in message.arrays.items()})
+            fault = self.faults.pop((message.t, message.client), None)
+            if fault is None:
+                reply = self.client(message.client).reply(again)
+                self.messages.append((message, reply))
+                yield number, reply
+            else:
+                for one in fault(again):
+                    yield number, one
+
+
+def agree(method: AnyMethod, problem: Problem, **settings: Any) -> Agreement:
+    """What both ends have in common."""
+    return Agreement.of({"method": registry.describe(method)} | settings, problem.layout, problem.seeds[0])
+
+
+def remote(
+    method: AnyMethod, problem: Problem, states_dir: Path, **options: Any
+) -> tuple[Loop, LocalChannel, RemoteTransport]:
+    """A run across a channel; `options` are those of `RemoteTransport`."""
+    channel, agreement = LocalChannel(method, problem, states_dir), agree(method, problem)
+    end = RemoteTransport(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
+    return start(method, problem, transport=end), channel, end
+
+
+def ids_of(loop: Loop, t: int) -> list[int]:
+    """Who takes part in round t."""
+    kept, loop.t = loop.t, t
+    try:
+        ids: list[int] = loop._round().ids[0].tolist()
+        return ids
+    finally:
+        loop.t = kept

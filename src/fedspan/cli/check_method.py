@@ -1,0 +1,39 @@
+"""`fedspan check-method`: the laws of fedspan on a file of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedspan.cli._options import Changes
+
+BROKEN = 1
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file with a method, projector or compressor.")],
+    change: Changes = None,
+) -> int:
+    """Try every law on the method, projector or compressor of a file of yours.
+
+    A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
+    unanswered ones. --set gives its settings, as in --set mu=0.5.
+    """
+    from fedspan.checks.verdict import check_file
+    from fedspan.cli._tables import console, say, table
+    from fedspan.core.spec import toml_value
+
+    settings = {key.strip(): toml_value(text) for key, _, text in (one.partition("=") for one in change or ())}
+    marks = {True: "pass", False: "FAIL", None: "-"}
+    broken = 0
+    for what, verdicts in check_file(file, settings).items():
+        failed = [one for one in verdicts if one.holds is False]
+        broken += len(failed)
+        console.print(table((what, "law"), [(marks[one.holds], one.law) for one in verdicts]))
+        for one in verdicts:
+            if one.why:
+                say(f"{marks[one.holds]}: {one.law}: {one.why}")
+    say("every law holds" if not broken else f"{broken} {'law does' if broken == 1 else 'laws do'} not hold")
+    return BROKEN if broken else 0

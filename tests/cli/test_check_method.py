@@ -1,0 +1,162 @@
+"""`fedspan check-method` on files as newcomers write them, and its laws on the parts that fedspan ships."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedspan.checks import part_laws
+from fedspan.cli.app import app
+from fedspan.core import registry
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "new_method.py"
+DRIFT = '''
+"""FedAvg whose clients remember how far they were pulled."""
+from dataclasses import dataclass
+import torch
+import fedspan
+from fedspan import Vector
+from fedspan.methods.base import FullModel, LocalSteps
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    pull: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Up:
+    dy: Vector
+
+
+@fedspan.register
+@dataclass(frozen=True, kw_only=True)
+class Drift(LocalSteps[FullModel, Memory, FullModel, Up]):
+    mu: float = 0.1  # strength of the memory
+
+    def init_server(self, x0, layout):
+        return FullModel(x0)
+
+    def init_client(self, x0, layout):
+        return Memory(torch.zeros_like(x0))
+
+    def broadcast(self, server, rnd):
+        return server
+
+    def client_step(self, client, down, f, rnd):
+        dy = self.descend(down.x, f.direction(self.mu * client.pull), self.rate(rnd)) - down.x
+        return Memory(0.5 * client.pull + dy), Up(dy)
+
+    def server_step(self, server, up, rnd):
+        return FullModel(server.x + rnd.mean(up.dy))
+'''
+SIXTH = """
+    def update_client_state(self, client, down, up, rnd):
+        return Memory(0.5 * client.pull + up.dy)
+"""
+RESTORABLE = DRIFT.replace(
+    "Memory, FullModel, Up])", "Memory, FullModel, Up], fedspan.Restorable[Memory, FullModel, Up])"
+)
+HALF = '''
+"""Halves every number, and says that it is unbiased."""
+from dataclasses import dataclass
+import fedspan
+from fedspan import Encoded
+
+
+@fedspan.register
+@dataclass(frozen=True, kw_only=True)
+class Half(fedspan.Compressor):
+    def compress(self, v, keys):
+        return Encoded(values=v / 2)
+
+    def decompress(self, encoded, n, keys, dtype):
+        return encoded.values
+
+    def omega(self, n):
+        return 0.25
+'''
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    for known in registry._known.values():
+        known.pop("mine", None)
+    sys.modules.pop("mine", None)
+
+
+def checked(path: Path, text: str, *options: str) -> tuple[int, str]:
+    (path / "mine.py").write_text(text)
+    done = CliRunner().invoke(app, ["check-method", str(path / "mine.py"), *options], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return int(done.return_value), " ".join(done.output.split())
+
+
+def test_a_good_method_passes_every_law(tmp_path: Path) -> None:
+    code, text = checked(tmp_path, EXAMPLE.read_text())
+    assert (code, text.count("pass"), "FAIL" in text) == (0, 17, False)
+    assert text.endswith("every law holds")
+
+
+def test_a_client_state_needs_its_sixth_function(tmp_path: Path) -> None:
+    """It runs in the simulator, and every law but that one holds; on Flower it would be refused."""
+    code, text = checked(tmp_path, DRIFT)
+    assert code == 1
+    assert "clients of Drift keep pull, and nothing says what a reply does to that; derive the class from" in text
+    assert "fedspan.Restorable too and define update_client_state" in text
+    assert text.count("not tried: it needs update_client_state") == 4
+    assert text.endswith("1 law does not hold")
+    assert checked(tmp_path, RESTORABLE + SIXTH, "--set", "mu=0.5")[0] == 0
+    code, text = checked(tmp_path, RESTORABLE + SIXTH.replace("0.5 * ", ""))
+    assert code == 1
+    assert "update_client_state gives another 'pull' than client_step" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("rnd.mean(up.dy)", "up.dy.mean(1)", "returns x of shape (2, 2, 24) instead of (2, 1, 24)"),
+        ("rnd.mean(up.dy)", "up.dy[:, :1]", "server_step gives another 'x' for replies in another order"),
+        ("return FullModel(server.x + ", "server.x.add_(1.0)\n        return FullModel(server.x + ", "in place"),
+        ("return client, Up(y - x)", "return client, Up(y - x + torch.rand(()))", "two runs of one seed differ"),
+        ("return client, Up(y - x)", "return client, Up((y - x)[..., :5])", "RuntimeError"),
+        ("NoState()", "FullModel(x0)", "a FullModel stands where the class declares NoState"),
+    ],
+)
+def test_a_mistake_is_said_in_words(old: str, new: str, words: str, tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("import fedspan\n", "import fedspan\nimport torch\n", 1)
+    assert old in text
+    code, said = checked(tmp_path, text.replace(old, new))
+    assert code == 1
+    assert words in said
+
+
+def test_a_compressor_that_promises_too_much(tmp_path: Path) -> None:
+    code, text = checked(tmp_path, HALF)
+    assert code == 1
+    assert "it says omega = 0.25, and its mean is biased" in text
+    assert text.count("pass") == 3
+
+
+PARTS = [
+    pytest.param(kind, {"name": name} | more, law, id=f"{name}-{law.__name__}")
+    for kind, laws in part_laws.LAWS.items()
+    for name, cls in registry.choices(kind).items()
+    if cls.__module__.startswith("fedspan.")
+    for more in [
+        {"outer": "qsgd", "inner": "randk"} if name == "compose" else {"rank": 0.3} if kind == "projector" else {}
+    ]
+    for law in laws
+]
+
+
+@pytest.mark.parametrize(("kind", "table", "law"), PARTS)
+def test_fedspans_own_parts_keep_the_laws(kind: str, table: dict[str, Any], law: Any) -> None:
+    law(registry.build(kind, {"name": "identity"} if table["name"] == "identity" else table))
