@@ -39,6 +39,7 @@ def fit(
     validation: Any = None,
     metrics: Sequence[Any] | str = (),
     eval_every: int = 1,
+    eval_clients_every: int | None = None,
     objective: Loss | None = None,
     training: Training | None = None,
     participation: Participation | None = None,
@@ -47,16 +48,19 @@ def fit(
     callbacks: Sequence[Callback] = (),
     run_dir: Path | str | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Result:
     """Trains a model over clients.
 
     Args:
         model: Any `torch.nn.Module` or Hugging Face model. It gets the trained weights.
         clients: The data of each client, as a list or as a dictionary of name → data. Data is a pair
-            (inputs, targets) of tensors or arrays, a Dataset or a DataLoader; for a Hugging Face model a mapping of
-            token columns, a `datasets.Dataset`, or a list of rows.
-        loss: `loss(outputs, targets)`; cross-entropy by default. A Hugging Face model uses its own.
+            (inputs, targets) of tensors, arrays or lists, a table with a target column, a Dataset or a DataLoader; for
+            a Hugging Face model a mapping of token columns, a `datasets.Dataset`, a table, or a list of rows. A client
+            may be a dictionary with "train" and "test" (or "validation"), each of them such data.
+        loss: `loss(outputs, targets)`, the mean over a batch. By default, integer targets are classes (cross-entropy),
+            or yes and no where the model has one output per target (binary cross-entropy with logits). A Hugging Face
+            model uses its own.
         method: A method such as `SSF(rank=0.2)`, or its name.
         rounds: Number of rounds.
         batch_size: Examples per local step, or "full"; 32 by default. A DataLoader keeps its own batches.
@@ -70,6 +74,8 @@ def fit(
             clean; without it they go by `test`. Its metrics are reported as `validation_…`.
         metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
         eval_every: Rounds between two evaluations.
+        eval_clients_every: Rounds between two evaluations of every client, on its own test data where it has some and
+            on its training data otherwise; `result.per_client` has them. None does not evaluate clients.
         objective: `objective(model, batch)` in place of `loss`, where a batch is not (inputs, targets).
         training: Weight decay, clipping and augmentation.
         participation: How clients are weighted.
@@ -78,7 +84,7 @@ def fit(
         callbacks: What follows the run, such as `EarlyStopping("accuracy")`.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`.
-        progress: Show a progress bar and print every evaluation.
+        progress: Print the settings and every evaluation, with a progress bar on a terminal.
 
     Returns:
         The result; `result.model` is `model`.
@@ -90,12 +96,12 @@ def fit(
     spec = spec_of(
         model, clients, loss, objective=objective, test=test, validation=validation, method=method, rounds=rounds,
         batch_size=batch_size, epochs=epochs, clients_per_round=clients_per_round, device=device, seed=seed,
-        metrics=metrics, eval_every=eval_every, training=training, participation=participation, projection=projection,
-        engine=engine, callbacks=callbacks,
+        metrics=metrics, eval_every=eval_every, eval_clients_every=eval_clients_every, training=training,
+        participation=participation, projection=projection, engine=engine, callbacks=callbacks,
     )  # fmt: skip
     result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress)
     model.load_state_dict(result.weights[0])
-    result.model = model
+    result.module = model
     return result
 
 

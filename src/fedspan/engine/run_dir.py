@@ -72,12 +72,17 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
         return load(loop.run_dir), False
     signals: AbstractContextManager[list[int]] = _stop_signals(loop) if keeping.signals else nullcontext([])
     with signals as received:
-        for callback in loop.callbacks:
-            callback.on_run_start(loop)
-        for row in loop.rows(spec.rounds, spec.eval_every):
-            files.add(row)
+        try:
             for callback in loop.callbacks:
-                callback.on_evaluate(loop, row)
+                callback.on_run_start(loop)
+            for row in loop.rows(spec.rounds, spec.eval_every):
+                files.add(row)
+                for callback in loop.callbacks:
+                    callback.on_evaluate(loop, row)
+        except BaseException:
+            for callback in loop.callbacks:
+                callback.on_run_error(loop)
+            raise
     statuses = [_status(loop, lines, spec.rounds) for lines in loop.lines]
     if statuses[0] == "interrupted":  # between two evaluations
         files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)

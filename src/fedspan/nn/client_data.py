@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -204,4 +204,4 @@ def _not_empty(data: ClientData, who: str) -> ClientData:
 
 
 def _type(value: Any) -> str:
-    return cast(str, type(value).__name__)
+    return type(value).__name__

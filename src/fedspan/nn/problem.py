@@ -27,6 +27,7 @@ from fedspan.nn.objective import TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
@@ -83,13 +84,17 @@ class TorchProblem(Problem):
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
-        self.clients, self.names, self.client_tests = len(clients), names, client_tests
+        self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
         counts = np.array([len(data) for data in self.local_data], np.float64)
-        self.weights = counts / counts.sum() if settings.participation.weights == "examples" else None
+        self.weights = settings.participation.shares(counts)
         passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
         self.steps_per_epoch = max(1, round(float(np.mean(passes)))) if passes else 1
         saved = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
-        self.tracked = [b for name, b in model.named_buffers() if b.is_floating_point() and name in saved]
+        self.tracked = [
+            buffer
+            for name, buffer in model.named_buffers()
+            if name in saved and (buffer.is_floating_point() or name.endswith(COUNTER))
+        ]
         self.buffers0 = self.read_buffers()
         self._active: Restricted | None = None
 
@@ -111,20 +116,22 @@ class TorchProblem(Problem):
         return tensors and len(sizes) == 1 and not any(True for _ in self.model.buffers()) and self.device.type == "cpu"
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
-        """Metrics of a server model."""
+        """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
         with torch.inference_mode():
             found = dict(self._evaluate(self.model)) if self._evaluate is not None else {}
+        if self._evaluate is None and self.local_data and not self.on_client:
+            found["training_loss"] = float(self.training_loss(x, buffers)[0])
         if not torch.isfinite(x).all():
-            found["loss"] = float("nan")
+            found["training_loss" if self._evaluate is None else "loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
 
     def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
         """Metrics of a server model on each client's data, one row per client."""
-        if self.client_tests is None:
-            return super().evaluate_clients(x, buffers)
         self._load(x, buffers)
         rows: list[dict[str, Any]] = []
+        if self.client_tests is None:
+            return rows
         with torch.inference_mode():
             for client, (part, data) in self.client_tests.data.items():
                 name = str(client) if self.names is None else self.names[client]
@@ -134,7 +141,7 @@ class TorchProblem(Problem):
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
         """A loss that is not finite; a weight that is not finite makes it so."""
-        return ~np.isfinite(metrics.get("loss", np.zeros(1)))
+        return ~np.isfinite(metrics.get("loss", metrics.get("training_loss", np.zeros(1))))
 
     def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
         """The module's own `state_dict` with the server's weights and statistics."""
@@ -190,13 +197,14 @@ class TorchProblem(Problem):
             self._active = None
 
     def write_buffers(self, buffers: Vector | None) -> None:
-        """Sets the running statistics of the module's norms from a flat vector."""
+        """Sets the running statistics of the module's norms, and their counts of batches, from a flat vector."""
         if buffers is None or not self.tracked:
             return
         parts = buffers.view(-1).split([b.numel() for b in self.tracked])
         with torch.no_grad():
             for buffer, part in zip(self.tracked, parts, strict=True):
-                buffer.copy_(part.view(buffer.shape))
+                new = part.view(buffer.shape)
+                buffer.copy_(new if buffer.is_floating_point() else new.round())  # a weighted mean of whole numbers
 
     def read_buffers(self) -> Vector | None:
         """The running statistics of the module's norms as a flat vector; None where it has none."""

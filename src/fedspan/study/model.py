@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.spec import Spec, with_values
-from fedspan.engine.result import higher_is_better
+from fedspan.engine.judging import higher_is_better
 from fedspan.study.budget import Budget
 
 Table = dict[str, Any]

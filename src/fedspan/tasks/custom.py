@@ -124,7 +124,7 @@ class Custom(ModuleTask):
         """No data but what the server evaluates on."""
         if settings.participation.weights != "uniform":
             raise SpecError(
-                "`participation.weights` 'examples' needs all clients' data; a server has none: use 'uniform'"
+                "`participation.weights` 'examples' needs all clients' data, and a server has none; set it to 'uniform'"
             )
         return super().server_problem(seeds, settings)
 
