@@ -55,7 +55,8 @@ class History:
         """Add a row; a run that has diverged gets no more."""
         if self.ended:
             return
-        append(self.path, [line])
+        with self.path.open("ab") as file:
+            file.write(_text([line]))
         self.ended = bool(line.get("diverged"))
 
 
@@ -89,17 +90,12 @@ class Rounds:
         if not self.begun and self.path.exists():
             write(self.path, [one for one in self.read() if one["round"] < line["round"]])
         self.begun = True
-        append(self.path, [line])
+        with self.path.open("ab") as file:
+            file.write(_text([line]))
 
     def read(self) -> list[Line]:
         """All rounds there are; one that was cut short is left out."""
         return [json.loads(text) for text in self.path.read_text().split("\n")[:-1]]
-
-
-def append(path: Path, lines: list[Line]) -> None:
-    """More lines at the end, in one piece."""
-    with path.open("ab") as file:
-        file.write(_text(lines))
 
 
 def write(path: Path, lines: list[Line]) -> None:

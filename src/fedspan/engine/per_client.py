@@ -148,7 +148,8 @@ class Recorder(Callback):
         new = [{"round": row.round, **_finite(one)} for one in found]
         self.rows += new
         if run.run_dir is not None:
-            history.append(run.run_dir / NAME, new)
+            with (run.run_dir / NAME).open("a") as file:
+                file.write("".join(json.dumps(one) + "\n" for one in new))
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Hands the rows to the result."""

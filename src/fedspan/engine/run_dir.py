@@ -162,7 +162,7 @@ class _SaveEvery(Callback):
 def check_vacant(run_dir: Path) -> None:
     """Refuses a directory that holds a run."""
     if any((run_dir / name).exists() for name in (CHECKPOINT, OUTCOME)):
-        raise SpecError(f"{str(run_dir)!r} already holds a run; resume it, or choose another directory")
+        raise SpecError(f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`")
 
 
 def versions() -> dict[str, str]:
@@ -196,7 +196,7 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         check_vacant(out)
         if any(path.exists() for path, _ in places):
             raise SpecError(
-                f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another directory"
+                f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
             )
         histories = []
     files = _Files(loop, spec, keeping.checkpoint_every, histories)
@@ -223,7 +223,7 @@ def _longer(out: Path, spec: Spec) -> bool:
     if not (out / CHECKPOINT).exists():
         raise CheckpointError(
             f"the run in {str(out)!r} has finished after {last} rounds and kept no checkpoint to go on from; run it "
-            "again in another directory"
+            "again in another `run_dir`"
         )
     return True
 
