@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,7 +14,7 @@ from torch import nn
 import fedspan
 from fedspan.api.fit import spec_of
 from fedspan.core import registry
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import DataError, SpecError
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import FedAvg
@@ -37,6 +38,7 @@ class Share(fedspan.Metric):
 
 
 def fit(**settings: Any) -> fedspan.Result:
+    torch.manual_seed(0)
     return fedspan.fit(torch.nn.Linear(8, 4), CLIENTS, **({"method": FedAvg(lr=0.1), "rounds": 2} | settings))
 
 
@@ -150,6 +152,31 @@ def test_a_loaded_run_says_how_to_get_its_model(tmp_path: Path) -> None:
         _ = fedspan.load(tmp_path / "run").model
     again = fedspan.load(tmp_path / "run", model=nn.Linear(8, 4)).model
     assert torch.equal(again(X), trained(X))
+
+
+def test_callbacks_and_settings_as_they_come_to_mind() -> None:
+    stopping = fedspan.callbacks.EarlyStopping(patience=1)
+    for callbacks in (stopping, [stopping], "keep_best", ["keep_best", stopping]):
+        assert fit(test=(X, Y), callbacks=callbacks).history
+    with pytest.raises(SpecError, match=r"`callbacks` must be a callback.*write EarlyStopping\(…\)"):
+        fit(callbacks=[fedspan.callbacks.EarlyStopping])
+    clipped = [fit(training=one).weights[0]["weight"] for one in ({"clip": 0.01}, fedspan.Training(clip=0.01))]
+    assert torch.equal(*clipped)
+    with pytest.raises(SpecError, match=r"`participation` must be Participation\(…\), got 'uniform'"):
+        fit(participation="uniform")
+    with pytest.raises(SpecError, match=r"`metrics` must be one of .* \(did you mean 'accuracy'\?\)"):
+        fit(test=(X, Y), metrics=["acuracy"])
+    assert len(fit(rounds=np.int64(2), seed=np.int64(1)).history) == 3
+    if not torch.cuda.is_available():
+        with pytest.raises(SpecError, match="`device` is 'cuda', but torch finds no CUDA here"):
+            fit(device="cuda")
+
+
+def test_a_batch_that_batchnorm_cannot_train_on_names_its_client() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    clients = {"Bern": (X, Y), "Graz": (X[:1], Y[:1])}
+    with pytest.raises(DataError, match="client 'Graz' has a batch of one example, on which BatchNorm"):
+        fedspan.fit(model, clients, method=FedAvg(lr=0.1), rounds=1)
 
 
 def test_the_step_size_that_was_found_shows() -> None:

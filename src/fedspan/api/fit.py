@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedspan.api.run import run
+from fedspan.api.run import as_callbacks, run
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
@@ -20,6 +21,10 @@ from fedspan.engine.result import Result
 from fedspan.nn.client_data import Loss
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks.custom import Custom, Objects
+
+CONFIGS: dict[str, type] = {
+    "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
+}  # fmt: skip
 
 
 def fit(
@@ -45,7 +50,7 @@ def fit(
     participation: Participation | None = None,
     projection: Projection | None = None,
     engine: Engine | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | str] | Callback | str = (),
     run_dir: Path | str | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -81,7 +86,7 @@ def fit(
         participation: How clients are weighted.
         projection: Which modules are projected, sent in full or frozen.
         engine: How the run is computed: processes, states on disk, recomputation.
-        callbacks: What follows the run, such as `EarlyStopping("accuracy")`.
+        callbacks: What follows the run, such as `EarlyStopping("accuracy")` or its name.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`.
         progress: Print the settings and every evaluation, with a progress bar on a terminal.
@@ -116,8 +121,8 @@ def spec_of(
     objective: Loss | None = None,
     metrics: Sequence[Any] | str = (),
     clients_per_round: int | None = None,
-    rounds: int = 100,
     batch_size: int | Literal["full"] | None = None,
+    callbacks: Sequence[Any] | Any = (),
     **settings: Any,
 ) -> Spec:
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
@@ -131,13 +136,23 @@ def spec_of(
         _check_batch_size(batch_size, given)
         settings["batch_size"] = batch_size
     return Spec(
-        rounds=rounds,
+        rounds=_setting("rounds", settings.pop("rounds", 100)),
         method=as_method(method),
         task=Custom(objects=given),
-        clients_per_round=clients_per_round,
+        clients_per_round=_setting("clients_per_round", clients_per_round),
         metrics=metrics,
-        **{name: value for name, value in settings.items() if value is not None},
+        callbacks=as_callbacks(callbacks),
+        **{name: _setting(name, value) for name, value in settings.items() if value is not None},
     )
+
+
+def _setting(name: str, value: Any) -> Any:
+    """A setting as a spec holds it: a number of NumPy as one of Python, a table as the object that it describes."""
+    if name not in CONFIGS or isinstance(value, CONFIGS[name]):
+        return value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, Mapping):
+        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {value!r}")
+    return registry.make(CONFIGS[name], value, name)
 
 
 def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:

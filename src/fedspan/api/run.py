@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.callbacks.progress import Progress, say
+from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.spec import Spec
@@ -28,7 +29,7 @@ def run(
     *,
     seeds: int = 1,
     resume: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | str] | Callback | str = (),
     progress: bool = True,
     keep_checkpoint: bool = False,
 ) -> Result:
@@ -59,7 +60,7 @@ def run(
         say(f"lr = {spec.method.lr!r}: short trials before the run")
     spec, found = with_lr(spec, out, resume=resume)
     shown = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
-    every = [*spec.callbacks, *callbacks, *shown]
+    every = [*spec.callbacks, *as_callbacks(callbacks), *shown]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
@@ -75,6 +76,12 @@ def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:
     if isinstance(given, Spec):
         return given
     return Spec.from_table(given) if isinstance(given, Mapping) else Spec.load(given)
+
+
+def as_callbacks(given: Any) -> tuple[Callback, ...]:
+    """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
+    several = given if isinstance(given, list | tuple) else (given,)
+    return tuple(registry.as_choice("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(

@@ -173,7 +173,10 @@ class Settings:
         """The device that local steps run on; "auto" is CUDA where it is available."""
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            return torch.device(auto if self.device == "auto" else self.device)
+            found = torch.device(auto if self.device == "auto" else self.device)
+            if found.type == "cuda" and not torch.cuda.is_available():
+                raise SpecError(f"`device` is {str(self.device)!r}, but torch finds no CUDA here; use 'auto' or 'cpu'")
+            return found
         except RuntimeError:
             raise SpecError(
                 f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {self.device!r}"

@@ -162,7 +162,9 @@ class _SaveEvery(Callback):
 def check_vacant(run_dir: Path) -> None:
     """Refuses a directory that holds a run."""
     if any((run_dir / name).exists() for name in (CHECKPOINT, OUTCOME)):
-        raise SpecError(f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`")
+        raise SpecError(
+            f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`"
+        )
 
 
 def versions() -> dict[str, str]:

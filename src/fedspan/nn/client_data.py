@@ -91,6 +91,11 @@ class LocalClients(Sequence[ClientData]):
         return list(self.held.values())
 
 
+def client_name(client: int, names: Sequence[str] | None) -> str:
+    """A client as error messages name it."""
+    return f"client {client}" if names is None else f"client {names[client]!r}"
+
+
 def split_parts(data: Any, who: str) -> tuple[Any, str, Any]:
     """(training data, name of the held-out part, held-out data) of what a user gives for a client.
 

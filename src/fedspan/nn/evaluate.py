@@ -77,7 +77,7 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for one in given:
         if isinstance(one, str):
-            found[one] = registry.build("metric", {"name": one}, "metrics")
+            found[one] = registry.as_choice("metric", one, "metrics")
         elif isinstance(one, type) and issubclass(one, Metric):
             found.update(chosen([one()]))
         elif isinstance(one, Metric):

@@ -16,11 +16,12 @@ from torch import nn
 
 from fedspan.core import seeds
 from fedspan.core.config import Training
+from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
 from fedspan.core.projector import LinearMap
-from fedspan.nn.client_data import Batch, Tensors, placed
+from fedspan.nn.client_data import Batch, Tensors, client_name, placed
 from fedspan.nn.loaders import batch_size_of, batches, drawing
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PLAIN = Training()
 CPU = torch.device("cpu")
+BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
 
 
 def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
@@ -147,8 +149,16 @@ class TorchObjective(Objective):
 
         def loss(model: nn.Module) -> torch.Tensor:
             key = seeds.key(self.rnd.seeds[0], "dropout", self.rnd.t, self.client, number)
-            with drawing(key, self.problem.device):
-                return self.problem.loss(model, batch)
+            try:
+                with drawing(key, self.problem.device):
+                    return self.problem.loss(model, batch)
+            except ValueError as error:
+                if BATCH_OF_ONE not in str(error):
+                    raise
+                who, why = client_name(self.client, self.problem.names), "on which BatchNorm cannot be trained"
+                raise DataError(
+                    f"{who} has a batch of one example, {why}; leave it out, or use larger batches"
+                ) from None
 
         return loss
 

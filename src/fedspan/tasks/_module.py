@@ -17,7 +17,7 @@ from torch import nn
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.task import Task
-from fedspan.nn.client_data import ClientData, LocalClients, Loss, split_parts
+from fedspan.nn.client_data import ClientData, LocalClients, Loss, client_name, split_parts
 from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.nn.projection_rules import projection_rules
@@ -39,12 +39,7 @@ class Material:
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
-        return named(client, self.names)
-
-
-def named(client: int, names: Sequence[str] | None) -> str:
-    """A client as error messages name it."""
-    return f"client {client}" if names is None else f"client {names[client]!r}"
+        return client_name(client, self.names)
 
 
 class ModuleTask(Task):

@@ -25,10 +25,10 @@ from torch import nn
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.registry import register, source_of
-from fedspan.nn.client_data import Loss
+from fedspan.nn.client_data import Loss, client_name
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
-from fedspan.tasks._module import Material, ModuleTask, named
+from fedspan.tasks._module import Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
 
@@ -62,7 +62,7 @@ class Objects:
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
-        return named(client, self.names)
+        return client_name(client, self.names)
 
     def material(self) -> Material:
         """The same for a problem."""
