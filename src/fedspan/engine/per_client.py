@@ -13,6 +13,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.engine import history
+from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import higher_is_better, main_metric
 from fedspan.engine.loop import Line
 
@@ -95,10 +96,7 @@ class PerClient(Sequence[Line]):
             The matplotlib axis.
         """
         metric = self._metric(metric)
-        needs("plot", "matplotlib")
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1] if ax is None else ax
+        ax = axis_or_new(ax)
         worst = self.worst(metric)
         lines: dict[Any, list[Line]] = {}
         for row in self.rows:

@@ -17,6 +17,7 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.engine import history, per_client
+from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
 from fedspan.engine.per_client import PerClient
@@ -134,10 +135,7 @@ class Result:
             raise SpecError("the run has no evaluations to plot")
         metric = metric or main_metric(self.metrics)
         one_of("metric", metric, self.metrics)
-        needs("plot", "matplotlib")
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1] if ax is None else ax
+        ax = axis_or_new(ax)
         for seed, lines in zip(self.seeds, self.runs, strict=True):
             cost = [line["up_bytes"] + line["down_bytes"] if x == "total_bytes" else line[x] for line in lines]
             values = [float("nan") if line.get(metric) is None else line[metric] for line in lines]

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.registry import register, source_of
-from fedspan.nn.client_data import Loss, client_name
+from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks._module import Material, ModuleTask
@@ -170,6 +171,11 @@ def _digest(data: Any) -> str:
         flat = np.ascontiguousarray(data).reshape(-1)
         step = max(1, len(flat) // SAMPLED)
         return _hash(f"{data.shape} {data.dtype}".encode() + flat[::step].tobytes())
+    if isinstance(data, DataLoader):
+        sampler = data.batch_sampler if data.batch_size is None else data.sampler
+        return _hash(repr((_digest(data.dataset), data.batch_size, data.drop_last, type(sampler).__name__)).encode())
+    if not hasattr(data, "with_format"):  # a Hugging Face Dataset would be read as a whole
+        data = table_columns(data) or data
     if isinstance(data, Mapping):
         return _hash(repr([(key, _digest(value)) for key, value in data.items()]).encode())
     tensors = getattr(data, "tensors", None)  # torch's TensorDataset
