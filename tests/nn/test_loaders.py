@@ -141,5 +141,5 @@ def test_loaders_that_cannot_be_used_are_named() -> None:
             fit([loader])
     with pytest.raises(SpecError, match=r"`batch_size` is 8, but the DataLoader of client 'a' has 4"):
         fit({"a": DataLoader(Noisy(), batch_size=4)}, batch_size=8)
-    with pytest.warns(UserWarning, match="client 0: `num_workers` of a DataLoader counts for nothing"):
+    with pytest.warns(UserWarning, match="`num_workers` of a DataLoader counts for nothing"):
         fit([DataLoader(Noisy(), batch_size=4, num_workers=2)])

@@ -114,8 +114,6 @@ def as_client_data(data: Any, who: str) -> ClientData:
     """The examples of one client, from what a user gives; errors name it as `who`."""
     from fedspan.nn.loaders import from_loader  # which builds on this module
 
-    if isinstance(data, IterableDataset):
-        raise DataError(f"{who} is a stream (IterableDataset) without a length; read it into a list of examples")
     if isinstance(data, DataLoader):
         return from_loader(data, lambda dataset: of_dataset(dataset, data.collate_fn, who), who)
     if isinstance(data, Dataset):

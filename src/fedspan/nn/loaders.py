@@ -7,7 +7,7 @@
 - A sampler of your own: torch's generators are seeded by (seed, round, client, pass) while it draws. One that draws
   from torch repeats to the bit; one that draws from elsewhere, or remembers earlier passes, does not.
 
-`num_workers` only affects loading: examples are loaded by the process that trains.
+`num_workers` does not count: examples are loaded by the process that trains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fedspan.core import seeds
 from fedspan.core.errors import DataError
@@ -110,16 +110,13 @@ def steps_per_epoch(data: ClientData, batch_size: int) -> float:
 
 def from_loader(loader: DataLoader[Any], read: Callable[[Any], ClientData], who: str) -> Loader:
     """The data of a DataLoader; `read` makes client data of its Dataset."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise DataError(f"{who} is a stream (IterableDataset) without a length; read it into a list of examples")
-    if loader.batch_sampler is None:
+    data, sampler = read(loader.dataset), loader.batch_sampler
+    if sampler is None:
         raise DataError(f"{who} is a DataLoader with `batch_size=None`; give it a batch size")
     if loader.num_workers:
         warnings.warn(
-            f"{who}: `num_workers` of a DataLoader counts for nothing; the process that trains loads its examples",
-            stacklevel=2,
+            "`num_workers` of a DataLoader counts for nothing; the process that trains loads the examples", stacklevel=2
         )
-    data, sampler = read(loader.dataset), loader.batch_sampler
     if type(sampler) is not BatchSampler or not _plain(sampler.sampler, len(data)):
         return _sampled(data, sampler, who)
     size, drop = int(sampler.batch_size), bool(sampler.drop_last)
