@@ -12,6 +12,7 @@ from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, at_least
+from fedspan.core.files import make_dir
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
 from fedspan.engine.per_client import PerClient, Recorder
@@ -140,7 +141,7 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
             check_vacant(run_dir)
         found = _find_lr(spec)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_dir(path.parent)
             write_json(path, found)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 

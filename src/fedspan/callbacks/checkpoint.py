@@ -10,6 +10,7 @@ from fedspan.callbacks._places import folder_of
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import at_least
+from fedspan.core.files import make_dir
 from fedspan.core.registry import register
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Checkpoint(Callback):
         folder = folder_of(self, self.log_dir, run)
         for number, seed in enumerate(run.seeds):
             place = (folder if len(run.seeds) == 1 else folder / f"seed-{seed}") / "models"
-            place.mkdir(parents=True, exist_ok=True)
+            make_dir(place)
             checkpoint.write_tensors(place / f"round-{run.t:06}.safetensors", run.state_dict(number))
             for old in sorted(place.glob("round-*.safetensors"))[: -self.keep if self.keep is not None else 0]:
                 old.unlink()

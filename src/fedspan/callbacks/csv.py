@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspan.callbacks._places import folder_of
-from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
+from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.registry import register
 
 if TYPE_CHECKING:
@@ -45,5 +45,5 @@ class CSV(Callback):
         table.writeheader()
         table.writerows(lines)
         folder = folder_of(self, self.log_dir, run)
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_atomic(folder / "history.csv", text.getvalue().encode())
+        make_dir(folder)
+        write_atomic(folder / "history.csv", text.getvalue().encode())

@@ -12,6 +12,7 @@ import numpy as np
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
+from fedspan.core.files import append
 from fedspan.engine import history
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import higher_is_better, main_metric
@@ -146,8 +147,7 @@ class Recorder(Callback):
         new = [{"round": row.round, **_finite(one)} for one in found]
         self.rows += new
         if run.run_dir is not None:
-            with (run.run_dir / NAME).open("a") as file:
-                file.write("".join(json.dumps(one) + "\n" for one in new))
+            append(run.run_dir / NAME, "".join(json.dumps(one) + "\n" for one in new).encode())
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Hands the rows to the result."""
