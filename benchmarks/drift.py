@@ -43,7 +43,7 @@ RATIOS = ("moved", "control", "apart")
 def spec_of(lr: float, steps: int) -> Spec:
     """SCAFFOLD on the task above."""
     method = {"name": "scaffold", "lr": lr, "local_steps": steps}
-    return Spec.from_table({"rounds": 1, "method": method, "task": TASK})
+    return Spec.from_table({"rounds": 1, "method": method, "task": TASK, "participation": {"weights": "uniform"}})
 
 
 def measure(problem: Problem, method: Any, rounds: int) -> dict[str, dict[str, float]]:

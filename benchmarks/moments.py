@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedspan.core import registry
-from fedspan.core.config import Settings
+from fedspan.core.config import Participation, Settings
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -32,6 +32,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 }
 PLAIN = ("plain SGD", (0.1, 0.2, 0.5, 1.0, 2.0))
 VARIANTS = ((1, "reset"), (1, "project"), (5, "reset"), (5, "keep"), (5, "project"))
+UNIFORM = Participation(weights="uniform")
 EVERY = 5  # rounds between two evaluations
 
 
@@ -65,7 +66,10 @@ def main() -> None:
     parser.add_argument("--projector", choices=("coordinate", "gaussian", "hadamard"), default="coordinate")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    problems = [registry.build("task", TASK).build((seed,), Settings(batch_size=16)) for seed in range(args.seeds)]
+    problems = [
+        registry.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
+        for seed in range(args.seeds)
+    ]
     base = {"name": args.method, "local_steps": 5, "projector": {"name": args.projector, "rank": args.rank}}
     lines = ["| local steps | refresh | moments | best lr | half-way % | accuracy % |", "|---" * 6 + "|"]
     print("\n".join(lines))

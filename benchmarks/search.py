@@ -90,7 +90,8 @@ def digits(names: list[str], rounds: int, seed: int) -> None:
     )
     for name in names:
         table = {"name": name, "local_steps": 5} | ({"rank": 0.2} if name == "ssf" else {})
-        spec = Spec.from_table({"rounds": rounds, "batch_size": 16, "seed": seed, "method": table, "task": DIGITS})
+        run = {"rounds": rounds, "batch_size": 16, "seed": seed, "participation": {"weights": "uniform"}}
+        spec = Spec.from_table(run | {"method": table, "task": DIGITS})
         problem: Any = spec.task.build((seed,), spec)
         found = search(spec.method, problem, 5, rounds)  # by the training loss: a search sees no test set
         ends = {

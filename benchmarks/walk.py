@@ -48,7 +48,7 @@ def of_fit() -> dict[str, int]:
     trace = Trace()
     data = [(torch.randn(64, 16), torch.randint(0, 4, (64,))) for _ in range(4)]
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
-    fedspan.fit(model, data, method=SSF(rank=0.2, lr=0.1), rounds=8, eval_every=100, callbacks=[trace])
+    fedspan.fit(model, data, method=SSF(rank=0.2, lr=0.1), rounds=8, eval_every=100, callbacks=[trace], progress=False)
     return trace.files
 
 

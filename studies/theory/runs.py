@@ -17,7 +17,7 @@ from fedspan.api.run import LR
 from fedspan.core.errors import at_least, one_of
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine import history
-from fedspan.engine.result import PLAIN
+from fedspan.engine.judging import PLAIN
 from fedspan.study.jobs import Job
 
 Floats = npt.NDArray[np.float64]

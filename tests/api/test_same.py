@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from test_fit import blobs, flat, net, ssf, together
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedspan
 from conftest import Interrupt
@@ -61,10 +62,15 @@ def moved() -> Any:
     return [(x + 1, y) for x, y in blobs()]
 
 
+def loaders(size: int) -> Any:
+    return [DataLoader(TensorDataset(*client), batch_size=size) for client in blobs()]
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "augment": ({"training": fedspan.Training(augment=second)}, r"training.augment = 'first#\w+', not 'second#\w+'"),
     "loss": ({"loss": absolute}, "task.loss = its default, not 'absolute#"),
     "data": ({"clients": moved()}, "task.data = "),
+    "batches of a loader": ({"clients": loaders(4)}, "task.data = "),
     "fewer clients": ({"clients": blobs()[:3]}, "task.clients = 4, not 3"),
     "batch size": ({"batch_size": 5}, "batch_size = its default, not 5"),
 }
@@ -75,6 +81,7 @@ def test_a_run_is_not_resumed_with_something_else(name: str, tmp_path: Path) -> 
     change, words = CHANGES[name]
     settings: dict[str, Any] = {"clients": blobs(), "method": ssf(), "rounds": 6, "run_dir": tmp_path / "o"}
     settings |= {"training": fedspan.Training(augment=first)}
+    settings |= {"clients": loaders(8)} if name == "batches of a loader" else {}
     with pytest.raises(KeyboardInterrupt):
         fedspan.fit(net(), **settings, callbacks=[Interrupt(3)])
     with pytest.raises(CheckpointError, match=words):

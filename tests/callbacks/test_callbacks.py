@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedspan
 from conftest import RUN as TABLE
 from conftest import Interrupt
-from fedspan.callbacks import Diagnostics, EarlyStopping, KeepBest
+from fedspan.callbacks import CSV, Checkpoint, Diagnostics, EarlyStopping, KeepBest
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 
@@ -123,7 +125,56 @@ def test_diagnostics_add_columns_and_change_nothing_else(tmp_path: Path) -> None
     assert isinstance(fedspan.Spec.from_table(watched.spec).callbacks[0], Diagnostics)
 
 
+def test_models_are_kept_every_so_many_rounds(tmp_path: Path) -> None:
+    kept = [{"name": "checkpoint", "every": 2, "keep": 2}]
+    result = fedspan.run(TABLE | {"rounds": 7, "callbacks": kept}, tmp_path)
+    files = sorted(path.name for path in (tmp_path / "models").iterdir())
+    assert files == ["round-000004.safetensors", "round-000006.safetensors"]
+    at_six = fedspan.run(TABLE | {"rounds": 6}).weights[0]["X"]
+    assert torch.equal(load_file(tmp_path / "models" / files[-1])["X"], at_six)
+    assert not torch.equal(at_six, result.weights[0]["X"])
+
+
+def test_a_table_of_the_evaluations(tmp_path: Path) -> None:
+    fedspan.run(TABLE | {"rounds": 4, "callbacks": [{"name": "csv"}]}, tmp_path / "run", callbacks=[EndAt(2)], seeds=2)
+    rows = list(csv.DictReader((tmp_path / "run" / "history.csv").read_text().splitlines()))
+    assert [(row["seed"], row["round"]) for row in rows] == [(s, r) for s in "01" for r in "012"]
+    history = fedspan.load(tmp_path / "run").history
+    assert [float(row["rel_err"]) for row in rows] == [line["rel_err"] for line in history]
+    with pytest.raises(SpecError, match="CSV needs `log_dir` where the run has no `run_dir`"):
+        fedspan.run(TABLE, callbacks=[CSV()])
+
+
+def test_a_run_that_fails_closes_what_is_open() -> None:
+    told: list[str] = []
+
+    class Told(Callback):
+        def on_evaluate(self, run: Any, row: Any) -> None:
+            raise ValueError("mine")
+
+        def on_run_error(self, run: Any) -> None:
+            told.append("closed")
+
+    with pytest.raises(ValueError, match="mine"):
+        fedspan.run(TABLE, callbacks=[Told()])
+    assert told == ["closed"]
+
+
+def test_without_test_data_callbacks_go_by_the_training_loss() -> None:
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    settings: Any = {"method": "fedavg", "rounds": 3, "progress": False, "callbacks": [KeepBest()]}
+    result = fedspan.fit(torch.nn.Linear(4, 2), [(x, (x[:, 0] > 0).long())], **settings)
+    assert result.metrics == ["training_loss"]
+    assert result.best is not None
+    assert result.best["training_loss"] == min(line["training_loss"] for line in result.history)
+
+
 def test_mistakes_are_named() -> None:
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(SpecError, match=f"`every` must be a whole number of at least 1, got {wrong}"):
+            Checkpoint(every=wrong)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="`patience` must be a whole number of at least 1, got -1"):
+        EarlyStopping(patience=-1)
     with pytest.raises(SpecError, match="`patience` must be a whole number of at least 1, got 0"):
         EarlyStopping(patience=0)
     with pytest.raises(SpecError, match="`min_delta` must be a number of at least 0, got -1"):

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from test_run import fedspan, rows, spec_file
 
+from fedspan.api.run import run
 from fedspan.cli import app as cli
+from fedspan.core.errors import SpecError
 
 MISTAKES = {
     "unknown method": (["--set", "method.name=sff"], "did you mean 'ssf'?"),
@@ -85,7 +87,13 @@ def test_resume_without_a_directory_names_the_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert main(monkeypatch, "run", spec_file(tmp_path), "--resume") == 2
-    assert "'--resume': it needs the --run-dir" in capsys.readouterr().err
+    assert "--resume needs the --run-dir of the run to continue" in capsys.readouterr().err
+    place = tmp_path / "o"
+    assert main(monkeypatch, "run", spec_file(tmp_path), "--run-dir", place) == 0
+    assert main(monkeypatch, "run", spec_file(tmp_path), "--run-dir", place) == 2
+    assert "continue it with --resume, or choose another --run-dir" in capsys.readouterr().err
+    with pytest.raises(SpecError, match="continue it with `resume=True`, or choose another `run_dir`"):
+        run(spec_file(tmp_path), place)
 
 
 def test_a_run_and_its_short_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -91,7 +91,7 @@ def test_identity_is_what_decides_the_numbers() -> None:
     for other in (
         {"batch_size": 5},
         {"training": {"clip": 1.0}},
-        {"participation": {"weights": "examples"}},
+        {"participation": {"weights": "uniform"}},
         {"clients_per_round": 4},
         {"callbacks": [{"name": "early_stopping"}]},
         {"engine": {"states_dir": "s", "states_dtype": "bfloat16"}},

@@ -16,6 +16,8 @@ from tiny import bert, flat, llama, questions, ssf
 
 
 def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
+    import pandas as pd
+    import pyarrow as pa
     from datasets import Dataset
 
     rows = [questions(8, seed) for seed in range(2)]
@@ -33,6 +35,8 @@ def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
         padded,
         lambda part: Dataset.from_list([row | {"text": "left out"} for row in part]),
         lambda part: [{"input_ids": r["input_ids"], "label": r["labels"]} for r in part],
+        pd.DataFrame,
+        pa.Table.from_pylist,
     )
     found = [
         flat(fedspan.fit(bert(), [kind(p) for p in rows], method=ssf(), rounds=2, batch_size=4).model) for kind in kinds

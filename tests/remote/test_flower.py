@@ -369,7 +369,9 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         "task": registry.describe(task),
         "batch_size": 5,
     }
-    spec = Spec.from_table(table)
+    with pytest.raises(SpecError, match=r"`participation.weights` 'examples' needs all clients' data.*set it to 'uni"):
+        serve(Spec.from_table(table), FakeGrid(Spec.from_table(table), tmp_path / "none"), tmp_path / "none")
+    spec = Spec.from_table(table | {"participation": {"weights": "uniform"}})
     here = run(spec, tmp_path / "here").history[-1]
     grid = FakeGrid(spec, tmp_path / "states")
     grid.clients = {100 + i: i for i in range(4)}

@@ -126,7 +126,7 @@ def test_finished_runs_keep_no_checkpoint(done: Done) -> None:
 def test_it_is_continued(done: Done, tmp_path: Path) -> None:
     """A second call needs --resume, runs nothing again, and may ask for more."""
     study, out, _ = done
-    with pytest.raises(SpecError, match="already holds a comparison; add --resume"):
+    with pytest.raises(SpecError, match="already holds a comparison; continue it with `resume=True`"):
         carry(study, out)
     shutil.copytree(out, tmp_path / "again")
     runs = tmp_path / "again" / "runs"

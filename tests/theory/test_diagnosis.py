@@ -81,7 +81,6 @@ DOUBTS = {
     "boost": ("ssf", {"rank": 3, "rank_boost": 2.0}, 7, {}, ["rank_boost"]),
     "uncontrolled": ("fedavg", {}, 7, {}, ["not the method of the theorem"]),
     "paper": ("ssf", {"rank": 3, "control": "paper"}, 3, {}, ["partial", "breaks c = mean c_i"]),
-    "weights": ("ssf", {"rank": 3}, 7, {"weights": "examples"}, ["weights"]),
     "compressed": ("ssf", {"rank": 3, "compressor": {"name": "topk", "k": 0.5}}, 7, {}, ["compressed"]),
 }
 
@@ -93,6 +92,12 @@ def test_what_the_theory_does_not_cover_is_said(case: str) -> None:
     assert len(found) == len(words), found
     for word, text in zip(words, found, strict=True):
         assert word in text
+
+
+def test_weights_of_clients_are_outside_the_theorem() -> None:
+    problem = small()
+    problem.weights = np.array([0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
+    assert outside_theory(build("ssf", rank=3), problem, 7) == ["clients have weights; the theorem is for a plain mean"]
 
 
 def test_the_share_of_directions() -> None:

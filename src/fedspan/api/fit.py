@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
+from torch.utils.data import DataLoader
 
-from fedspan.api.run import run
+from fedspan.api.run import as_callbacks, run
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
@@ -17,8 +19,12 @@ from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
 from fedspan.nn.client_data import Loss
-from fedspan.nn.evaluate import OutputLoss
+from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks.custom import Custom, Objects
+
+CONFIGS: dict[str, type] = {
+    "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
+}  # fmt: skip
 
 
 def fit(
@@ -28,7 +34,7 @@ def fit(
     *,
     method: Method[Any, Any, Any, Any] | str | Mapping[str, Any] = "ssf",
     rounds: int = 100,
-    batch_size: int | Literal["full"] = 32,
+    batch_size: int | Literal["full"] | None = None,
     epochs: float | None = None,
     clients_per_round: int | None = None,
     device: str = "auto",
@@ -38,27 +44,31 @@ def fit(
     validation: Any = None,
     metrics: Sequence[Any] | str = (),
     eval_every: int = 1,
+    eval_clients_every: int | None = None,
     objective: Loss | None = None,
     training: Training | None = None,
     participation: Participation | None = None,
     projection: Projection | None = None,
     engine: Engine | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | str] | Callback | str = (),
     run_dir: Path | str | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Result:
     """Trains a model over clients.
 
     Args:
         model: Any `torch.nn.Module` or Hugging Face model. It gets the trained weights.
         clients: The data of each client, as a list or as a dictionary of name → data. Data is a pair
-            (inputs, targets) of tensors or arrays, a Dataset or a DataLoader; for a Hugging Face model a mapping of
-            token columns, a `datasets.Dataset`, or a list of rows.
-        loss: `loss(outputs, targets)`; cross-entropy by default. A Hugging Face model uses its own.
+            (inputs, targets) of tensors, arrays or lists, a table with a target column, a Dataset or a DataLoader; for
+            a Hugging Face model a mapping of token columns, a `datasets.Dataset`, a table, or a list of rows. A client
+            may be a dictionary with "train" and "test" (or "validation"), each of them such data.
+        loss: `loss(outputs, targets)`, the mean over a batch. By default, integer targets are classes (cross-entropy),
+            or yes and no where the model has one output per target (binary cross-entropy with logits). A Hugging Face
+            model uses its own.
         method: A method such as `SSF(rank=0.2)`, or its name.
         rounds: Number of rounds.
-        batch_size: Examples per local step, or "full".
+        batch_size: Examples per local step, or "full"; 32 by default. A DataLoader keeps its own batches.
         epochs: Local steps as passes over the mean client's examples; replaces the method's `local_steps`.
         clients_per_round: Clients that take part in a round; by default all.
         device: "auto", "cpu", or a torch device such as "cuda:0".
@@ -70,15 +80,17 @@ def fit(
             reported as `validation_…`.
         metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
         eval_every: Rounds between two evaluations.
+        eval_clients_every: Rounds between two evaluations of every client, on its own test data where it has some and
+            on its training data otherwise; `result.per_client` has them. None does not evaluate clients.
         objective: `objective(model, batch)` in place of `loss`, where a batch is not (inputs, targets).
         training: Weight decay, clipping and augmentation.
         participation: How clients are weighted.
         projection: Which modules are projected, sent in full or frozen.
         engine: How the run is computed: processes, states on disk, recomputation.
-        callbacks: What follows the run, such as `EarlyStopping("accuracy")`.
+        callbacks: What follows the run, such as `EarlyStopping("accuracy")` or its name.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`.
-        progress: Show a progress bar and print every evaluation.
+        progress: Print the settings and every evaluation, with a progress bar on a terminal.
 
     Returns:
         The result; `result.model` is `model`.
@@ -90,12 +102,12 @@ def fit(
     spec = spec_of(
         model, clients, loss, objective=objective, test=test, validation=validation, method=method, rounds=rounds,
         batch_size=batch_size, epochs=epochs, clients_per_round=clients_per_round, device=device, seed=seed,
-        metrics=metrics, eval_every=eval_every, training=training, participation=participation, projection=projection,
-        engine=engine, callbacks=callbacks,
+        metrics=metrics, eval_every=eval_every, eval_clients_every=eval_clients_every, training=training,
+        participation=participation, projection=projection, engine=engine, callbacks=callbacks,
     )  # fmt: skip
     result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress)
     model.load_state_dict(result.weights[0])
-    result.model = model
+    result.module = model
     return result
 
 
@@ -110,7 +122,8 @@ def spec_of(
     objective: Loss | None = None,
     metrics: Sequence[Any] | str = (),
     clients_per_round: int | None = None,
-    rounds: int = 100,
+    batch_size: int | Literal["full"] | None = None,
+    callbacks: Sequence[Any] | Any = (),
     **settings: Any,
 ) -> Spec:
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
@@ -120,14 +133,39 @@ def spec_of(
     if metrics and test is None and validation is None:
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
+    if batch_size is not None:
+        _check_batch_size(batch_size, given)
+        settings["batch_size"] = batch_size
     return Spec(
-        rounds=rounds,
+        rounds=_setting("rounds", settings.pop("rounds", 100)),
         method=as_method(method),
         task=Custom(objects=given),
-        clients_per_round=clients_per_round,
+        clients_per_round=_setting("clients_per_round", clients_per_round),
         metrics=metrics,
-        **{name: value for name, value in settings.items() if value is not None},
+        callbacks=as_callbacks(callbacks),
+        **{name: _setting(name, value) for name, value in settings.items() if value is not None},
     )
+
+
+def _setting(name: str, value: Any) -> Any:
+    """A setting as a spec holds it: a number of NumPy as one of Python, a table as the object that it describes."""
+    if name not in CONFIGS or isinstance(value, CONFIGS[name]):
+        return value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, Mapping):
+        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {value!r}")
+    return registry.make(CONFIGS[name], value, name)
+
+
+def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:
+    """Refuses a batch size besides those of DataLoaders."""
+    for number, data in enumerate(given.clients):
+        data = data.get("train") if isinstance(data, Mapping) else data
+        own = data.batch_size if isinstance(data, DataLoader) else batch_size
+        if own is not None and own != batch_size:
+            raise SpecError(
+                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {own}; leave out "
+                "`batch_size` to keep the loader's"
+            )
 
 
 def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Method[Any, Any, Any, Any]:

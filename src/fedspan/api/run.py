@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspan.callbacks.progress import Progress
+from fedspan.callbacks.progress import Progress, say
+from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.files import make_dir
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
+from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import CHECKPOINT, LR, OUTCOME, Result, write_json, write_outcome
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
@@ -28,8 +30,8 @@ def run(
     *,
     seeds: int = 1,
     resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = False,
+    callbacks: Sequence[Callback | str] | Callback | str = (),
+    progress: bool = True,
     keep_checkpoint: bool = False,
 ) -> Result:
     """Runs a spec.
@@ -40,7 +42,7 @@ def run(
         seeds: Number of runs, with consecutive seeds from `spec.seed`.
         resume: Continue the run in `run_dir`.
         callbacks: Callbacks besides those of the spec.
-        progress: Show a progress bar and print every evaluation.
+        progress: Print the settings and every evaluation, with a progress bar on a terminal.
         keep_checkpoint: Keep the checkpoint of a finished run, so that a later call can run it longer.
 
     Returns:
@@ -55,9 +57,11 @@ def run(
     out = None if run_dir is None else Path(run_dir)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
+    if progress and isinstance(spec.method.lr, str):
+        say(f"lr = {spec.method.lr!r}: short trials before the run")
     spec, found = with_lr(spec, out, resume=resume)
-    shown = [Progress(rounds=spec.rounds)] if progress else []
-    every = [*spec.callbacks, *callbacks, *shown]
+    shown = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
+    every = [*spec.callbacks, *as_callbacks(callbacks), *shown]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     if seeds == 1 or spec.task.several_seeds:
@@ -73,6 +77,12 @@ def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:
     if isinstance(given, Spec):
         return given
     return Spec.from_table(given) if isinstance(given, Mapping) else Spec.load(given)
+
+
+def as_callbacks(given: Any) -> tuple[Callback, ...]:
+    """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
+    several = given if isinstance(given, list | tuple) else (given,)
+    return tuple(registry.as_choice("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(
@@ -93,8 +103,9 @@ def _one_by_one(
         [status for one in results for status in one.statuses],
         spec.table(),
         out,
-        results[0].model,
+        results[0].module,
         [weights for one in results for weights in one.weights],
+        per_client=PerClient([{"seed": one.seeds[0], **row} for one in results for row in one.per_client]),
     )
     if out is not None and joined.finished:
         write_outcome(out, joined.seeds, joined.statuses)
@@ -107,10 +118,14 @@ def _run(
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
     with Simulator(method, problem, spec.engine, resume=keeping.resume, rounds=spec.rounds) as clients:
+        if spec.eval_clients_every is not None:
+            if not isinstance(problem, TorchProblem):
+                raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
+            callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
         loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out)
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
-        result.model = problem.trained(result.weights[0])
+        result.module = problem.trained(result.weights[0])
     return result
 
 

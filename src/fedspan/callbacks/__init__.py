@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from fedspan.core.namespace import lazy
 
 if TYPE_CHECKING:
+    from fedspan.callbacks.checkpoint import Checkpoint as Checkpoint
+    from fedspan.callbacks.csv import CSV as CSV
     from fedspan.callbacks.diagnostics import Diagnostics as Diagnostics
     from fedspan.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from fedspan.callbacks.keep_best import KeepBest as KeepBest

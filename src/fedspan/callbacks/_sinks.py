@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedspan.callbacks._places import folder_of
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError
 from fedspan.core.registry import describe
 
 if TYPE_CHECKING:
@@ -45,13 +45,12 @@ class Logger(Callback):
 
     def on_run_start(self, run: Loop) -> None:
         """Refuses a run that has no directory to log to."""
-        if self.log_dir is None and run.run_dir is None:
-            raise SpecError(f"{type(self).__name__} needs `log_dir` where the run has no `run_dir`")
+        folder_of(self, self.log_dir, run)
         self._sinks.clear()
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Each seed's numbers to its sink; a seed that has diverged gets no more."""
-        folder = Path(self.log_dir or run.run_dir or ".")
+        folder = folder_of(self, self.log_dir, run)
         for number, lines in enumerate(run.lines):
             line: dict[str, Any] = lines[-1]
             if line["round"] != row.round:
@@ -63,6 +62,10 @@ class Logger(Callback):
             self._sinks[number].log({name: line[name] for name in names if line[name] is not None}, row.round)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
+        """Closes the sinks."""
+        self.on_run_error(run)
+
+    def on_run_error(self, run: Loop) -> None:
         """Closes the sinks."""
         for sink in self._sinks.values():
             sink.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedspan.core.callback import Callback
 from fedspan.core.errors import at_least, not_negative
 from fedspan.core.registry import register
-from fedspan.engine.result import higher_is_better, judged_by
+from fedspan.engine.judging import higher_is_better, judged_by
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Line, Loop, Row

@@ -11,7 +11,8 @@ from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
 from fedspan.core.registry import register
-from fedspan.engine.result import BEST, higher_is_better, judged_by
+from fedspan.engine.judging import higher_is_better, judged_by
+from fedspan.engine.result import BEST
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -52,7 +53,7 @@ class KeepBest(Callback):
                 continue
             signed = value if higher_is_better(metric) else -value
             if number not in self._kept or signed > self._kept[number][0]:
-                self._kept[number], improved = (signed, run.problem.state_dict(run.model(), run.buffers, number)), True
+                self._kept[number], improved = (signed, run.state_dict(number)), True
         if improved and run.run_dir is not None:
             self._save(run)
 

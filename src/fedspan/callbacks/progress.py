@@ -1,4 +1,4 @@
-"""A progress bar, and one line per evaluation."""
+"""Prints a run's settings and one line per evaluation, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.registry import register
 
@@ -17,39 +18,73 @@ if TYPE_CHECKING:
     from fedspan.engine.result import Result
 
 
+def say(line: str, console: Console | None = None) -> None:
+    """One line to stderr; where that is no terminal, as it is, without colors and line breaks."""
+    (console or Console(stderr=True)).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 @register
 @dataclass(frozen=True)
 class Progress(Callback):
-    """Shows a progress bar and prints the metrics of every evaluation.
+    """Shows what is run and how far it is. All of it is printed to stderr.
 
     Args:
         rounds: The length of the run; None shows no bar.
         lines: Whether every evaluation is printed.
+        lr_rule: How the step size was found, such as "search"; it is printed next to it.
     """
 
     rounds: int | None = None
     lines: bool = True
+    lr_rule: str | None = None
     _bars: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def on_run_start(self, run: Loop) -> None:
-        """Opens the bar."""
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-        bars = Bars(*columns, console=Console(stderr=True), transient=True)
-        bars.add_task("rounds", total=self.rounds, completed=run.t)
-        bars.start()
-        self._bars[:] = [bars]
+        """Prints the settings, and opens the bar."""
+        console = Console(stderr=True)
+        say(self._settings(run), console)
+        self._bars.clear()
+        if console.is_terminal and self.rounds is not None:
+            columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+            bars = Bars(*columns, console=console, transient=True)
+            bars.add_task("rounds", total=self.rounds, completed=run.t)
+            bars.start()
+            self._bars.append(bars)
 
     def on_round_end(self, run: Loop) -> None:
         """Moves the bar."""
-        self._bars[0].update(self._bars[0].task_ids[0], completed=run.t)
+        for bars in self._bars:
+            bars.update(bars.task_ids[0], completed=run.t)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Prints the metrics."""
-        if self.lines:
-            values = "  ".join(f"{name} {value.mean():.4g}" for name, value in row.metrics.items())
-            sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
-            self._bars[0].console.print(f"round {row.round}  {values}  {sizes}", highlight=False)
+        if not self.lines:
+            return
+        console = self._bars[0].console if self._bars else None
+        if row.round == 0 and "training_loss" in row.metrics:
+            say(
+                "no `test` or `validation` is given: only the loss on a sample of the training data is reported",
+                console,
+            )
+        values = "  ".join(f"{name} {value.mean():.4g}" for name, value in row.metrics.items())
+        sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
+        of_all = "" if self.rounds is None else f"/{self.rounds}"
+        say(f"round {row.round}{of_all}  {values}  {sizes}", console)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Closes the bar."""
-        self._bars[0].stop()
+        self.on_run_error(run)
+
+    def on_run_error(self, run: Loop) -> None:
+        """Closes the bar."""
+        for bars in self._bars:
+            bars.stop()
+
+    def _settings(self, run: Loop) -> str:
+        n, method = run.problem.clients, run.method
+        name = registry.name_of(method) if registry.is_registered(method) else type(method).__name__
+        weights = "equal weights" if run.problem.weights is None else "weights by examples"
+        lr = f"{method.lr:.3g}" if isinstance(method.lr, float | int) else str(method.lr)
+        found = "" if self.lr_rule is None else f" ({self.lr_rule})"
+        clients = f"{run.clients_per_round} of {n} clients per round"
+        return f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"

@@ -20,6 +20,8 @@ from fedspan import cli
 from fedspan.core.errors import FedspanError
 
 MISTAKE, INTERRUPTED = 2, 130
+ARGUMENTS = ("run_dir", "resume", "seeds", "keep_checkpoint")  # of Python functions that are flags of commands
+WITH_OUT = ("compare", "reproduce")  # commands that call the run directory --out
 typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pipe
 
 
@@ -58,10 +60,20 @@ def main() -> None:
         more = f" (see {context.command_path} --help)" if context is not None else ""
         sys.exit(_mistake(" ".join(error.format_message().split()).removesuffix(".") + more))
     except FedspanError as error:
-        sys.exit(_mistake(str(error)))
+        sys.exit(_mistake(with_flags(str(error), sys.argv[1] if len(sys.argv) > 1 else "")))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def with_flags(text: str, command: str) -> str:
+    """A message with the flags of a command in place of the Python arguments that it names."""
+    for name in ARGUMENTS:
+        flag = "--" + name.replace("_", "-")
+        if name == "run_dir" and command in WITH_OUT:
+            flag = "--out"
+        text = text.replace(f"`{name}=True`", flag).replace(f"`{name}`", flag)
+    return text
 
 
 def _mistake(text: str, prefix: str = "error: ") -> int:

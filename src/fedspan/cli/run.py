@@ -48,8 +48,6 @@ def command(
 
     Ctrl-C stops it cleanly, and --resume continues it. The exit code is 1 where the run diverged.
     """
-    if resume and run_dir is None:
-        raise typer.BadParameter("it needs the --run-dir of the run to continue", param_hint="'--resume'")
     load_plugins(plugin)
     short = [f"engine.simulate={simulate}"] if simulate else []
     short += ["engine.compact_states=true"] if compact_states else []

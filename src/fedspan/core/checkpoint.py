@@ -55,7 +55,7 @@ def write_tensors(
 def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Reads what `save` wrote; raises CheckpointError if the file is missing, truncated or altered."""
     if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without --resume")
+        raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without `resume=True`")
     try:
         # opened once: a new checkpoint may replace the file at any moment
         with safetensors.safe_open(path, "pt") as file:

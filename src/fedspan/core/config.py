@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import SpecError, at_least, not_negative, one_of, positive
@@ -44,17 +46,24 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """How much each client counts.
+    """How much each client counts in the objective, in averages and in the mean of controls.
 
     Args:
-        weights: `"uniform"` gives every client the same weight, `"examples"` weights clients by their number of
-            training examples.
+        weights: `"examples"` weights client i by n_i / n, its share of all training examples, so that every method
+            minimizes the mean loss over all examples. `"uniform"` gives every client the same weight, as the papers
+            of SSF and SCAFFOLD do.
     """
 
-    weights: Weights = "uniform"
+    weights: Weights = "examples"
 
     def __post_init__(self) -> None:
         one_of("weights", self.weights, ("uniform", "examples"))
+
+    def shares(self, counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+        """The clients' weights, which sum to 1, by their numbers of examples; None where all are equal."""
+        if self.weights == "uniform" or len(set(counts.tolist())) <= 1:
+            return None
+        return np.asarray(counts / counts.sum(), np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +173,10 @@ class Settings:
         """The device that local steps run on; "auto" is CUDA where it is available."""
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            return torch.device(auto if self.device == "auto" else self.device)
+            found = torch.device(auto if self.device == "auto" else self.device)
+            if found.type == "cuda" and not torch.cuda.is_available():
+                raise SpecError(f"`device` is {str(self.device)!r}, but torch finds no CUDA here; use 'auto' or 'cpu'")
+            return found
         except RuntimeError:
             raise SpecError(
                 f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {self.device!r}"

@@ -28,7 +28,8 @@ from fedspan.core.method import Method
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
-UNDECIDED = ("rounds", "seed", "engine", "device")  # they do not decide a round; `rounds` does under a schedule
+# They do not decide a round; `rounds` does under a schedule.
+UNDECIDED = ("rounds", "seed", "engine", "device", "eval_clients_every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class Spec(Settings):
         dtype: The type of the model's numbers.
         metrics: Names of metrics to report; none takes the task's own.
         eval_every: Rounds between two evaluations.
+        eval_clients_every: Rounds between two evaluations of every client on its own data, a multiple of
+            `eval_every`. None does not evaluate clients.
         training, participation, projection, engine: See the classes of these names.
         callbacks: What follows the run, such as early stopping.
         search: How `method.lr = "search"` finds the step size.
@@ -59,6 +62,7 @@ class Spec(Settings):
     clients_per_round: int | None = None
     seed: int = 0
     eval_every: int = 1
+    eval_clients_every: int | None = None
     callbacks: tuple[Callback, ...] = ()
     search: Search = field(default_factory=Search)
 
@@ -66,6 +70,13 @@ class Spec(Settings):
         super().__post_init__()
         at_least("rounds", self.rounds, 1)
         at_least("eval_every", self.eval_every, 1)
+        if self.eval_clients_every is not None:
+            at_least("eval_clients_every", self.eval_clients_every, 1)
+            if self.eval_clients_every % self.eval_every:
+                raise SpecError(
+                    f"`eval_clients_every` must be a multiple of `eval_every`, {self.eval_every}, got "
+                    f"{self.eval_clients_every}"
+                )
         if self.epochs is not None:
             positive("epochs", self.epochs)
         if self.clients_per_round is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedspan.core import registry
+from fedspan.core.config import Participation
 from fedspan.core.errors import DataError, FedspanError, SpecError, one_of
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
@@ -66,7 +67,13 @@ def _built(spec: Spec) -> Problem:
     try:
         return spec.task.build((spec.seed,), spec)
     except DataError:
-        return spec.task.server_problem((spec.seed,), spec)
+        return _without_clients(spec)
+
+
+def _without_clients(spec: Spec) -> Problem:
+    """As a server has it; what is asked of it here does not depend on the clients' weights."""
+    alike = dataclasses.replace(spec, participation=Participation(weights="uniform"))
+    return spec.task.server_problem((spec.seed,), alike)
 
 
 def price(spec: Spec) -> Cost:

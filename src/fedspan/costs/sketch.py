@@ -19,6 +19,7 @@ from fedspan.core.config import Engine, Settings, Training
 from fedspan.costs.dry_run import NOWHERE, empty
 from fedspan.huggingface.text_data import Texts
 from fedspan.nn.client_data import Batch, ClientData, Loss
+from fedspan.nn.loaders import batch_size_of
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import ProjectionRule
 
@@ -91,8 +92,8 @@ def largest(problem: TorchProblem) -> Batch | None:
         return None
 
     def size(source: ClientData) -> tuple[int, int]:
-        return min(problem.batch_size, len(source)), int(source.lengths.max()) if isinstance(source, Texts) else 0
+        return batch_size_of(source, problem.batch_size), int(source.lengths.max()) if isinstance(source, Texts) else 0
 
     source = max(sources, key=size)
     first = source.lengths.argsort(descending=True) if isinstance(source, Texts) else torch.arange(len(source))
-    return source.take(first[: problem.batch_size])
+    return source.take(first[: batch_size_of(source, problem.batch_size)])

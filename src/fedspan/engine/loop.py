@@ -160,6 +160,10 @@ class Loop:
         """x, (runs, 1, d)."""
         return self.method.model(self.server)
 
+    def state_dict(self, number: int = 0) -> dict[str, torch.Tensor]:
+        """The server's model as tensors by name, of the seed with this number in `seeds`."""
+        return self.problem.state_dict(self.model(), self.buffers, number)
+
     def end(self, reason: str) -> None:
         """Ends the run after the current round."""
         self.stop, self.reason = True, reason

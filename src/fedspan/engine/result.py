@@ -8,26 +8,26 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import tomli_w
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from fedspan.core import checkpoint, registry
+from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
-from fedspan.engine import history
+from fedspan.engine import history, per_client
+from fedspan.engine.axes import axis_or_new
+from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
+from fedspan.engine.per_client import PerClient
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
 LR = "lr.json"  # how the step size was found
 BEST = "best.safetensors"  # the best model so far of an unfinished run
-COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
-PLAIN = ("seed", *COSTS, "diverged", "events")
-LOWER_IS_BETTER = ("loss", "err", "grad_sq", "drift")
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 
 
@@ -41,9 +41,10 @@ class Result:
         statuses: How each seed ended.
         spec: The settings of the run, as a table.
         run_dir: The run directory, or None.
-        model: The trained module, or None where the task has none.
+        module: The trained module, or None; `model` is the same with an error where there is none.
         weights: The trained tensors of each seed by name, as in `model.state_dict()`.
         lr_search: How `lr = "search"` or "auto" found the step size, or None.
+        per_client: The metrics of each client, where `eval_clients_every` is set.
     """
 
     seeds: tuple[int, ...]
@@ -51,9 +52,19 @@ class Result:
     statuses: list[str]
     spec: dict[str, Any] = field(default_factory=dict)
     run_dir: Path | None = None
-    model: nn.Module | None = None
+    module: nn.Module | None = None
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    lr_search: dict[str, Any] | None = None  # how `lr = "search"` or "auto" was resolved
+    lr_search: dict[str, Any] | None = None
+    per_client: PerClient = field(default_factory=lambda: PerClient(()))
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module, with the weights of the first seed; refused where there is none."""
+        if self.module is None:
+            loaded = self.run_dir is not None and bool(self.weights)
+            place = f"fedspan.load({str(self.run_dir)!r}, model=model)" if loaded else "`result.weights[0]`"
+            raise SpecError(f"the result holds weights and no module; use {place}")
+        return self.module
 
     @property
     def history(self) -> list[Line]:
@@ -120,13 +131,10 @@ class Result:
         """
         one_of("x", x, ("round", "up_bytes", "total_bytes", "seconds"))
         if not self.metrics:
-            raise SpecError("the run has no evaluations to plot; give `test` to fit")
+            raise SpecError("the run has no evaluations to plot")
         metric = metric or main_metric(self.metrics)
         one_of("metric", metric, self.metrics)
-        needs("plot", "matplotlib")
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1] if ax is None else ax
+        ax = axis_or_new(ax)
         for seed, lines in zip(self.seeds, self.runs, strict=True):
             cost = [line["up_bytes"] + line["down_bytes"] if x == "total_bytes" else line[x] for line in lines]
             values = [float("nan") if line.get(metric) is None else line[metric] for line in lines]
@@ -163,6 +171,8 @@ class Result:
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         write_outcome(path, self.seeds, self.statuses)
+        if self.per_client:
+            history.write(path / per_client.NAME, self.per_client.rows)
         if self.lr_search is not None:
             write_json(path / LR, self.lr_search)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
@@ -173,7 +183,8 @@ class Result:
         values = [f"{name}={last[name]:.4g}" for name in self.metrics if last.get(name) is not None]
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down"
         found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
-        return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found])})"
+        weights = [f"weights={self.spec['participation']['weights']}"] if "participation" in self.spec else []
+        return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found, *weights])})"
 
     def _repr_html_(self) -> str:
         """The last evaluations as a table, for notebooks."""
@@ -186,31 +197,6 @@ class Result:
 
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better: as the metric says, or by its name where it is none of `fedspan.metrics`."""
-    known = registry.choices("metric").get(metric.removeprefix("validation_"))
-    if known is not None:
-        return bool(cast(Any, known).higher_is_better)
-    return not any(word in metric for word in LOWER_IS_BETTER)
-
-
-def main_metric(names: Sequence[str]) -> str:
-    """The metric to judge by: of the validation set before the test set, and before the loss."""
-    validation = [name for name in names if name.startswith("validation_")]
-    among = validation or list(names)
-    return next((name for name in among if not name.endswith("loss")), among[0])
-
-
-def judged_by(lines: Sequence[Line], metric: str | None) -> str:
-    """The metric asked for, or the main one; refused where the evaluations do not have it."""
-    names = [name for name in lines[-1] if name not in PLAIN]
-    if not names:
-        raise SpecError("nothing is evaluated: give `test` or `validation`, or leave such callbacks out")
-    if metric is not None:
-        one_of("metric", metric, names)
-    return metric or main_metric(names)
 
 
 def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
@@ -242,7 +228,8 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
 
     Args:
         run_dir: What `run_dir` or `Result.save` was given.
-        model: A module that gets the trained weights.
+        model: A module that gets the trained weights, in place; `result.model` is then this module. A run directory
+            holds weights and no code, so that without it `result.model` is refused and `result.weights` has them.
 
     Returns:
         The result, with `status` "interrupted" where the run has not ended.
@@ -262,20 +249,26 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(read_outcome(place)).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
-        if len(weights) != 1:
-            raise FedspanError(
-                f"{str(run_dir)!r} has trained weights of {len(weights)} seeds; `model` takes those of one"
-            )
-        try:
-            model.load_state_dict(weights[0])
-        except RuntimeError as error:
-            raise FedspanError(
-                f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}"
-            ) from None
+        _fill(model, weights, run_dir)
+    clients = [(dirs[i], {} if len(read) == 1 else {"seed": seeds[i]}) for i in order]
+    rows = per_client.read(run_dir / per_client.NAME) or [
+        seed | row for place, seed in clients for row in per_client.read(place / per_client.NAME)
+    ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text()) if found.exists() else None,
+        PerClient(rows),
     )  # fmt: skip
+
+
+def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir: Path) -> None:
+    """Puts trained weights into a module."""
+    if len(weights) != 1:
+        raise FedspanError(f"{str(run_dir)!r} has trained weights of {len(weights)} seeds; `model` takes those of one")
+    try:
+        model.load_state_dict(weights[0])
+    except RuntimeError as error:
+        raise FedspanError(f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_outcome(run_dir: Path) -> dict[str, Any]:

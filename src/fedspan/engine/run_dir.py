@@ -83,13 +83,18 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
         return load(loop.run_dir), False
     signals: AbstractContextManager[list[int]] = _stop_signals(loop) if keeping.signals else nullcontext([])
     with signals as received:
-        for callback in loop.callbacks:
-            callback.on_run_start(loop)
-        for row in loop.rows(spec.rounds, spec.eval_every):
-            files.add(row)
+        try:
             for callback in loop.callbacks:
-                callback.on_evaluate(loop, row)
-            files.save_if_due()  # after the callbacks, whose own files must not be behind the checkpoint
+                callback.on_run_start(loop)
+            for row in loop.rows(spec.rounds, spec.eval_every):
+                files.add(row)
+                for callback in loop.callbacks:
+                    callback.on_evaluate(loop, row)
+                files.save_if_due()  # after the callbacks, whose own files must not be behind the checkpoint
+        except BaseException:
+            for callback in loop.callbacks:
+                callback.on_run_error(loop)
+            raise
     statuses = [_status(loop, lines, spec.rounds) for lines in loop.lines]
     if statuses[0] == "interrupted":  # between two evaluations
         files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
@@ -173,7 +178,9 @@ class _SaveEvery(Callback):
 def check_vacant(run_dir: Path) -> None:
     """Refuses a directory that holds a run."""
     if any((run_dir / name).exists() for name in (CHECKPOINT, OUTCOME)):
-        raise SpecError(f"{str(run_dir)!r} already holds a run; resume it, or choose another directory")
+        raise SpecError(
+            f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`"
+        )
 
 
 def versions() -> dict[str, str]:
@@ -205,7 +212,7 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         check_vacant(out)
         if any(path.exists() for path, _ in places):
             raise SpecError(
-                f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another directory"
+                f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
             )
     files = _Files(loop, spec, keeping.checkpoint_every)
     if not keeping.resume:
@@ -228,7 +235,7 @@ def _longer(out: Path, spec: Spec) -> bool:
     if not (out / CHECKPOINT).exists():
         raise CheckpointError(
             f"the run in {str(out)!r} has finished after {last} rounds and kept no checkpoint to go on from; run it "
-            "again in another directory"
+            "again in another `run_dir`"
         )
     return True
 

@@ -87,7 +87,7 @@ def compare(study: Study, out: Path, *, resume: bool, console: Console, line: st
     """Run a comparison in `out`; one that is there already needs `resume`."""
     if (out / STUDY).exists() and not resume:
         raise SpecError(
-            f"{str(out)!r} already holds a comparison; add --resume to continue it, or choose another --out"
+            f"{str(out)!r} already holds a comparison; continue it with `resume=True`, or choose another `run_dir`"
         )
     announce(study.parts[0], console)
     return make(study, out, jobs=jobs, formats=formats, line=line, console=console, plugins=plugins)

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedspan.engine.judging import PLAIN
 from fedspan.engine.loop import Line
-from fedspan.engine.result import PLAIN
 
 POINTS = 120  # rows of a curve that are kept
 Floats = npt.NDArray[np.float64]

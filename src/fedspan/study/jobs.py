@@ -260,7 +260,13 @@ def _run(job: Job, seen: Seen) -> End:
             warnings.filterwarnings("ignore", "the run of seed")  # a divergence, which the tables show
             callbacks = [_Reporter(job.run_dir, seen)]
             result = run(
-                job.spec, job.run_dir, seeds=job.seeds, resume=resume, callbacks=callbacks, keep_checkpoint=job.keep
+                job.spec,
+                job.run_dir,
+                seeds=job.seeds,
+                resume=resume,
+                callbacks=callbacks,
+                keep_checkpoint=job.keep,
+                progress=False,
             )
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "

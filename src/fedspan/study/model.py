@@ -21,7 +21,7 @@ from fedspan.callbacks.training_loss import TrainingLoss
 from fedspan.core.errors import SpecError, at_least, did_you_mean, one_of
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
-from fedspan.engine.result import higher_is_better
+from fedspan.engine.judging import higher_is_better
 from fedspan.study.budget import Budget
 
 Table = dict[str, Any]

@@ -15,7 +15,7 @@ from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.core.files import write_atomic
 from fedspan.costs.outline import client_memory
-from fedspan.engine.result import main_metric
+from fedspan.engine.judging import main_metric
 from fedspan.engine.run_dir import versions
 from fedspan.study import results as data
 from fedspan.study import tables

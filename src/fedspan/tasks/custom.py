@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.registry import register, source_of
-from fedspan.nn.client_data import Loss
-from fedspan.nn.evaluate import OutputLoss
+from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
+from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks._module import Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
@@ -38,35 +39,43 @@ class Objects:
     """A model and data as Python objects."""
 
     model: nn.Module
-    clients: Mapping[str, Any]  # name → data
+    clients: Sequence[Any]  # each one's data
     test: Any = None
     validation: Any = None
     loss: OutputLoss | None = None
     objective: Loss | None = None
+    names: Sequence[str] | None = None  # of the clients; None: they are numbered
 
     @staticmethod
     def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Objects:
-        """Checks what a user gives; clients without names are numbered."""
+        """Checks what a user gives; clients of a list are numbered."""
         if not isinstance(model, nn.Module):
             raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(clients, Mapping):
-            clients = {str(number): data for number, data in enumerate(clients)}
-        if not clients:
+        if isinstance(clients, torch.Tensor | np.ndarray) or not hasattr(clients, "__len__"):
+            raise DataError(f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}")
+        if isinstance(clients, Mapping) and "train" in clients and set(clients) <= {"train", "test", "validation"}:
+            raise DataError("`clients` has the parts of one data set; divide train among clients, and give `test`")
+        if not len(clients):
             raise DataError("`clients` is empty; give the data of at least one client")
-        return Objects(model, clients, **others)
+        names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
+        data = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+        return Objects(model, data, names=names, **others)
+
+    def who(self, client: int) -> str:
+        """A client as error messages name it."""
+        return client_name(client, self.names)
 
     def material(self) -> Material:
         """The same for a problem."""
-        data = list(self.clients.values())
         return Material(
-            copy.deepcopy(self.model), len(data), lambda ids: [data[i] for i in ids], lambda: self.test, self.loss,
-            self.objective, lambda: self.validation,
+            copy.deepcopy(self.model), len(self.clients), lambda ids: [self.clients[i] for i in ids],
+            lambda: self.test, self.loss, self.objective, lambda: self.validation, self.names,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """Sizes and sampled hashes, by which a changed model, loss or data set is noticed."""
         shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
-        table = {"name": "custom", "model": _hash(repr(shapes).encode()), "data": _digest(list(self.clients.values()))}
+        table = {"name": "custom", "model": _hash(repr(shapes).encode()), "data": _digest(list(self.clients))}
         table |= {"clients": len(self.clients)}  # type: ignore[dict-item]
         functions = {"loss": self.loss, "objective": self.objective}
         return table | {name: source_of(one) for name, one in functions.items() if one is not None}
@@ -116,7 +125,7 @@ class Custom(ModuleTask):
         """No data but what the server evaluates on."""
         if settings.participation.weights != "uniform":
             raise SpecError(
-                "`participation.weights` 'examples' needs all clients' data; a server has none: use 'uniform'"
+                "`participation.weights` 'examples' needs all clients' data, and a server has none; set it to 'uniform'"
             )
         return super().server_problem(seeds, settings)
 
@@ -162,6 +171,11 @@ def _digest(data: Any) -> str:
         flat = np.ascontiguousarray(data).reshape(-1)
         step = max(1, len(flat) // SAMPLED)
         return _hash(f"{data.shape} {data.dtype}".encode() + flat[::step].tobytes())
+    if isinstance(data, DataLoader):
+        sampler = data.batch_sampler if data.batch_size is None else data.sampler
+        return _hash(repr((_digest(data.dataset), data.batch_size, data.drop_last, type(sampler).__name__)).encode())
+    if not hasattr(data, "with_format"):  # a Hugging Face Dataset would be read as a whole
+        data = table_columns(data) or data
     if isinstance(data, Mapping):
         return _hash(repr([(key, _digest(value)) for key, value in data.items()]).encode())
     tensors = getattr(data, "tensors", None)  # torch's TensorDataset

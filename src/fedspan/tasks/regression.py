@@ -98,7 +98,7 @@ class RegressionProblem(Problem):
         self.held: tuple[Schedule, int, torch.Tensor] | None = None  # mini-batches of several rounds
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
-        self.weights = None if settings.participation.weights == "uniform" else self.counts / self.counts.sum()
+        self.weights = settings.participation.shares(self.counts)
         self.steps_per_epoch = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
         # Rows are scaled by 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))

@@ -191,6 +191,8 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError("run config 'run-dir' is missing: a directory on the server for results and checkpoints")
     if spec.epochs is not None:
         raise SpecError("`epochs` needs the clients' data, which a server does not have; set method.local_steps")
+    if spec.eval_clients_every is not None:
+        raise SpecError("`eval_clients_every` needs the clients' data, which a server does not have; leave it out")
     for callback in spec.callbacks:
         if callback.needs_all_clients:
             name = type(callback).__name__

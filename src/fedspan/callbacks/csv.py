@@ -1,0 +1,49 @@
+"""Writes the evaluations to a CSV file, which spreadsheets and pandas read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedspan.callbacks._places import folder_of
+from fedspan.core.callback import Callback
+from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.registry import register
+
+if TYPE_CHECKING:
+    from fedspan.engine.loop import Loop, Row
+
+
+@register
+@dataclass(frozen=True)
+class CSV(Callback):
+    """Keeps `history.csv` up to date: a row per evaluation and seed, a column per metric.
+
+    Args:
+        log_dir: Where the file is; by default the run directory.
+    """
+
+    log_dir: str | Path | None = None
+
+    def on_run_start(self, run: Loop) -> None:
+        """Refuses a run that has no directory to write to."""
+        folder_of(self, self.log_dir, run)
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        """Writes all rows anew, so that a resumed run has none twice."""
+        several = len(run.seeds) > 1
+        lines = [
+            ({"seed": seed} if several else {}) | {name: value for name, value in line.items() if name != "events"}
+            for seed, own in zip(run.seeds, run.lines, strict=True)
+            for line in own
+        ]
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
+        table.writeheader()
+        table.writerows(lines)
+        folder = folder_of(self, self.log_dir, run)
+        make_dir(folder)
+        write_atomic(folder / "history.csv", text.getvalue().encode())

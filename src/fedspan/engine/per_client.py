@@ -1,0 +1,165 @@
+"""Metrics of each client while a run goes on: a table, its worst client, and how far clients are apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, overload
+
+import numpy as np
+
+from fedspan.core.callback import Callback
+from fedspan.core.errors import SpecError, one_of
+from fedspan.core.extras import needs
+from fedspan.core.files import append
+from fedspan.engine import history
+from fedspan.engine.axes import axis_or_new
+from fedspan.engine.judging import higher_is_better, main_metric
+from fedspan.engine.loop import Line
+
+if TYPE_CHECKING:
+    from fedspan.engine.loop import Loop, Row
+    from fedspan.engine.result import Result
+
+NAME = "per_client.jsonl"
+PLAIN = ("seed", "round", "client", "data", "examples")  # what a row has besides its metrics
+QUANTILES = {"min": 0.0, "q10": 0.1, "median": 0.5, "q90": 0.9, "max": 1.0}
+
+
+class PerClient(Sequence[Line]):
+    """The clients' metrics as a list of dictionaries, one per client and evaluation.
+
+    A row has `round`, `client` (its name or number), `data` (the part it was evaluated on: "test" or "validation" where
+    the client has one, otherwise "train"), `examples` (of that part) and the metrics.
+    """
+
+    def __init__(self, rows: Sequence[Line]) -> None:
+        self.rows = list(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Line: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Line]: ...
+    def __getitem__(self, index: int | slice) -> Line | list[Line]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics."""
+        return [name for name in self.rows[-1] if name not in PLAIN] if self.rows else []
+
+    @property
+    def last(self) -> list[Line]:
+        """The rows of the last evaluation."""
+        return [row for row in self.rows if row["round"] == self.rows[-1]["round"]]
+
+    def worst(self, metric: str | None = None) -> Line:
+        """The row of the client with the worst value in the last evaluation.
+
+        Args:
+            metric: The metric to judge by; by default the main one.
+        """
+        metric = self._metric(metric)
+        sign = 1 if higher_is_better(metric) else -1
+        known = [row for row in self.last if row.get(metric) is not None]
+        return min(known, key=lambda row: sign * row[metric])
+
+    def spread(self, metric: str | None = None) -> dict[str, float]:
+        """Mean, standard deviation and quantiles over the clients in the last evaluation, each client counted once.
+
+        Args:
+            metric: The metric; by default the main one.
+        """
+        metric = self._metric(metric)
+        values = np.array([row[metric] for row in self.last if row.get(metric) is not None])
+        quantiles = {name: float(np.quantile(values, at)) for name, at in QUANTILES.items()}
+        return {"mean": float(values.mean()), "std": float(values.std()), **quantiles}
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas DataFrame."""
+        needs("pandas", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def plot(self, metric: str | None = None, ax: Any = None) -> Any:
+        """Draws each client's metric against the rounds, and the worst client of the end in color.
+
+        Args:
+            metric: The metric; by default the main one.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            The matplotlib axis.
+        """
+        metric = self._metric(metric)
+        ax = axis_or_new(ax)
+        worst = self.worst(metric)
+        lines: dict[Any, list[Line]] = {}
+        for row in self.rows:
+            lines.setdefault((row.get("seed"), row["client"]), []).append(row)
+        for (seed, client), rows in lines.items():
+            marked = (seed, client) == (worst.get("seed"), worst["client"])
+            style = {"color": "#D55E00", "zorder": 3} if marked else {"color": "0.7", "linewidth": 0.8}
+            values = [float("nan") if row.get(metric) is None else row[metric] for row in rows]
+            label = f"worst: client {client}" if marked else None
+            ax.plot(
+                [row["round"] for row in rows], values, marker="." if len(rows) == 1 else None, label=label, **style
+            )
+        ax.set_xlabel("rounds")
+        ax.set_ylabel(f"{metric} of each client")
+        ax.legend()
+        return ax
+
+    def _metric(self, metric: str | None) -> str:
+        if not self.rows:
+            raise SpecError("clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10")
+        if metric is not None:
+            one_of("metric", metric, self.metrics)
+        return metric or main_metric(self.metrics)
+
+
+class Recorder(Callback):
+    """Evaluates the clients every so many rounds and at the end, and writes the rows to the run directory."""
+
+    needs_all_clients: ClassVar[bool] = True
+
+    def __init__(self, every: int, rounds: int) -> None:
+        self.every, self.rounds, self.rows = every, rounds, list[Line]()
+
+    def on_run_start(self, run: Loop) -> None:
+        """A resumed run keeps the rows up to its checkpoint."""
+        path = None if run.run_dir is None else run.run_dir / NAME
+        self.rows = [row for row in read(path) if row["round"] <= run.t] if path is not None and run.t else []
+        if path is not None:
+            history.write(path, self.rows)
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        """The model of the server on each client's data."""
+        ended = row.round >= self.rounds or run.stop or bool(row.diverged.all())
+        if row.round % self.every and not ended:
+            return
+        found = run.problem.evaluate_clients(run.model(), run.buffers)
+        new = [{"round": row.round, **_finite(one)} for one in found]
+        self.rows += new
+        if run.run_dir is not None:
+            append(run.run_dir / NAME, "".join(json.dumps(one) + "\n" for one in new).encode())
+
+    def on_run_end(self, run: Loop, result: Result) -> None:
+        """Hands the rows to the result."""
+        result.per_client = PerClient(self.rows)
+
+
+def read(path: Path) -> list[Line]:
+    """The rows of a file; none where there is no file. A last line that was cut short is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(text) for text in path.read_text().split("\n")[:-1]]
+
+
+def _finite(row: Line) -> Line:
+    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
