@@ -109,7 +109,7 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
     same = [built(seed, data_seed=5).client_data for seed in (0, 1)]
     assert [s.columns["labels"].tolist() for s in same[0]] == [s.columns["labels"].tolist() for s in same[1]]
     assert sum(len(s) for s in one.client_data) == 60
-    assert registry.build("task", CLASSIFY).counts(0).sum() == 60
+    assert registry.build("task", CLASSIFY).holdings(0).counts.sum() == 60
     assert not any("embed" in block.name for block in one.layout.blocks)
 
 

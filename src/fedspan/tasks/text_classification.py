@@ -14,6 +14,7 @@ import torch
 from fedspan.core.errors import at_least, one_of
 from fedspan.core.partition import Partition
 from fedspan.core.registry import register
+from fedspan.core.task import Holdings
 from fedspan.data.datasets import first_examples
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.huggingface.checkpoints import load_model, place_of
@@ -64,11 +65,13 @@ class TextClassification(TextTask):
 
         return Material(self.prepared(model, dtype), len(parts), examples, test)
 
-    def counts(self, seed: int) -> Numbers:
-        """The number of examples of each class that each client has: (clients, classes)."""
+    def holdings(self, seed: int) -> Holdings:
+        """How many examples of each class every client has."""
         labels = self._labels("train")[0]
-        number = int(labels.max()) + 1
-        return np.stack([np.bincount(labels[part], minlength=number) for part in self._cut(labels, seed)])
+        classes = [str(number) for number in range(int(labels.max()) + 1)]
+        parts = self._cut(labels, seed)
+        counts = np.stack([np.bincount(labels[part], minlength=len(classes)) for part in parts])
+        return Holdings(counts, [str(number) for number in range(len(parts))], classes)
 
     def _sentences(self, part: Literal["train", "test"], places: Numbers) -> dict[int, list[int]]:
         which = tuple(np.sort(places).tolist())  # whoever has them: one key for all of a file's
