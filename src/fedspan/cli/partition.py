@@ -23,7 +23,7 @@ def command(
     changes: Changes = None,
     plugin: Plugin = None,
 ) -> None:
-    """Show how many examples every client holds, of each class where there are classes."""
+    """Show how many examples of each class every client holds."""
     import numpy as np
 
     from fedspan.cli._tables import console, say, table

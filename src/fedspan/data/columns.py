@@ -126,7 +126,7 @@ def _values(values: list[Any]) -> Array:
 
 def _parquet(path: Path) -> Columns:
     needs("parquet", "pyarrow")
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     table = parquet.read_table(path)
     return {name: _values(table.column(name).to_pylist()) for name in table.column_names}
