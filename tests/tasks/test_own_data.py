@@ -287,3 +287,23 @@ def test_the_command_line_needs_no_python(tmp_path: Path) -> None:
         if words == ["partition"]:
             assert "Tromsø" in done.stdout
             assert "3 clients, 2 classes, 96 examples" in done.stdout
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_texts_of_your_own(ending: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    words = {"good": "fine happy great", "bad": "sad poor awful"}
+    labels = np.array(["good", "bad"] * 30)
+    texts = np.array([f"a {words[label].split()[i % 3]} day, number {i}" for i, label in enumerate(labels)])
+    write(tmp_path / f"d.{ending}", {"text": texts, "label": labels, "who": np.array(["x", "y", "z"] * 20)})
+    task = {"model": "tiny", "max_length": 16, "partition": {"name": "natural"}}
+    path = spec_file(tmp_path, {"path": f"d.{ending}", "client": "who"}, "text_classification", task=task, rounds=2)
+    made = Spec.load(path)
+    held = made.task.holdings(0)
+    assert (list(held.clients), list(held.classes)) == (["x", "y", "z"], ["bad", "good"])
+    assert held.counts.sum() == 48
+    assert fedspan.run(made).history[-1]["accuracy"] >= 0
+    with pytest.raises(FedspanError, match=r"`task.data.features`: .* has no column 'words'"):
+        fedspan.run(
+            spec_file(tmp_path, {"path": f"d.{ending}", "features": ["words"]}, "text_classification", task=task)
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from fedspan.core import seeds
 from fedspan.core.errors import DataError, SpecError, at_least, did_you_mean
 from fedspan.core.partition import Indices, Partition
+from fedspan.core.task import Holdings
 from fedspan.data import columns, images
 from fedspan.data.columns import Array, Columns
 from fedspan.data.datasets import Split
@@ -49,6 +51,15 @@ class OwnData:
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
 
+    def decisions(self) -> dict[str, Any]:
+        """What decides the numbers: a hash of the files in place of their paths."""
+        fields = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("path", "test_path")
+        }
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        return {k: v for k, v in plain.items() if fields[k] != defaults[k]} | {"digest": self.digest()}
+
     def digest(self) -> str:
         """A hash of the files, by which changed data is noticed."""
         return "-".join(columns.digest(Path(path)) for path in (self.path, self.test_path) if path is not None)
@@ -67,6 +78,13 @@ class Division:
     parts: list[Indices]  # of each client, in `train`
     clients: list[str]  # their names
     classes: list[str]  # names of the classes; none of numbers
+
+    def holdings(self) -> Holdings:
+        """How many examples of each class every client has."""
+        if not self.classes:
+            return Holdings(np.array([[len(part)] for part in self.parts]), self.clients)
+        counts = [np.bincount(self.train.y[part], minlength=len(self.classes)) for part in self.parts]
+        return Holdings(np.stack(counts), self.clients, self.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +204,10 @@ def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -
         )
     if kind == "texts":
         name = own.features[0] if own.features else "text"
-        return _column(found, name, "features", path)
+        texts = _column(found, name, "features", path)
+        if texts.dtype.kind != "U":
+            raise DataError(f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts")
+        return texts
     names = own.features or tuple(_numeric(found, {target, own.client, own.test_column}, path))
     parts = [_feature(_column(found, name, "features", path), name, path) for name in names]
     if len(parts) == 1 and parts[0].ndim > 1:

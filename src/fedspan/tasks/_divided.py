@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,16 +40,11 @@ class DividedTask(ModuleTask):
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples of each class every client has."""
-        found = self.division(seed)
-        if not found.classes:
-            counts = np.array([[len(part)] for part in found.parts])
-        else:
-            counts = np.stack([np.bincount(found.train.y[part], minlength=len(found.classes)) for part in found.parts])
-        return Holdings(counts, found.clients, found.classes)
+        return self.division(seed).holdings()
 
     def fingerprint(self) -> dict[str, Any]:
         """A hash of the files in place of their paths."""
-        return {"module_dir": None} | ({} if not isinstance(self.data, OwnData) else {"data": own_table(self.data)})
+        return {"module_dir": None} | ({} if not isinstance(self.data, OwnData) else {"data": self.data.decisions()})
 
     def draw_seed(self, seed: int) -> int:
         """The seed of the partition."""
@@ -78,15 +72,6 @@ class DividedTask(ModuleTask):
         if ":" in name:
             return model_from(name, self.module_dir, seed)
         return build(name, shape, outputs, norm, seed)
-
-
-def own_table(own: OwnData) -> dict[str, Any]:
-    """What decides the numbers of own data: its content instead of its place."""
-    fields = {f.name: getattr(own, f.name) for f in dataclasses.fields(own) if getattr(own, f.name) != f.default}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-    return {name: value for name, value in plain.items() if name not in ("path", "test_path")} | {
-        "digest": own.digest()
-    }
 
 
 def scaled(
