@@ -116,7 +116,7 @@ def test_a_project_takes_the_data_that_its_readme_asks_for(
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo/notes.txt").write_text("mine")
-    for name, message in (("demo", "is not empty"), ("Demo 1", "`NAME` must be lower-case letters")):
+    for name, message in (("demo", "is not empty"), ("Demo 1", "`NAME` must be a Python name")):
         done = subprocess.run(
             [sys.executable, "-m", "fedspan", "init", name],
             capture_output=True,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +309,28 @@ def test_texts_of_your_own(ending: str, tmp_path: Path) -> None:
         fedspan.run(
             spec_file(tmp_path, {"path": f"d.{ending}", "features": ["words"]}, "text_classification", task=task)
         )
+
+
+def test_the_page_on_own_data_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its spec and its Python, one after the other; the other tables are laid over the first spec."""
+    pytest.importorskip("pandas")
+    page = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
+    table = rows()
+    names = {"kind": "diagnosis", "city": "hospital"}
+    write(tmp_path / "patients.csv", {names.get(k, k): v for k, v in table.items() if k not in ("cost", "split")})
+    (tmp_path / "my_data.py").write_text("")
+    first, *others = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.S))
+    (tmp_path / "spec.toml").write_text(tomli_w.dumps(first))
+    assert fedspan.run(tmp_path / "spec.toml").history[-1]["accuracy"] > 0.85
+    for other in others:
+        task = other["task"] if "name" in other["task"] else first["task"] | other["task"]
+        (tmp_path / "other.toml").write_text(tomli_w.dumps(first | other | {"task": task}))
+        made = Spec.load(tmp_path / "other.toml")
+        if task["name"] == "tabular_regression":
+            assert "r2" in fedspan.run(made).history[-1]
+    monkeypatch.chdir(tmp_path)
+    program, more = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope: dict[str, Any] = {}
+    exec(program + more, scope)  # noqa: S102
+    assert scope["result"].history[-1]["accuracy"] > 0.85
+    assert len(scope["clients"]) == 20

@@ -56,7 +56,7 @@ def command(
 
     package = name.resolve().name.replace("-", "_")
     if not package.isidentifier() or package != package.lower():
-        raise SpecError(f"`NAME` must be lower-case letters, digits and underscores, got {name.name!r}")
+        raise SpecError(f"`NAME` must be a Python name in lower case, such as my_model, got {name.name!r}")
     if name.exists() and (not name.is_dir() or any(name.iterdir())):
         raise SpecError(f"{str(name)!r} is not empty; choose another name")
     for place, text in project(package, kind).items():
