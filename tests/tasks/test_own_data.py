@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from typer.testing import CliRunner
 
 import fedspan
+from fedspan.cli import app
 from fedspan.core.errors import FedspanError
 from fedspan.core.spec import Spec
 
@@ -334,3 +336,31 @@ def test_the_page_on_own_data_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     exec(program + more, scope)  # noqa: S102
     assert scope["result"].history[-1]["accuracy"] > 0.85
     assert len(scope["clients"]) == 20
+
+
+def test_the_toy_regression_reads_beside_its_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    place = tmp_path / "project"
+    place.mkdir()
+    np.savez(place / "ab.npz", A=rng.normal(size=(3, 9, 4)), B=rng.normal(size=(3, 9, 2)))
+    table = {"rounds": 2, "method": {"name": "fedavg", "lr": 0.1}, "task": {"name": "regression", "data": "ab.npz"}}
+    (place / "spec.toml").write_text(tomli_w.dumps(table))
+    monkeypatch.chdir(tmp_path)
+    spec = Spec.load("project/spec.toml")
+    assert fedspan.run(spec).finished
+    assert spec.task.holdings(0).counts.tolist() == [[9], [9], [9]]
+    before = spec.identity()
+    np.savez(place / "ab.npz", A=rng.normal(size=(3, 9, 4)), B=rng.normal(size=(3, 9, 2)))
+    assert Spec.load("project/spec.toml").identity() != before
+
+
+def test_a_table_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "d.csv", rows())
+    path = spec_file(tmp_path, TABLE | {"path": "d.csv"})
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = CliRunner().invoke(app.app, ["partition", str(path)])
+    assert shown.exit_code == 0
+    assert "classes per client: 2 to 2, median 2" in shown.output
+    drawn = CliRunner().invoke(app.app, ["partition", str(path), "--out", str(tmp_path / "map.png")])
+    assert "examples per client: 32 to 32" in drawn.output
+    assert "pip install 'fedspan[plot]'" in str(drawn.exception)

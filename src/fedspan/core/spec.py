@@ -153,6 +153,8 @@ def _anchored(value: Any, folder: Path, key: str = "") -> Any:
         if isinstance(table.get("data"), dict):
             paths = {k: str(folder / v) for k, v in table["data"].items() if k in PATHS and isinstance(v, str)}
             table["data"] |= paths
+        elif table.get("name") == "regression" and isinstance(table.get("data"), str):
+            table["data"] = str(folder / table["data"])
         if "module" in table or ":" in str(table.get("model", "")):
             table.setdefault("module_dir", str(folder))
     return table

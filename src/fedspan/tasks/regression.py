@@ -30,6 +30,7 @@ from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 from fedspan.core.task import Holdings, Task
+from fedspan.data.columns import digest
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
@@ -67,6 +68,10 @@ class Regression(Task):
         else:
             data = [self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds]
         return RegressionProblem(data, seeds, self.reg, settings)
+
+    def fingerprint(self) -> dict[str, str]:
+        """A hash of the file in place of its path."""
+        return {} if self.data is None else {"data": digest(Path(self.data))}
 
     def holdings(self, seed: int) -> Holdings:
         """How many rows every client has."""
