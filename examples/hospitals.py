@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import fedspan
-from fedspan import Participation, Projection
+from fedspan import Engine, Participation, Projection
 from fedspan.methods import SSF, FedAdam, FedAvg, Scaffold
 
 SEEDS, ROUNDS, STEPS, BATCH = range(42, 47), 5, 100, 8
@@ -90,7 +90,7 @@ def train(method: fedspan.Method, seed: int, rounds: int = ROUNDS) -> fedspan.Re
     return fedspan.fit(
         model, clients, cox, method=method, rounds=rounds, batch_size=BATCH, seed=seed, eval_every=rounds,
         test=(test.x, test.y), metrics="c_index", participation=Participation(weights="examples"),
-        projection=Projection(project_modules=["weight"]),
+        projection=Projection(project_modules=["weight"]), engine=Engine(simulate="loop"),  # batches in their order
     )  # fmt: skip
 
 

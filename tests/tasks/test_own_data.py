@@ -212,11 +212,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "feature": (rows(), {"features": ["agee"]}, r"`task.data.features`: .* has no column 'agee' \(did you mean 'age'"),
     "client": (rows(), {"client": "ward"}, "`task.data.client`: .* has no column 'ward'"),
     "text": (rows(), {"features": ["age", "split"]}, r"'split' of .* is text \('test' in row 1\); leave it out"),
-    "float labels": (rows(), {"target": "cost"}, "classes are whole numbers or names, got numbers that are not whole"),
+    "float labels": (rows(), {"target": "cost"}, "classes are whole numbers or names, got floating-point numbers"),
     "empty cell": (broken(age=with_cell("age", "")), {}, "'age' of .* has no number in row 7; fill it or drop the row"),
     "a word": (broken(age=with_cell("age", "old")), {"features": []}, "'age' of .* has numbers but 'old' in row 7"),
     "one class": (broken(kind=["ill"] * 120), {}, "has one class only, 'ill'"),
     "empty label": (broken(kind=with_cell("kind", "")), {}, "`task.data.target` is empty in row 7"),
+    "empty client": (broken(city=with_cell("city", "")), {}, "`task.data.client`: 'city' is empty in row 7"),
     "two tests": (rows(), {"test_share": 0.5, "test_column": "split"}, "both say what the test set is"),
     "test mark": (rows(), {"test_column": "city"}, "'city' is 'Bergen' in row 1; write 'train' or 'test'"),
     "share": (rows(), {"test_share": 1.0}, r"`task.data.test_share` must be at least 0 and below 1, got 1\.0"),
@@ -251,7 +252,7 @@ def test_mistakes_in_arrays(tmp_path: Path) -> None:
     fails("'the features' has 5 rows .* but 'y' has 6", x=x[:5], y=y)
     fails("do not fit together .* 'x' .*'offsets'", x=x, y=y, offsets=np.arange(3))
     fails("has no number in row 2", x=np.where(np.arange(12).reshape(6, 2) == 3, np.nan, x), y=y)
-    fails("numbers that are not whole", x=x, y=y / 2)
+    fails("floating-point numbers", x=x, y=y / 2)
     with (tmp_path / "d.npz").open("wb") as file:
         np.savez(file, x=np.array([{}], dtype=object), y=y)
     with pytest.raises(FedspanError, match=r"cannot be read: .*[Pp]ickle"):

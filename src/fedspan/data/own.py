@@ -167,8 +167,8 @@ def _table(own: OwnData, path: Path, kind: Kind) -> tuple[Array, Array, Array | 
     goal = _column(found, target, "target", path)
     marks = None if own.test_column is None else _column(found, own.test_column, "test_column", path)
     owner = None if own.client is None or only_test else _column(found, own.client, "client", path)
-    if owner is not None and owner.dtype.kind == "f" and np.isnan(owner).any():
-        raise DataError(f"`task.data.client`: {own.client!r} is empty in row {_first(np.isnan(owner))}")
+    if owner is not None and (empty := np.isin(owner.astype(str), ("", "nan"))).any():
+        raise DataError(f"`task.data.client`: {own.client!r} is empty in row {_first(empty)}; fill it or drop the row")
     x = _inputs(found, own, target, path, kind)
     for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
         if array is not None and len(array) != len(goal):
@@ -264,7 +264,7 @@ def _first(mask: Any) -> int:
 
 def _classes(goal: Array) -> tuple[Array, list[str]]:
     if goal.ndim != 1 or goal.dtype.kind == "f":
-        got = "numbers that are not whole" if goal.ndim == 1 else f"an array of shape {goal.shape}"
+        got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
         raise DataError(
             f"`task.data.target`: classes are whole numbers or names, got {got}; use the task 'tabular_regression' "
             "to predict numbers"

@@ -83,8 +83,7 @@ def scaled(
     if standardize:
         axes = [axis for axis in range(made[0].dim()) if axis != 1]
         mean, deviation = made[0].mean(axes, keepdim=True), made[0].std(axes, keepdim=True)
-        if made[0].dim() == 2:
-            deviation = torch.where(deviation > 0, deviation, 1.0)  # a constant column
+        deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))  # a constant column
         made = [(one - mean) / deviation for one in made]
     return made[0], made[1] if len(made) > 1 else None
 

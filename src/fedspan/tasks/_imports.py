@@ -45,6 +45,7 @@ def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
 
 
 def _import(name: str, key: str) -> ModuleType:
+    importlib.invalidate_caches()  # the file may be new
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
