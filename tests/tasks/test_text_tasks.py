@@ -109,7 +109,7 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
     same = [built(seed, data_seed=5).client_data for seed in (0, 1)]
     assert [s.columns["labels"].tolist() for s in same[0]] == [s.columns["labels"].tolist() for s in same[1]]
     assert sum(len(s) for s in one.client_data) == 60
-    assert registry.build("task", CLASSIFY).counts(0).sum() == 60
+    assert registry.build("task", CLASSIFY).holdings(0).counts.sum() == 60
     assert not any("embed" in block.name for block in one.layout.blocks)
 
 
@@ -153,7 +153,7 @@ TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
     "clients": (
         CLASSIFY | {"partition": {"name": "iid", "clients": 90}},
-        "`partition.clients` is 90, but there are only 60 examples",
+        "`clients` is 90, but there are only 60 examples",
     ),
     "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
     "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),

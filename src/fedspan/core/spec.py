@@ -28,6 +28,7 @@ from fedspan.core.method import Method
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
+PATHS = ("path", "test_path")  # keys of a task's `data` that name files
 # They do not decide a round; `rounds` does under a schedule.
 UNDECIDED = ("rounds", "seed", "engine", "device", "eval_clients_every")
 
@@ -139,17 +140,38 @@ def changed(value: Any) -> Table:
         inner = getattr(value, one.name)
         if one.init and inner != default:
             table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else registry.describe(inner)
+    if isinstance(value, Task):
+        table = {name: inner for name, inner in (table | value.fingerprint()).items() if inner is not None}
     return table
 
 
 def read_toml(path: Path) -> Table:
-    """The table of a spec file."""
+    """The table of a spec file. The data files and modules that its tasks name are relative to its directory."""
     if not path.is_file():
         raise SpecError(f"spec file {str(path)!r} does not exist")
     try:
-        return tomllib.loads(path.read_text())
+        table: Table = _anchored(tomllib.loads(path.read_text()), path.resolve().parent)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
+    return table
+
+
+def _anchored(value: Any, folder: Path, key: str = "") -> Any:
+    """A table in which every task's paths are absolute and its module has the directory to be looked for in."""
+    if isinstance(value, list):
+        return [_anchored(inner, folder) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    table = {name: _anchored(inner, folder, name) for name, inner in value.items()}
+    if key == "task":
+        if isinstance(table.get("data"), dict):
+            paths = {k: str(folder / v) for k, v in table["data"].items() if k in PATHS and isinstance(v, str)}
+            table["data"] |= paths
+        elif table.get("name") == "regression" and isinstance(table.get("data"), str):
+            table["data"] = str(folder / table["data"])
+        if "module" in table or ":" in str(table.get("model", "")):
+            table.setdefault("module_dir", str(folder))
+    return table
 
 
 def with_changes(table: Table, changes: tuple[str, ...]) -> Table:

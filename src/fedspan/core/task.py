@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +13,15 @@ import numpy.typing as npt
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Who has how many examples."""
+
+    counts: npt.NDArray[np.int64]  # (clients, classes); one column where there are no classes
+    clients: Sequence[str]  # names
+    classes: Sequence[str] = ()  # names; none where targets are no classes
 
 
 class Task(ABC):
@@ -33,10 +44,14 @@ class Task(ABC):
         """The problem as a server needs it: the model and its test set, and no client's data."""
         return self.build(seeds, settings)
 
-    def counts(self, seed: int) -> npt.NDArray[np.int64]:
-        """The number of examples of each class that each client has: (clients, classes)."""
-        raise SpecError(f"{type(self).__name__} has no classes to count")
+    def holdings(self, seed: int) -> Holdings:
+        """How many examples every client has, of each class where there are classes."""
+        raise SpecError(f"the task {type(self).__name__} cannot say who has which examples")
 
     def given(self) -> dict[str, Any] | None:
         """A description of data and model that were given as objects; None where the fields say it all."""
         return None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the numbers in place of fields: a hash of data files, and None for fields that do not."""
+        return {}

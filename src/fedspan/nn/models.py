@@ -1,9 +1,10 @@
-"""Small networks for images: MLP, a LeNet-like CNN, the CIFAR ResNets of He et al. 2016 with BatchNorm or GroupNorm."""
+"""Small networks: linear and MLP for any input; a LeNet-like CNN and the CIFAR ResNets (He et al. 2016) for images."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable
 from typing import Literal
@@ -17,16 +18,16 @@ from fedspan.core.errors import SpecError
 Norm = Literal["batch", "group", "none"]
 
 
-def mlp(shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...] = (128,)) -> nn.Sequential:
-    """Fully connected layers with ReLU."""
-    sizes = [shape[0] * shape[1] * shape[2], *hidden]
+def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (128,)) -> nn.Sequential:
+    """Fully connected layers with ReLU; a linear model where nothing is hidden."""
+    sizes = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
 
-def cnn(shape: tuple[int, int, int], classes: int, width: int = 16) -> nn.Sequential:
+def cnn(shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Sequential:
     """Two convolutions with pooling and one hidden layer, after LeNet."""
     channels, height, breadth = shape
     inner = 2 * width * (height // 4) * (breadth // 4)
@@ -84,17 +85,23 @@ class ResNet(nn.Module):
         return scores
 
 
-def build(name: str, shape: tuple[int, int, int], classes: int, norm: Norm = "group", seed: int = 0) -> nn.Module:
+def build(name: str, shape: tuple[int, ...], classes: int, norm: Norm = "group", seed: int = 0) -> nn.Module:
     """A model by name, such as `mlp`, `cnn` or `resnet20`, with weights decided by the seed."""
+    found = re.fullmatch(r"resnet(\d+)", name)
+    if len(shape) != 3 and (name == "cnn" or found):
+        raise SpecError(f"`model` {name!r} needs images, but an example has the shape {shape}; use 'mlp' or 'linear'")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "mlp":
-            return mlp(shape, classes)
+        if name in ("mlp", "linear"):
+            return mlp(shape, classes, (128,) if name == "mlp" else ())
         if name == "cnn":
             return cnn(shape, classes)
-        if found := re.fullmatch(r"resnet(\d+)", name):
+        if found:
             return ResNet(int(found[1]), classes, shape[0], norm)
-    raise SpecError(f"unknown model {name!r}; there are mlp, cnn, resnet8, resnet20, resnet56, resnet110")
+    raise SpecError(
+        f"unknown model {name!r}; there are linear, mlp, cnn, resnet8, resnet20, resnet56, resnet110, and your own "
+        "as module:function"
+    )
 
 
 def _norm(kind: Norm) -> Callable[[int], nn.Module]:

@@ -7,16 +7,19 @@ all of it is read. A client's own machine reads that client's examples alone, an
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
-from fedspan.core.task import Task
+from fedspan.core.task import Holdings, Task
 from fedspan.nn.client_data import ClientData, LocalClients, Loss, client_name, split_parts
 from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
@@ -75,6 +78,19 @@ class ModuleTask(Task):
             return self.build(seeds, settings)
         return self._problem(self.material(seed, settings.torch_dtype), [], seed, settings)
 
+    def holdings(self, seed: int) -> Holdings:
+        """How many examples every client has; of each class where targets are whole numbers."""
+        made = self.material(seed, torch.float32)
+        given = list(made.examples(range(made.clients)))
+        names = made.names or [str(number) for number in range(made.clients)]
+        targets = [_classes_of(data) for data in given]
+        if any(one is None for one in targets):
+            sizes = [len(model_adapter(made.model, Settings()).client_data(data, "a client")) for data in given]
+            return Holdings(np.array(sizes)[:, None], names)
+        number = 1 + max(int(one.max()) for one in targets if one is not None)
+        counts = np.stack([np.bincount(one, minlength=number) for one in targets if one is not None])
+        return Holdings(counts, names, [str(one) for one in range(number)])
+
     def _problem(
         self, made: Material, ids: Sequence[int], seed: int, settings: Settings, on_client: bool = False
     ) -> TorchProblem:
@@ -111,3 +127,18 @@ def _scores(test: Evaluate | None, validation: Evaluate | None) -> Evaluate | No
         **(test(model) if test is not None else {}),
         **{f"validation_{name}": value for name, value in validation(model).items()},
     }
+
+
+def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
+    """The targets of a client's data where they are classes: whole numbers from 0, one per example."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
+    parts = getattr(data, "tensors", data)
+    if isinstance(parts, Mapping):
+        parts = (None, parts.get("labels"))
+    if not isinstance(parts, list | tuple) or len(parts) != 2 or not isinstance(parts[1], torch.Tensor | np.ndarray):
+        return None
+    targets = np.asarray(parts[1])
+    return (
+        targets.astype(np.int64) if targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0 else None
+    )

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +25,7 @@ from fedspan.core.registry import register, source_of
 from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
+from fedspan.tasks._imports import load_module
 from fedspan.tasks._module import Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
@@ -88,6 +85,7 @@ class Custom(ModuleTask):
 
     module: str | None = None  # import name or path of a Python file with model() and data(client)
     clients: int | None = None  # number of clients of the module
+    module_dir: str | None = None  # where the module is looked for; by default the directory of the spec file
     objects: Objects | None = field(default=None, init=True, repr=False, compare=False)  # set by `fedspan.fit`
 
     def __post_init__(self) -> None:
@@ -99,6 +97,10 @@ class Custom(ModuleTask):
     def given(self) -> dict[str, Any] | None:
         """What is known of the objects."""
         return None if self.objects is None else self.objects.describe()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Where the module is does not decide the numbers."""
+        return {"module_dir": None}
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The objects, or what the module's functions give; none is called for data that is not needed here."""
@@ -131,12 +133,7 @@ class Custom(ModuleTask):
 
     def _module(self) -> ModuleType:
         assert self.module is not None
-        if self.module.endswith(".py"):
-            return _from_file(Path(self.module))
-        try:
-            return importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            raise SpecError(f"`task.module` {self.module!r} cannot be imported: {error}") from None
+        return load_module(self.module, self.module_dir)
 
     def _call(self, module: ModuleType, name: str, *arguments: Any) -> Any:
         if not callable(getattr(module, name, None)):
@@ -144,19 +141,6 @@ class Custom(ModuleTask):
                 f"`task.module` {self.module!r} has no function {name}(); it needs model() and data(client)"
             )
         return getattr(module, name)(*arguments)
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise SpecError(f"`task.module` {str(path)!r} does not exist")
-    name = f"fedspan_custom_{path.stem}"
-    if name not in sys.modules or getattr(sys.modules[name], "__file__", None) != str(path):
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def _hash(data: bytes) -> str:

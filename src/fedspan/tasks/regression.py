@@ -29,7 +29,8 @@ from fedspan.core.method import Round, Schedule
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
-from fedspan.core.task import Task
+from fedspan.core.task import Holdings, Task
+from fedspan.data.columns import digest
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
@@ -67,6 +68,15 @@ class Regression(Task):
         else:
             data = [self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds]
         return RegressionProblem(data, seeds, self.reg, settings)
+
+    def fingerprint(self) -> dict[str, str]:
+        """A hash of the file in place of its path."""
+        return {} if self.data is None else {"data": digest(Path(self.data))}
+
+    def holdings(self, seed: int) -> Holdings:
+        """How many rows every client has."""
+        rows = np.full(self.clients, self.samples) if self.data is None else _load(Path(self.data))[2]
+        return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
     def _make(self, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
         n_clients, n, d, m = self.clients, self.samples, self.dim, self.outputs

@@ -1,4 +1,4 @@
-"""Text classification: customers' questions split over clients, and a pre-trained encoder with a new head."""
+"""Text classification: customers' questions or texts of your own, and a pre-trained encoder with a new head."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import at_least, one_of
+from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.partition import Partition
 from fedspan.core.registry import register
-from fedspan.data.datasets import first_examples
+from fedspan.core.task import Holdings
+from fedspan.data.datasets import Split, first_examples
+from fedspan.data.own import OwnData
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.huggingface.checkpoints import load_model, place_of
+from fedspan.huggingface.checkpoints import sentences as tokens
 from fedspan.tasks._module import Material
 from fedspan.tasks._text import TextTask, file, rows, sentences
 
@@ -30,7 +33,7 @@ FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
 class TextClassification(TextTask):
     """Clients with texts of their own, evaluated on one test set."""
 
-    data: str = "banking77"  # one JSON object per line: text, label
+    data: str | OwnData = "banking77"  # or a table with a `path`: a .csv, .jsonl or .parquet with text and label
     model: str = "minilm"  # minilm, tiny, or the directory of a model
     partition: Partition = field(default_factory=lambda: Dirichlet(clients=20, alpha=0.1))  # who has which examples
     data_seed: int | None = None  # of the partition; None: the run's seed
@@ -42,14 +45,19 @@ class TextClassification(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("task.data", self.data, FILES)
+        if isinstance(self.data, str):
+            one_of("task.data", self.data, FILES)
         at_least("max_length", self.max_length, 2)
         for name in ("classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
+                if isinstance(self.data, OwnData):
+                    raise SpecError(f"`{name}` is for data sets by name; leave it out")
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The texts, split over clients, and the model with a new head."""
+        if isinstance(self.data, OwnData):
+            return self._own(self.data, seed, dtype)
         labels, places = self._labels("train")
         parts = self._cut(labels, seed)
         model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=int(labels.max()) + 1)
@@ -64,18 +72,44 @@ class TextClassification(TextTask):
 
         return Material(self.prepared(model, dtype), len(parts), examples, test)
 
-    def counts(self, seed: int) -> Numbers:
-        """The number of examples of each class that each client has: (clients, classes)."""
+    def _own(self, data: OwnData, seed: int, dtype: torch.dtype) -> Material:
+        found = data.divide("texts", self.partition, seed if self.data_seed is None else self.data_seed)
+        model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=len(found.classes))
+
+        def examples(split: Split, part: Numbers) -> Examples:
+            ids = tokens(place_of(self.model), split.x[part].tolist(), self.max_length)
+            return {"input_ids": ids, "labels": split.y[part]}
+
+        return Material(
+            self.prepared(model, dtype),
+            len(found.parts),
+            lambda ids: [examples(found.train, found.parts[i]) for i in ids],
+            lambda: None if found.test is None else examples(found.test, np.arange(len(found.test.y))),
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """A hash of the files in place of their paths."""
+        return {} if isinstance(self.data, str) else {"data": self.data.decisions()}
+
+    def holdings(self, seed: int) -> Holdings:
+        """How many examples of each class every client has."""
+        if isinstance(self.data, OwnData):
+            seed = seed if self.data_seed is None else self.data_seed
+            return self.data.divide("texts", self.partition, seed).holdings()
         labels = self._labels("train")[0]
-        number = int(labels.max()) + 1
-        return np.stack([np.bincount(labels[part], minlength=number) for part in self._cut(labels, seed)])
+        classes = [str(number) for number in range(int(labels.max()) + 1)]
+        parts = self._cut(labels, seed)
+        counts = np.stack([np.bincount(labels[part], minlength=len(classes)) for part in parts])
+        return Holdings(counts, [str(number) for number in range(len(parts))], classes)
 
     def _sentences(self, part: Literal["train", "test"], places: Numbers) -> dict[int, list[int]]:
         which = tuple(np.sort(places).tolist())  # whoever has them: one key for all of a file's
+        assert isinstance(self.data, str)
         return sentences(_path(self.data, part), place_of(self.model), self.max_length, which)
 
     def _labels(self, part: Literal["train", "test"]) -> tuple[Numbers, Numbers]:
         """The labels of the examples that are used, and their numbers in the file."""
+        assert isinstance(self.data, str)
         labels = np.array([row["label"] for row in rows(_path(self.data, part))], np.int64)
         places = first_examples(labels, self.classes, self.per_class if part == "train" else self.test_per_class)
         return labels[places], places

@@ -1,0 +1,86 @@
+"""`fedspan init`: a small project that runs at once, to be filled with data of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+TEMPLATES = Path(__file__).parent / "templates"
+NAME = "my_project"  # what the templates call the project
+
+
+class Kind(NamedTuple):
+    """What differs between the kinds of project, besides `task.py`."""
+
+    spec: dict[str, str]  # lines of spec.toml that are written otherwise
+    data: str  # where one's own data goes
+
+
+KINDS = {
+    "tabular": Kind(
+        {},
+        """Make a directory `data` with a file `client-0.csv`, `client-1.csv`, … for each client and `test.csv`. A file
+has a line of names, then one row per example: numbers, and the number of the class last. If all rows are in one file
+with a column that says whose they are, you need no Python at all: set `[task]` to `name = "classification"` and
+`data = { path = "rows.csv", target = "…", client = "…" }`.""",
+    ),
+    "images": Kind(
+        {"lr = 0.5  ": "lr = 0.2  "},
+        """Make a directory `data` with a directory `client-0`, `client-1`, … for each client and `test`. Each has a
+sub-directory of images per class, named in `CLASSES`.""",
+    ),
+    "text": Kind(
+        {"lr = 0.5  ": "lr = 5.0  "},
+        """Make a directory `data` with a file `client-0.jsonl`, `client-1.jsonl`, … for each client and `test.jsonl`.
+A line is a JSON object with a text and its class: `{"text": "…", "label": "bank"}`. The classes are named in
+`CLASSES`.""",
+    ),
+    "custom": Kind(
+        {"metrics = []": 'metrics = ["mae"]', "lr = 0.5  ": "lr = 0.1  "},
+        """Make a directory `data` with a file `client-0.npz`, `client-1.npz`, … for each client and `test.npz`, each
+with the arrays `x` and `y`; or let `data(client)` read from wherever your data is.""",
+    ),
+}
+
+
+def command(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Directory of the project; also its Python name.")],
+    kind: Annotated[
+        Literal["tabular", "images", "text", "custom"], typer.Option("--kind", help="What the examples are.")
+    ] = "tabular",
+) -> None:
+    """Write a small project that runs at once."""
+    from fedspan.core.errors import SpecError
+
+    package = name.resolve().name.replace("-", "_")
+    if not package.isidentifier() or package != package.lower():
+        raise SpecError(f"`NAME` must be a Python name in lower case, such as my_model, got {name.name!r}")
+    if name.exists() and (not name.is_dir() or any(name.iterdir())):
+        raise SpecError(f"{str(name)!r} is not empty; choose another name")
+    for place, text in project(package, kind).items():
+        (name / place).parent.mkdir(parents=True, exist_ok=True)
+        (name / place).write_text(text)
+    typer.echo(f"{name}: a project of kind {kind}; next:")
+    for line in (f"cd {name}", "fedspan run spec.toml", "python -m pytest"):
+        typer.echo(f"    {line}")
+
+
+def project(package: str, kind: str) -> dict[str, str]:
+    """Path in the project → content."""
+    common = TEMPLATES / "common"
+    files = {str(p.relative_to(common)): p.read_text() for p in sorted(common.rglob("*")) if _is_source(p)}
+    files[f"{NAME}/task.py"] = (TEMPLATES / f"{kind}.py").read_text()
+    for old, new in KINDS[kind].spec.items():
+        files["spec.toml"] = files["spec.toml"].replace(old, new)
+    files["README.md"] = files["README.md"].replace("DATA_SECTION", KINDS[kind].data)
+    return {_named(path, package): _named(text, package) for path, text in files.items()}
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def _named(text: str, package: str) -> str:
+    return text.replace(NAME, package).replace(NAME.upper(), package.upper())

@@ -1,0 +1,151 @@
+"""Files of examples as named columns: .npz, .safetensors, .csv, .tsv, .jsonl and .parquet. Nothing is unpickled.
+
+A column is an array with one row per example. In text files a column of numbers becomes int64 or float64; an empty
+cell, "NA", "nan" or "null" among numbers becomes NaN. All other columns are text.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import DataError
+from fedspan.core.extras import needs
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+MISSING = ("", "na", "n/a", "nan", "null", "none")
+
+
+def read(path: Path) -> Columns:
+    """The columns of a file.
+
+    Raises:
+        DataError: The file is missing, of an unknown kind, or cannot be read.
+    """
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    if suffix not in READERS:
+        raise DataError(f"`task.data`: {str(path)!r} is not one of {', '.join(READERS)}, nor a directory of images")
+    if not path.is_file():
+        raise DataError(f"`task.data`: {str(path)!r} does not exist")
+    try:
+        columns = READERS[suffix](path)
+    except (ValueError, OSError, EOFError, UnicodeError, csv.Error) as error:
+        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+    if not columns:
+        raise DataError(f"`task.data`: {str(path)!r} is empty")
+    return columns
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, _changed: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def digest(path: Path) -> str:
+    """A hash of a file's bytes, or of the names and sizes of a directory's files; "missing" where there is none."""
+    if path.is_dir():
+        files = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
+        return hashlib.blake2b(repr(files).encode(), digest_size=8).hexdigest()
+    if not path.is_file():
+        return "missing"
+    about = path.stat()
+    return _digest(path, about.st_mtime_ns, about.st_size)
+
+
+def _npz(path: Path) -> Columns:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _safetensors(path: Path) -> Columns:
+    import torch
+    from safetensors.torch import load_file
+
+    found = load_file(path)
+    return {name: (value.float() if value.dtype == torch.bfloat16 else value).numpy() for name, value in found.items()}
+
+
+def _csv(path: Path, delimiter: str = ",") -> Columns:
+    with _text(path) as file:
+        lines = csv.reader(file, delimiter=delimiter)
+        names = [name.strip() for name in next(lines, [])]
+        if len(set(names)) < len(names):
+            raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
+        rows = []
+        for row in lines:
+            if row and len(row) != len(names):
+                raise DataError(
+                    f"`task.data`: {str(path)!r} has {len(row)} cells in line {lines.line_num}, "
+                    f"but {len(names)} columns"
+                )
+            if row:
+                rows.append(row)
+    if names and not rows:
+        raise DataError(f"`task.data`: {str(path)!r} has no rows")
+    return {name: typed([row[number].strip() for row in rows]) for number, name in enumerate(names)}
+
+
+def typed(cells: Sequence[str]) -> Array:
+    """Cells of text as whole numbers, else as numbers, else as text."""
+    text = np.array(cells)
+    missing = np.isin(np.char.lower(text), MISSING)
+    for kind in (np.int64, np.float64):
+        try:
+            return (text if kind is np.int64 else np.where(missing, "nan", text)).astype(kind)
+        except ValueError:
+            continue
+    return text
+
+
+def _jsonl(path: Path) -> Columns:
+    with _text(path) as file:
+        rows = [json.loads(line) for line in file if line.strip()]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or row.keys() != rows[0].keys():
+            raise DataError(f"`task.data`: {str(path)!r} has other keys in line {number} than in line 1")
+    return {name: _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+
+
+def _values(values: list[Any]) -> Array:
+    """A column from values of JSON or Parquet; null is NaN among numbers."""
+    if any(isinstance(value, str) for value in values):
+        return np.array(["" if value is None else str(value) for value in values])
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _parquet(path: Path) -> Columns:
+    needs("parquet", "pyarrow")
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    return {name: _values(table.column(name).to_pylist()) for name in table.column_names}
+
+
+def _text(path: Path) -> Any:
+    """A text file, packed or not; a byte order mark is skipped."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+READERS: dict[str, Callable[[Path], Columns]] = {
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".csv": _csv,
+    ".csv.gz": _csv,
+    ".tsv": functools.partial(_csv, delimiter="\t"),
+    ".jsonl": _jsonl,
+    ".jsonl.gz": _jsonl,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,50 @@
+"""Images on disk as one array of bytes: a directory with a sub-directory per class, or a list of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import DataError
+from fedspan.core.extras import needs
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+def class_files(root: Path) -> tuple[list[Path], list[str]]:
+    """The images below a directory, and the sub-directory that each is in: its class."""
+    classes = sorted(place.name for place in root.iterdir() if place.is_dir() and place.name[0] != ".")
+    files = [(file, name) for name in classes for file in sorted((root / name).rglob("*")) if _is_image(file)]
+    if not files:
+        raise DataError(f"`task.data`: {str(root)!r} has no images; it needs a sub-directory of images for each class")
+    return [file for file, _ in files], [name for _, name in files]
+
+
+def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8]:
+    """Images as (n, height, width) where all are gray, else (n, height, width, 3); `size` makes them square."""
+    needs("vision", "PIL")
+    from PIL import Image
+
+    found = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                plain = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
+                found.append(np.asarray(plain if size is None else plain.resize((size, size))))
+        except OSError as error:
+            raise DataError(f"`task.data`: the image {str(file)!r} cannot be read: {error}") from None
+        if found[-1].shape[:2] != found[0].shape[:2]:
+            raise DataError(
+                f"`task.data`: {str(file)!r} is {found[-1].shape[1]} × {found[-1].shape[0]}, but the images before it "
+                f"are {found[0].shape[1]} × {found[0].shape[0]}; set `image_size`"
+            )
+    if len({image.ndim for image in found}) > 1:
+        found = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in found]
+    return np.stack(found)
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and file.is_file()

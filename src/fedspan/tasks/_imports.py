@@ -1,0 +1,79 @@
+"""A user's own Python code that a spec names: a module beside the spec file, or one that is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedspan.core.errors import SpecError
+
+
+def load_module(name: str, folder: str | None, key: str = "task.module") -> ModuleType:
+    """Imports a module by its import name or as a file; `folder` is on the path for this import only."""
+    if name.endswith(".py"):
+        return _from_file(Path(folder or ".") / name, key)
+    if folder is None:
+        return _import(name, key)
+    _forget_others(name, Path(folder))
+    sys.path.insert(0, folder)
+    try:
+        return _import(name, key)
+    finally:
+        sys.path.remove(folder)
+
+
+def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
+    """What the function of a name such as `my_model:make` returns; its initial weights are decided by the seed."""
+    where, _, function = name.partition(":")
+    module = load_module(where, folder, "task.model")
+    make: Any = getattr(module, function, None)
+    if not callable(make):
+        raise SpecError(f"`task.model` {name!r}: the module {where!r} has no function {function!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make()
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"`task.model` {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _import(name: str, key: str) -> ModuleType:
+    importlib.invalidate_caches()  # the file may be new
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise SpecError(f"`{key}` {name!r} cannot be imported: {error}") from None
+
+
+def _forget_others(name: str, folder: Path) -> None:
+    """A module of this name from another spec's directory is imported anew, with its neighbors."""
+    top = name.partition(".")[0]
+    here = {folder / f"{top}.py", folder / top / "__init__.py"}
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None or Path(file) in here or not any(path.is_file() for path in here):
+        return
+    old = Path(file).parent
+    for other, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if other.partition(".")[0] == top or (place and Path(place).parent == old):
+            del sys.modules[other]
+
+
+def _from_file(path: Path, key: str) -> ModuleType:
+    if not path.is_file():
+        raise SpecError(f"`{key}` {str(path)!r} does not exist")
+    name = f"fedspan_custom_{path.stem}"
+    if name not in sys.modules or getattr(sys.modules[name], "__file__", None) != str(path):
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

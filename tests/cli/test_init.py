@@ -1,0 +1,156 @@
+"""`fedspan init`: every kind of project runs at once, in the simulator and on Flower, and takes one's own data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedspan
+from fedspan.cli import app
+from fedspan.cli.init import KINDS, project
+from fedspan.core.spec import Spec
+
+ROOT = Path(__file__).parents[2]
+ENV = os.environ | {"PYTHONPATH": str(Path(fedspan.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+def python(*words: object, cwd: Path, **more: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, cwd=cwd, env=ENV | more, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def init(place: Path, kind: str) -> Path:
+    """`fedspan init`, in this process; the path of the spec."""
+    done = CliRunner().invoke(app.app, ["init", str(place), "--kind", kind])
+    assert done.exit_code == 0, done.output
+    assert "fedspan run spec.toml" in done.output
+    return place / "spec.toml"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
+    """Its own test, a short run, its clients, and no name of the template left."""
+    path = init(tmp_path / "our-model", kind)
+    python("-m", "pytest", "-q", cwd=path.parent)
+    spec = Spec.load(path)
+    assert len(spec.task.holdings(0).counts) == 5
+    result = fedspan.run(spec)
+    assert result.history[-1].get("accuracy", 1 - result.history[-1].get("mae", 0)) > 0.7
+    texts = [one.read_text() for one in path.parent.rglob("*") if one.suffix in (".py", ".toml", ".md")]
+    assert all("my_project" not in text.lower() and "DATA_SECTION" not in text for text in texts)
+    assert 'module = "our_model.task"' in path.read_text()
+
+
+def test_the_commands_of_a_projects_readme(tmp_path: Path) -> None:
+    path = init(tmp_path / "demo", "tabular")
+    lines = re.findall(r"^    (fedspan .*)$", (path.parent / "README.md").read_text(), re.M)
+    assert [line.split()[1] for line in lines] == ["run", "compare", "partition"]
+    for line in lines:
+        more = [] if "partition" in line else ["--set", "rounds=2"]
+        python("-m", *shlex.split(line), *more, cwd=path.parent)
+    assert (path.parent / "runs/compare/tables.md").is_file()
+
+
+def csv_files(place: Path, parts: list[str]) -> None:
+    for number, part in enumerate(parts):
+        x = np.random.default_rng(number).normal(size=(20, 30))
+        rows = np.column_stack([x, x[:, 0] > 0])
+        np.savetxt(place / f"{part}.csv", rows, delimiter=",", header=",".join(map(str, range(31))), comments="")
+
+
+def image_files(place: Path, parts: list[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for part in parts:
+        for name in range(10):
+            (place / part / str(name)).mkdir(parents=True)
+            image.fromarray(np.full((12, 12), 25 * name, np.uint8)).save(place / part / str(name) / "a.png")
+
+
+def text_files(place: Path, parts: list[str]) -> None:
+    rows = [{"text": f"word{i} of {name}", "label": name} for i in range(5) for name in ("bank", "hospital", "shop")]
+    for part in parts:
+        (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def npz_files(place: Path, parts: list[str]) -> None:
+    for number, part in enumerate(parts):
+        x = np.random.default_rng(number).normal(size=(20, 8))
+        np.savez(place / f"{part}.npz", x=x, y=x[:, :1])
+
+
+OWN: dict[str, Any] = {"tabular": csv_files, "images": image_files, "text": text_files, "custom": npz_files}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_project_takes_the_data_that_its_readme_asks_for(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec.load(init(tmp_path / "demo", kind), ("rounds=2",))
+    own = tmp_path / "own"
+    own.mkdir()
+    parts = [*(f"client-{number}" for number in range(5)), "test"]
+    OWN[kind](own, parts)
+    monkeypatch.setenv("DEMO_DATA", str(own))
+    assert fedspan.run(spec).finished
+    size = {"tabular": 100, "images": 50, "text": 75, "custom": 100}[kind]
+    assert spec.task.holdings(0).counts.sum() == size
+    readme = (tmp_path / "demo/README.md").read_text()
+    assert "client-0" in readme
+    assert "DEMO_DATA" in readme
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo/notes.txt").write_text("mine")
+    for name, message in (("demo", "is not empty"), ("Demo 1", "`NAME` must be a Python name")):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedspan", "init", name],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=ENV,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert message in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["demo", "notes.txt"]
+    (tmp_path / "empty").mkdir()
+    assert init(tmp_path / "empty", "custom").is_file()
+
+
+def test_the_run_config_is_that_of_the_flower_example() -> None:
+    ours = tomllib.loads(project("demo", "tabular")["pyproject.toml"])["tool"]["flwr"]["app"]["config"]
+    example = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert ours | {"run-dir": ""} == example
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tabular"])
+def test_a_project_runs_on_flower(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
+    sys.path.insert(0, str(ROOT / "examples/flower"))
+    from cluster import Cluster
+
+    init(tmp_path / "demo", kind)
+    with Cluster(tmp_path / "cluster", nodes=5) as cluster:
+        number = cluster.run(tmp_path / "demo", run_dir=str(tmp_path / "run"), set="rounds=2; eval_every=1")
+        status = cluster.wait(number, 300)
+        assert status["status"] == "finished:completed", status
+    assert cluster.living() == []
+    here = fedspan.run(fedspan.Spec.load(tmp_path / "demo/spec.toml", ("rounds=2", "eval_every=1")))
+    there = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()][-1]
+    assert there["loss"] == pytest.approx(here.history[-1]["loss"], rel=1e-4)
