@@ -27,9 +27,9 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fa
 class Split:
     """Images (n, height, width[, 3]) as bytes, labels, and the owner of each example where it is known."""
 
-    x: npt.NDArray[np.uint8]
-    y: npt.NDArray[np.int64]
-    owner: npt.NDArray[np.int64] | None = None
+    x: npt.NDArray[np.uint8]  # images
+    y: npt.NDArray[np.int64]  # labels
+    owner: npt.NDArray[np.int64] | None = None  # the person or device that each example is from, if it is known
 
 
 def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None) -> npt.NDArray[np.int64]:
