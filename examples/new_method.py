@@ -41,7 +41,7 @@ class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
 
     def client_step(self, client: NoState, down: FullModel, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         x = down.x
-        y = self.descend(x, f.direction(plus=lambda y: self.mu * (y - x)), self.rate(rnd.t))  # 2
+        y = self.descend(x, f.direction(plus=lambda y: self.mu * (y - x)), self.rate(rnd))  # 2
         return client, Up(y - x)
 
     def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:

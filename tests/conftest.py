@@ -32,13 +32,13 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [
         {},
         {"server_lr": 0.5},
-        {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+        {"momentum": 0.5, "schedule": "linear"},
         {"optimizer": ADAMW | {"decay": 0.1}},
     ],
     "fedprox": [
         {},
         {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
-        {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+        {"momentum": 0.5, "schedule": "step", "milestones": [0.1, 0.3], "warmup": 3},
     ],
     "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
     "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1, "optimizer": ADAMW}],
@@ -52,7 +52,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "ffalora": [
         {"rank": 3},
         {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
-        {"rank": {"*": 1.0}, "schedule": "cosine", "schedule_rounds": 60},
+        {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
     ],
     "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
@@ -69,7 +69,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3},
         {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
         {"projector": {"name": "identity"}},
-        {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "schedule_rounds": 60},
+        {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine"},
         {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
         {"projector": GAUSSIAN, "compressor": {"name": "sign"}, "beta": 0.3},
         {"projector": {"name": "coordinate", "rank": 0.5}, "compressor": {"name": "topk", "k": 0.5}},
@@ -84,7 +84,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedsub": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
-        {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1},
+        {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1, "momentum": 0.5},
     ],
     "compressed": [
         {},
@@ -94,7 +94,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "ef": [
         {},
         {"compressor": {"name": "randk", "k": 5, "unbiased": False}, "server_lr": 0.7},
-        {"compressor": {"name": "sign"}, "momentum": 0.5, "schedule": "linear", "schedule_rounds": 60},
+        {"compressor": {"name": "sign"}, "momentum": 0.5, "schedule": "linear"},
         {"optimizer": ADAMW},
     ],
     "ef21": [
@@ -115,7 +115,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "scallion": [
         {"compressor": RANDK},
         {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
-        {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine", "schedule_rounds": 60},
+        {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine"},
         {"compressor": {"name": "identity"}},
     ],
     "scafcom": [{"compressor": TOPK}, {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7}],
@@ -182,7 +182,7 @@ def start(
 ) -> Loop:
     """A loop at round 0."""
     seeds = problem.seeds  # type: ignore[attr-defined]
-    return Loop(method, problem, transport or Simulator(method, problem), seeds, clients_per_round)
+    return Loop(method, problem, transport or Simulator(method, problem), seeds, clients_per_round, rounds=60)
 
 
 def advance(loop: Loop, rounds: int) -> Loop:

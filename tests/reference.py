@@ -192,9 +192,10 @@ class Reference:
             self.end = [turn @ v for v in self.end]
         self.before, last = P, {}
         for i in rows:
-            b = np.zeros((R, M))
+            b, v = np.zeros((R, M)), np.zeros((R, M))
             for batch in rows[i]:
-                b = b - LR * (P @ self.grad(i, self.x + P.T @ b, batch) + self.dual[i] / (LR * STEPS))
+                v = self.option["momentum"] * v + P @ self.grad(i, self.x + P.T @ b, batch)
+                b = b - LR * v - self.dual[i] / STEPS
             last[i] = b
         mean = self.mean(last)
         self.x = self.x + self.option["server_lr"] * P.T @ mean
@@ -228,7 +229,7 @@ def compare(
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)
 
     w = counts / counts.sum() if weights == "examples" else np.full(N, 1 / N)
-    option = {"server_lr": 1.0, "option": "II", "control": "exact", "variant": "zero_sum", **spec}
+    option = {"server_lr": 1.0, "option": "II", "control": "exact", "variant": "zero_sum", "momentum": 0.0, **spec}
     own = [[v[i, : counts[i]] for i in range(N)] for v in (A, B)]
     references = [kind(*own, w, option, seed) for seed in SEEDS]
     Ps = [np.eye(D)] * len(SEEDS)

@@ -72,7 +72,7 @@ def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pyt
             cli.main()
         assert end.value.code == 0, line
     written = {path.name for path in (tmp_path / "out/side").iterdir()}
-    assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json", "runs"}
+    assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json.gz", "runs"}
     assert "SSF small" in (tmp_path / "out/sizes/tables.md").read_text()
     assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
 

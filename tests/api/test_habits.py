@@ -59,5 +59,5 @@ def test_a_result_is_saved_as_weights_or_as_a_directory(tmp_path: Path) -> None:
 def test_the_step_size_that_was_found_shows() -> None:
     found = fit(method=FedAvg(local_steps=2), rounds=3)
     assert found.lr_search is not None
-    assert f"lr={found.lr_search['values']['lr']:.3g} (searched)" in repr(found)
+    assert f"lr={found.lr_search['values']['lr']:.3g} (search: {len(found.lr_search['trials'])} trials, " in repr(found)
     assert "searched" not in repr(fit())

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Interrupt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import fedspan, rows, spec_file
@@ -102,6 +104,18 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="finished after 60 rounds and kept no checkpoint"):
         run(Spec.load(path, ("rounds=80",)), tmp_path / "grown", resume=True)
     assert rows(tmp_path / "grown") == grown
+
+
+def test_a_run_with_a_schedule_resumes_to_the_same_bits_but_not_to_another_length(tmp_path: Path) -> None:
+    """Its first rounds would have had other steps."""
+    spec = Spec.load(spec_file(tmp_path), ("method.schedule=cosine", "rounds=30"))
+    run(spec, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, tmp_path / "cut", callbacks=[Interrupt(13)])
+    with pytest.raises(CheckpointError, match="made with rounds = 30, not 60; its schedule spans the run; keep"):
+        run(replace(spec, rounds=60), tmp_path / "cut", resume=True)
+    run(spec, tmp_path / "cut", resume=True)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
 
 def test_a_cut_last_line_is_dropped(tmp_path: Path) -> None:

@@ -99,6 +99,12 @@ def test_identity_is_what_decides_the_numbers() -> None:
         assert Spec.from_table(TABLE | other).identity() != spec.identity(), other
 
 
+def test_the_length_of_a_run_decides_its_numbers_only_under_a_schedule() -> None:
+    for schedule, same in (("constant", True), ("cosine", False), ("step", False)):
+        table = TABLE | {"method": TABLE["method"] | {"schedule": schedule, "warmup": 2}}
+        assert (Spec.from_table(table).identity() == Spec.from_table(table | {"rounds": 99}).identity()) is same
+
+
 def test_patterns_of_a_rank_are_tried_in_order() -> None:
     one, two = (
         Spec.from_table(TABLE | {"method": {"name": "ssf", "lr": 0.1, "rank": rank}})

@@ -63,7 +63,7 @@ class Pulled(LocalSteps[State, Kept, State, Up]):
     def init_client(self, x0, layout): return Kept(torch.zeros_like(x0))
     def broadcast(self, server, rnd): return server
     def client_step(self, client, down, f, rnd):
-        y = self.descend(down.x, f.direction(client.c), self.rate(rnd.t))
+        y = self.descend(down.x, f.direction(client.c), self.rate(rnd))
         return Kept(client.c + y), Up(y)
     def server_step(self, server, up, rnd): return State(rnd.mean(up.y))
 '''

@@ -178,7 +178,7 @@ IDENTITY = {"name": "identity"}
 @pytest.mark.parametrize("name", ["compressed", "ef", "doublesqueeze"])
 def test_without_compression_they_are_fedavg(name: str, clients_per_round: int) -> None:
     problem = small()
-    for settings in ({"server_lr": 0.6}, {"momentum": 0.5, "schedule": "linear", "schedule_rounds": 40}):
+    for settings in ({"server_lr": 0.6}, {"momentum": 0.5, "schedule": "linear"}):
         plain = advance(start(build("fedavg", **settings), problem, clients_per_round), ROUNDS)
         coded = advance(start(build(name, compressor=IDENTITY, **settings), problem, clients_per_round), ROUNDS)
         assert relative(model(coded), model(plain)) < 1e-12
@@ -192,7 +192,7 @@ def test_without_compression_they_are_scaffold(
     name: str, settings: dict[str, Any], clients_per_round: int, tmp_path: Any
 ) -> None:
     problem = small(weights="examples", **unequal(tmp_path))
-    shared = {"server_lr": 0.6, "schedule": "cosine", "schedule_rounds": 40}
+    shared = {"server_lr": 0.6, "schedule": "cosine"}
     coded = start(build(name, compressor=IDENTITY, **settings, **shared), problem, clients_per_round)
     scaffold = start(build("scaffold", **shared), problem, clients_per_round)
     for _ in range(ROUNDS):

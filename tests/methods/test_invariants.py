@@ -136,18 +136,42 @@ def test_a_rate_that_is_yet_to_be_found_is_named() -> None:
     assert SSF().lr == "search"
     assert registry.build("method", registry.describe(SSF(lr="auto"))) == SSF(lr="auto")
     with pytest.raises(SpecError, match="`lr` is still 'search'"):
-        SSF().rate(0)
+        SSF().rate(start(build("fedavg"), small())._round())
     with pytest.raises(SpecError, match="`lr` must be a positive number, 'search' or 'auto', got 'fast'"):
         SSF(lr="fast")  # type: ignore[arg-type]
 
 
+def rates(rounds: int, **settings: Any) -> list[float]:
+    """lr of the rounds of a run, and of two after it."""
+    method, rnd = build("fedavg", lr=0.4, **settings), start(build("fedavg"), small())._round()
+    return [method.rate(replace(rnd, t=t, rounds=rounds)) for t in range(rounds + 2)]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_schedule_lowers_the_step_over_rounds(schedule: str) -> None:
-    method = build("fedavg", lr=0.4, schedule=schedule, schedule_rounds=10)
-    rates = [method.rate(t) for t in range(12)]
-    assert rates[0] == 0.4
-    assert rates[5] == pytest.approx(0.2)
-    assert all(a >= b for a, b in itertools.pairwise(rates))
-    assert rates[11] == pytest.approx(0.4e-3)
-    with pytest.raises(SpecError, match="needs `schedule_rounds`"):
-        build("fedavg", schedule=schedule)
+@pytest.mark.parametrize("rounds", [10, 20])
+def test_a_schedule_spans_the_run(schedule: str, rounds: int) -> None:
+    found = rates(rounds, schedule=schedule)
+    assert found[0] == 0.4
+    assert found[rounds // 2] == pytest.approx(0.2)
+    assert all(a >= b for a, b in itertools.pairwise(found))
+    assert found[rounds - 1] > 0.4e-3
+    assert found[rounds] == pytest.approx(0.4e-3)
+
+
+def test_a_step_schedule_falls_at_its_milestones() -> None:
+    assert rates(8, schedule="step")[:8] == pytest.approx([0.4] * 4 + [0.04] * 2 + [0.004] * 2)
+    assert rates(8, schedule="step", milestones=[0.25], gamma=0.5)[:8] == pytest.approx([0.4] * 2 + [0.2] * 6)
+    for bad in ({"milestones": [0.5, 1.5]}, {"gamma": 0.0}, {"warmup": -1}, {"schedule": "exponential"}):
+        with pytest.raises(SpecError, match=next(iter(bad))):
+            build("fedavg", **bad)
+
+
+def test_a_warmup_rises_to_lr_and_the_schedule_spans_the_rest() -> None:
+    assert rates(6, warmup=3) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4])
+    assert rates(6, warmup=2, schedule="linear")[:6] == pytest.approx([0.4 / 3, 0.8 / 3, 0.4, 0.3, 0.2, 0.1])
+
+
+def test_a_schedule_without_the_length_of_the_run_is_refused() -> None:
+    rnd = replace(start(build("fedavg"), small())._round(), rounds=None)
+    with pytest.raises(SpecError, match="`schedule` 'cosine' needs the length of the run"):
+        build("fedavg", schedule="cosine").rate(rnd)  # type: ignore[attr-defined]

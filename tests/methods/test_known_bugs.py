@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, model, small, start
+from conftest import GAUSSIAN, Scripted, advance, build, close, model, small, start
 from fedspan.core.layout import Block, Layout
 from fedspan.core.method import Round
+from fedspan.engine.simulator import Simulator
 from fedspan.methods.scaffold import Scaffold, ServerState, Up
 
 
@@ -102,3 +103,21 @@ def test_the_duals_of_fedsub_stay_bounded_at_large_rank() -> None:
     assert float(problem.evaluate(model(calm))["rel_err"][0]) < 1
     wild = advance(start(build("fedsub", variant="stale", **settings), problem, 10), 400)
     assert not float(problem.evaluate(model(wild))["rel_err"][0]) < 1
+
+
+def test_momentum_does_not_multiply_the_duals_of_fedsub() -> None:
+    """A dual inside the momentum buffer counts about four times at β = 0.9, K = 10, and grows without end."""
+    problem = small(batch="full")
+    settings = {"projector": GAUSSIAN, "lr": 0.002, "local_steps": 10, "momentum": 0.9}
+    loop = advance(start(build("fedsub", **settings), problem, 7), 600)
+    assert float(problem.evaluate(model(loop))["rel_err"][0]) < 0.05
+
+
+@pytest.mark.parametrize("variant", ["zero_sum", "stale"])
+def test_a_round_without_replies_changes_no_dual_of_fedsub(variant: str) -> None:
+    """Full batches and one P: a run that loses all replies of two rounds is the shorter run."""
+    method, problem = build("fedsub", projector=GAUSSIAN, variant=variant, refresh=100), small(batch="full")
+    whole = advance(start(method, problem, 7), 9)
+    silent = Scripted(Simulator(method, problem), {(t, client) for t in (3, 6) for client in range(7)})
+    gaps = advance(start(method, problem, 7, silent), 11)
+    close(model(gaps), model(whole))

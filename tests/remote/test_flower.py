@@ -308,6 +308,7 @@ def test_settings_are_checked() -> None:
             "training.weight_decay is 0.1 on the client and the default on the",
         ),
         ({"task": SMALL | {"het": 2.0}}, "task.het is 2.0 on the client and 1.0 on the server"),
+        ({"method": SSF | {"schedule": "cosine"}}, "method.schedule is cosine on the client and the default on the"),
         ({"device": "cpu", "eval_every": 3, "clients_per_round": 2, "rounds": 9}, ""),
     ],
 )
@@ -319,6 +320,15 @@ def test_clients_must_share_the_settings_that_decide_their_numbers(
     events = events_of(serve(spec, FakeGrid(spec_of(**others), tmp_path / "states"), tmp_path / "out"))
     assert all(f"refused: {words}" in event for event in events if "nothing counted" not in event)
     assert bool(events) == bool(words)
+
+
+def test_clients_agree_on_the_length_that_a_schedule_spans(tmp_path: Path) -> None:
+    spec = spec_of(SSF | {"schedule": "linear", "warmup": 1})
+    here = run(spec, tmp_path / "here").history[-1]
+    there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
+    assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
+    other = FakeGrid(spec_of(SSF | {"schedule": "linear", "warmup": 1}, rounds=9), tmp_path / "other")
+    assert "rounds is 9 on the client and 6 on the server" in events_of(serve(spec, other, tmp_path / "refused"))[0]
 
 
 def test_messages_survive_flowers_records() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import tomli_w
+from browsing import SHORT, browse, drawn
 from rich.console import Console
-from test_report_page import SHORT, browse, drawn
 
 from conftest import SMALL
 from fedspan.study import chart, command, report, results, tables
@@ -98,7 +98,7 @@ def test_marks_and_names_have_room(shown: Path) -> None:
     code = """
         const box = (n) => n.getBoundingClientRect();
         const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-        const names = all('.marks text.name'), marks = all('.marks .mark'), plot = box(one('.marks svg'));
+        const names = all('.marks text.name'), marks = all('.marks .plot .mark'), plot = box(one('.marks .plot svg'));
         const pieces = [...names, ...marks].map(box);
         const overlaps = names.flatMap((n, i) => pieces.filter((b, j) => i !== j && meet(box(n), b))).length;
         const out = pieces.filter((b) => b.left < plot.left || b.right > plot.right).length;

@@ -19,13 +19,14 @@ from fedspan.core.spec import Spec
 from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
 from fedspan.study import report, tables
-from fedspan.study.chart import SHOWN, chart
+from fedspan.study.chart import chart
 from fedspan.study.curves import Curve, Tail
 from fedspan.study.model import Part, Variant
 from fedspan.study.pareto import pareto, reach
 from fedspan.study.parse import study_of
 from fedspan.study.results import Entry
 from fedspan.study.series import Series, find, labels
+from fedspan.study.titles import problem, titled
 
 TABLE: dict[str, Any] = {
     "rounds": 12,
@@ -181,16 +182,16 @@ def test_mistakes_are_named(runs: Path, tmp_path: Path) -> None:
         report.report([runs], tmp_path, ["md"], "accuracy", "")
 
 
-def test_many_lines_are_thinned_and_few_are_shown() -> None:
+def test_long_lines_are_thinned_and_all_are_shown() -> None:
     long = [line(f"m{n}", [1.0 + n / (t + 1) for t in range(3000)]) for n in range(12)]
     long.append(line("gone", [1.0, 1e9, None]))
     data = chart(*entries_of(long))
-    assert max(len(one["x"]["up"]) for one in data["series"]) <= 240
-    assert [one["on"] for one in data["series"]] == [True] * SHOWN + [False] * 5
+    assert max(len(one["x"]["round"]) for one in data["series"]) <= 240
+    assert [one["marker"] for one in data["series"]] == list(range(13))  # every line is shown, with its own marker
     assert data["series"][-1]["gone"] == ["seed 0 diverged at round 2"]
     assert data["series"][-1]["y"]["loss"]["whole"] == 2
     assert data["axes"]["up"]["label"] == "kB sent up, all clients"
-    assert data["series"][0]["x"]["up"][-1] == 29.99
+    assert data["series"][0]["x"]["up"] == 0.01  # every round costs the same
     assert [one["dash"] for one in data["series"][:3]] == [0, 1, 2]  # all of one color
     json.dumps(data, allow_nan=False)
 
@@ -211,5 +212,18 @@ def test_many_methods_are_counted_in_the_title() -> None:
     few, many = (
         study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}).parts[0] for n in (2, 9)
     )
-    assert report.titled(few) == "M0 and M1 on regression"
-    assert report.titled(many) == "9 methods on regression, het = 2.0"
+    assert titled(few) == "M0 and M1 on the regression problem, het 2"
+    assert titled(many) == "9 methods on the regression problem, het 2"
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"name": "classification", "data": "mnist", "partition": {"name": "iid", "clients": 3}}, "MNIST, 3 clients"),
+        ({"name": "classification", "data": "digits", "partition": {"name": "natural"}}, "digits"),
+        ({"name": "custom", "model": "1f", "data": "a0"}, "your own model and data"),
+        ({"name": "regression", "het": "$het", "clients": 20}, "the regression problem, 20 clients"),
+    ],
+)
+def test_a_title_names_the_problem_in_words(task: dict[str, Any], words: str) -> None:
+    assert problem(task) == words

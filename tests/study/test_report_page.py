@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tomli_w
+from browsing import SHORT, browse, drawn
 from rich.console import Console
 from test_report import TABLE
 
@@ -22,47 +18,7 @@ from fedspan.study.pareto import pareto
 from fedspan.study.request import requested
 from fedspan.study.series import Series
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-drawn = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here to draw the page")
-
-
-def browse(page: Path, code: str, *views: tuple[str, int]) -> list[Any]:
-    """What a piece of JavaScript returns on the page some moments after it was loaded, for each (state, width)."""
-    frames = []
-    for number, (state, width) in enumerate(views):
-        before = f"location.hash = {json.dumps(state)}; faults = []; onerror = (m) => faults.push(m)"
-        say = f"parent.postMessage(JSON.stringify([{number}, value, faults]), '*')"
-        after = f"setTimeout(() => {{ const value = (() => {{ {code} }})(); {say} }}, 300)"
-        text = page.read_text().replace("<head>", f"<head><script>{before}</script>", 1)
-        text = html.escape(text.replace("</body>", f"<script>{after}</script></body>", 1), quote=True)
-        frames.append(f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{text}"></iframe>')
-    told = "const p = document.createElement('pre'); p.textContent = e.data; document.body.append(p)"
-    wrapper = page.with_name("browsed.html")
-    listen = f"<script>onmessage = (e) => {{ {told} }}</script>"
-    wrapper.write_text(f"<!doctype html><meta charset=utf-8><body>{listen}{''.join(frames)}")
-    said = re.findall(r"<pre>(.*?)</pre>", dump(wrapper.as_uri()), re.S)
-    answers = sorted(json.loads(html.unescape(one)) for one in said)
-    assert [(number, faults) for number, _, faults in answers] == [(number, []) for number in range(len(views))]
-    return [value for _, value, _ in answers]
-
-
-def dump(address: str) -> str:
-    """The document that a browser makes of a page."""
-    assert CHROMIUM is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--virtual-time-budget=4000"]
-    command = [CHROMIUM, *flags, "--dump-dom", address]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
 WIDE = ("", 1100)
-SHORT = """
-    const all = (what) => [...document.querySelectorAll(what)];
-    const one = (what) => document.querySelector(what);
-    const texts = (what) => all(what).map((node) => node.textContent);
-    const settled = () => dispatchEvent(new Event('hashchange'));
-"""
 
 
 @pytest.fixture(scope="module")
@@ -84,33 +40,32 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @drawn
 def test_a_link_decides_the_axes(page: Path) -> None:
-    """Loaded as a file with the state behind #."""
-    for state, titles in (("", ["kB sent up, all clients", "rel_err"]), ("#x=round&y=loss&band=0", ["round", "loss"])):
-        text = dump(f"{page.as_uri()}{state}")
-        assert re.findall(r'<text class="label [xy]"[^>]*>([^<]*)<', text) == titles
-        assert text.count('<path class="band"') == (0 if "band=0" in state else 3)
+    code = SHORT + "return [...texts('.label'), all('path.band').length]"
+    usual, linked = browse(page, code, WIDE, ("x=round&y=loss&band=0", 1100))
+    assert usual == ["kB sent up, all clients", "rel_err", 3]
+    assert linked == ["round", "loss", 0]
 
 
 @drawn
 def test_the_state_decides_the_drawing(page: Path) -> None:
     code = """
         const on = all('.controls input').filter((i) => i.checked).map((i) => i.dataset.key ?? i.value);
-        return { on, titles: texts('.label'), lines: all('path.mean').length, pareto: all('path.pareto').length };
+        return { on, titles: texts('.label'), lines: all('.plot path.mean').length, pareto: all('path.pareto').length };
     """
     usual, plain, logged, wrong, none = browse(
         page,
         SHORT + code,
         WIDE,
-        ("x=total&y=loss&logx=0&logy=0&band=0&pareto=0", 1100),
+        ("x=total&y=loss&logx=0&logy=0&band=0&pareto=1", 1100),
         ("x=seconds&logx=1", 1100),
         ("x=nonsense&y=%3Cb%3E&off=99&at=none", 1100),
         ("off=0.1.2.3", 1100),
     )
     # The run that went too far has one row, at no cost, which a logarithmic axis has no place for.
-    assert usual == {"on": ["up", "rel_err", "logx", "logy", "band", "pareto"], "lines": 3, "pareto": 1} | {
+    assert usual == {"on": ["up", "rel_err", "logx", "logy", "band"], "lines": 3, "pareto": 0} | {
         "titles": ["kB sent up, all clients", "rel_err"]
     }
-    assert plain == {"on": ["total", "loss"], "lines": 4, "pareto": 0} | {
+    assert plain == {"on": ["total", "loss", "pareto"], "lines": 4, "pareto": 1} | {
         "titles": ["kB sent, both directions, all clients", "loss"]
     }
     assert logged["on"] == ["seconds", "rel_err", "logx", "logy", "band"]
@@ -124,7 +79,7 @@ def test_controls_and_legend_change_the_state(page: Path) -> None:
         const key = all('.key').find((k) => k.textContent === 'ssf');
         const seen = { keys: texts('.key'), bold: all('main b').length };
         key.click(); settled();
-        seen.fewer = [all('path.mean').length, key.getAttribute('aria-pressed'), location.hash];
+        seen.fewer = [all('.plot path.mean').length, key.getAttribute('aria-pressed'), location.hash];
         one('input[value=round]').click(); settled();
         seen.round = [texts('.label')[0], location.hash];
         one('input[data-key=logy]').click(); settled();
@@ -136,7 +91,7 @@ def test_controls_and_legend_change_the_state(page: Path) -> None:
     assert seen["bold"] == 0
     assert seen["fewer"] == [2, "false", "#off=0"]
     assert seen["round"] == ["round", "#off=0&x=round"]
-    assert seen["end"] == "#off=&x=round&logy=0"
+    assert seen["end"] == "#x=round&logy=0"
 
 
 @drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from test_side_by_side import BASE, spec_file
 from conftest import SMALL
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
 from fedspan.study.model import Part
 from fedspan.study.parse import table_of
 from fedspan.study.request import entries, requested, split
@@ -140,3 +143,20 @@ def test_a_comparison_is_a_file(tmp_path: Path) -> None:
         path.write_text(broken + "[variants.b]\n[base]\n")
         with pytest.raises(SpecError, match=words):
             requested([path])
+
+
+def test_with_a_budget_every_methods_schedule_spans_its_own_rounds(tmp_path: Path) -> None:
+    """A schedule of the base's length would leave a method with more rounds at a thousandth of its step."""
+    part = asked(
+        [spec_file(tmp_path)],
+        methods=["fedavg, ssf:rank=0.25"],
+        budget=["up=100kB"],
+        changes=["method.schedule=cosine", "method.lr=0.1"],
+    )
+    fedavg, ssf = (part.spec(variant, {}) for variant in part.variants)
+    assert ssf.rounds == 2 * fedavg.rounds
+    for spec in (fedavg, ssf):
+        problem = spec.task.build((0,), spec)
+        loop = Loop(spec.method, problem, Simulator(spec.method, problem), (0,), 2, rounds=spec.rounds)
+        middle = replace(loop._round(), t=spec.rounds // 2)
+        assert spec.method.rate(middle) == pytest.approx(0.05, rel=0.1)  # type: ignore[attr-defined]

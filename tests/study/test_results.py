@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ def test_numbers_survive_the_files(made: Path) -> None:
 
 
 def test_shared_runs_are_written_once(made: Path) -> None:
-    data = json.loads((made / "rows" / results.CURVES).read_text())
+    data = json.loads(gzip.decompress((made / "rows" / results.CURVES).read_bytes()))
     assert sum(map(len, data["parts"].values())) == 2 + 4 + 4
     assert len(data["runs"]) == 2 + 3  # FedAvg at two levels; SSF at rank 3 twice and at rank 6
 
@@ -117,11 +119,21 @@ def test_long_curves_are_thinned_and_results_are_not(tmp_path: Path) -> None:
     assert entry.final.mean == pytest.approx(whole.values[0, -450:].mean(), rel=1e-7)
 
 
-def test_damaged_data_is_named(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda data: gzip.compress(b'{"parts": {}}'), lambda data: data[:-9], lambda data: b"{}"]
+)
+def test_damaged_data_is_named(made: Path, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     shutil.copy(made / "rows" / results.STUDY, tmp_path)
-    (tmp_path / results.CURVES).write_text('{"parts": {}}')
-    with pytest.raises(CheckpointError, match=r"curves.json' does not hold the results of study.toml"):
+    (tmp_path / results.CURVES).write_bytes(change((made / "rows" / results.CURVES).read_bytes()))
+    with pytest.raises(CheckpointError, match=r"curves.json.gz' does not hold the results of study.toml"):
         results.load(tmp_path)
+
+
+def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[2] / "docs/results/toy"
+    assert all(path.stat().st_size < 1_000_000 for path in committed.rglob("*"))
+    report.report([committed], tmp_path, ["md"], None, "")
+    assert (tmp_path / "tables.md").read_text() == (committed / "tables.md").read_text()
 
 
 def test_a_study_of_several_parts_is_not_compared(made: Path) -> None:

@@ -141,7 +141,7 @@ def test_it_is_continued(done: Done, tmp_path: Path) -> None:
 def test_a_comparison_that_is_running_is_shown_as_the_runs_it_has(done: Done, tmp_path: Path) -> None:
     _, out, _ = done
     shutil.copytree(out, tmp_path / "half")
-    (tmp_path / "half" / "curves.json").unlink()
+    (tmp_path / "half" / "curves.json.gz").unlink()
     for place in (tmp_path / "half" / "runs").glob("ssf-*"):
         shutil.rmtree(place)
     report.report([tmp_path / "half"], tmp_path / "shown", ["md", "csv"], None, "")

@@ -18,7 +18,7 @@ from fedspan.study.budget import Budget
 from fedspan.study.jobs import execute, jobs_of, place_of, seconds
 from fedspan.study.model import Part, Row, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
-from fedspan.study.tuning import Runs, final
+from fedspan.study.tuning import Runs, edges, final
 
 QUIET = Console(quiet=True)
 IMAGES: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_the_best_point_is_chosen_and_a_divergence_is_not(runs: Runs) -> None:
     tried = runs.tried(cell(runs, FEDAVG))
     assert [one.end.diverged for one in tried] == [0, 0, 1]
     assert [runs.point(cell(runs, v)) for v in (FEDAVG, SSF)] == [{"method.lr": 0.3}] * 2
-    assert not runs.at_edge(cell(runs, FEDAVG))
+    assert not edges(FEDAVG, {"method.lr": 0.3})
     assert runs.tried(cell(runs, SSF)) == []
 
 

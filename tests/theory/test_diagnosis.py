@@ -77,7 +77,7 @@ DOUBTS = {
     "lazy": ("ssf", {"rank": 3, "refresh": 4}, 7, {}, ["kept for 4 rounds"]),
     "momentum": ("scaffold", {"momentum": 0.5}, 7, {}, ["momentum"]),
     "adamw": ("ssf", {"rank": 3, "optimizer": {"name": "adamw"}}, 7, {}, ["local steps with adamw"]),
-    "schedule": ("ssf", {"rank": 3, "schedule": "linear", "schedule_rounds": 9}, 7, {}, ["schedule"]),
+    "schedule": ("ssf", {"rank": 3, "schedule": "linear"}, 7, {}, ["schedule"]),
     "boost": ("ssf", {"rank": 3, "rank_boost": 2.0}, 7, {}, ["rank_boost"]),
     "uncontrolled": ("fedavg", {}, 7, {}, ["not the method of the theorem"]),
     "paper": ("ssf", {"rank": 3, "control": "paper"}, 3, {}, ["partial", "breaks c = mean c_i"]),
@@ -323,19 +323,23 @@ def test_a_rate_that_fell_and_turns_is_not_waited_for(monkeypatch: pytest.Monkey
     courses = {0.1: [1.0, 0.7, 0.6, 0.75, 0.85, *[0.9] * 20], 0.01: [1.0, 0.5, 0.1, 0.15, 0.1, *[0.12] * 20]}
 
     class Event:
-        def __init__(self, method: Any, *_: Any) -> None:
+        def __init__(self, method: Any, *_: Any, **_rounds: Any) -> None:
             self.values, self.server, self.buffers = courses[method.lr], SimpleNamespace(x=None), None
 
         def rows(self, rounds: int, every: int) -> Any:
             for t, value in enumerate(self.values[: rounds + 1]):
-                yield SimpleNamespace(round=t, metrics={"rel_err": np.array([value])}, diverged=np.array([False]))
+                sent = {"up_bytes": np.array([3 * t]), "down_bytes": np.array([4 * t])}
+                yield SimpleNamespace(
+                    round=t, metrics={"rel_err": np.array([value])}, diverged=np.array([False]), **sent
+                )
 
     monkeypatch.setattr("fedspan.theory.lr_search.Loop", Event)
-    run = _TrialRunner(build("fedavg"), small(), 3)
+    run = _TrialRunner(build("fedavg"), small(), 3, 20)
     run.first = 1.0
     turned, settled = (run(lr, 20, must_fall=True) for lr in courses)
     assert (turned.diverged, turned.rounds) == (True, 4)
     assert (settled.diverged, settled.rounds) == (False, 20)
+    assert (turned.bytes, settled.bytes) == (7 * 4, 7 * 20)
     assert turned.fall(4) == -math.inf
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_estimates import network
 
+import fedspan
 from conftest import advance, build, model, small, start
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
@@ -44,12 +45,35 @@ def test_short_runs_of_a_network_without_a_test_set(name: str, rounds: int) -> N
     assert found.metric == "training loss"
     assert found.rounds <= budget_of(Search(), rounds)
     assert max(trial.rounds for trial in found.trials) <= rounds
-    assert f"{found.rounds} rounds, {found.rounds / rounds:.0%} of the run's {rounds})" in found.summary()
+    cost = f"{len(found.trials)} trials, {found.rounds} rounds, {found.bytes / 1e6:.3g} MB"
+    assert f"(search: {cost}, {found.rounds / rounds:.0%} of the run's {rounds} rounds)" in found.summary()
+    assert found.bytes > 0
     loop = advance(start(dataclasses.replace(method, lr=found.lr), problem, 4), rounds)
     after = float(problem.training_loss(model(loop))[0])
     assert after < before
     if rounds >= 20 and name != "fedadam":
         assert after < 0.5 * before
+
+
+def test_the_test_set_does_not_choose_the_step() -> None:
+    """Two runs that differ in their test set alone find the same step; validation data may choose it."""
+    torch.manual_seed(0)
+    means = 2 * torch.randn(3, 1, 4, 4)
+    x, y = torch.randn(120, 1, 4, 4), torch.randint(0, 3, (120,))
+    x = x + means[y]
+    clients = [(x[i::4], y[i::4]) for i in range(3)]
+    held = {"right": (x[3::4], y[3::4]), "wrong": (x[3::4], (y[3::4] + 1) % 3)}
+    options: Any = {"method": {"name": "fedavg", "local_steps": 3}, "rounds": 10, "batch_size": 10}
+
+    def found(**data: Any) -> Any:
+        torch.manual_seed(1)
+        return fedspan.fit(mlp((1, 4, 4), 3), clients, **options, **data).lr_search
+
+    right, wrong = (found(test=data) for data in held.values())
+    assert right == wrong == found()
+    assert right["metric"] == "training loss"
+    assert right["cost"] == f"{len(right['trials'])} trials, {right['rounds']} rounds, {right['bytes'] / 1e6:.3g} MB"
+    assert found(validation=held["right"])["metric"] == "validation_loss"
 
 
 @pytest.mark.parametrize("rounds", [3, 20, 50])

@@ -66,7 +66,8 @@ def fit(
         seeds: Number of runs, with consecutive seeds; the model gets the weights of the first.
         test: Data that the model is evaluated on.
         validation: Data by which the best model, early stopping and `lr = "search"` are chosen, so that `test` stays
-            clean; without it they go by `test`. Its metrics are reported as `validation_…`.
+            clean. Without it the first two go by `test`, and the search by the clients' training loss. Its metrics are
+            reported as `validation_…`.
         metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
         eval_every: Rounds between two evaluations.
         objective: `objective(model, batch)` in place of `loss`, where a batch is not (inputs, targets).
@@ -86,33 +87,47 @@ def fit(
         FedspanError: An argument cannot be used.
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is in `run_dir`.
     """
+    spec = spec_of(
+        model, clients, loss, objective=objective, test=test, validation=validation, method=method, rounds=rounds,
+        batch_size=batch_size, epochs=epochs, clients_per_round=clients_per_round, device=device, seed=seed,
+        metrics=metrics, eval_every=eval_every, training=training, participation=participation, projection=projection,
+        engine=engine, callbacks=callbacks,
+    )  # fmt: skip
+    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress)
+    model.load_state_dict(result.weights[0])
+    result.model = model
+    return result
+
+
+def spec_of(
+    model: nn.Module,
+    clients: Sequence[Any] | Mapping[str, Any],
+    loss: OutputLoss | None = None,
+    *,
+    method: Method[Any, Any, Any, Any] | str | Mapping[str, Any] = "ssf",
+    test: Any = None,
+    validation: Any = None,
+    objective: Loss | None = None,
+    metrics: Sequence[Any] | str = (),
+    clients_per_round: int | None = None,
+    rounds: int = 100,
+    **settings: Any,
+) -> Spec:
+    """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
     if clients_per_round is not None and clients_per_round > len(clients):
         raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
     metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     if metrics and test is None and validation is None:
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
-    spec = Spec(
+    return Spec(
         rounds=rounds,
         method=as_method(method),
         task=Custom(objects=given),
-        batch_size=batch_size,
-        epochs=epochs,
         clients_per_round=clients_per_round,
-        device=device,
-        seed=seed,
         metrics=metrics,
-        eval_every=eval_every,
-        training=training or Training(),
-        participation=participation or Participation(),
-        projection=projection or Projection(),
-        engine=engine or Engine(),
-        callbacks=tuple(callbacks),
+        **{name: value for name, value in settings.items() if value is not None},
     )
-    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress)
-    model.load_state_dict(result.weights[0])
-    result.model = model
-    return result
 
 
 def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Method[Any, Any, Any, Any]:

@@ -139,7 +139,8 @@ def _find_lr(spec: Spec) -> dict[str, Any]:
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     found = search(method, problem, clients_per_round, spec.rounds, spec.search)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {"rule": "search", "values": {"lr": found.lr}, "rounds": found.rounds, "trials": trials}
+    spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
+    return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}
 
 
 def built(spec: Spec) -> tuple[Any, Any, int]:

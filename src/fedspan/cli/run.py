@@ -91,7 +91,9 @@ def _show(result: Result) -> None:
     from fedspan.cli._tables import console, say, size, table
 
     if result.lr_search is not None:
-        say("found: " + ", ".join(f"{name} = {value:.4g}" for name, value in result.lr_search["values"].items()))
+        found = ", ".join(f"{name} = {value:.4g}" for name, value in result.lr_search["values"].items())
+        cost = result.lr_search.get("cost")
+        say(f"found: {found}" + (f" (search: {cost}, by the {result.lr_search['metric']})" if cost else ""))
     heads = ("seed", "status", "round", *result.metrics, "up", "down", "seconds")
     rows = []
     for seed, status, lines in zip(result.seeds, result.statuses, result.runs, strict=True):

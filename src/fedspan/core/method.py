@@ -67,6 +67,7 @@ class Round:
     everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
+    rounds: int | None = None  # length of the run, which a schedule of the step size spans
 
     @functools.cached_property
     def share(self) -> torch.Tensor | float:
@@ -109,6 +110,11 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
+
+    @property
+    def spans_run(self) -> bool:
+        """Whether the numbers of a round depend on the length of the run, so that it cannot be made longer later."""
+        return False
 
     def check(self, layout: Layout) -> None:
         """Raises SpecError if the method cannot train this model; called before anything is written."""

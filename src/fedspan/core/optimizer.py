@@ -42,8 +42,12 @@ class Optimizer(ABC):
         steps: int,
         origin: Vector | None = None,
         held: Vector | None = None,
+        shift: Vector | None = None,
     ) -> tuple[Vector, Vector]:
-        """(end point, memory) after `steps` steps from `start`, with `held` as the memory at the start."""
+        """(end point, memory) after `steps` steps from `start`, with `held` as the memory at the start.
+
+        `shift` is added to the point after every step and does not enter the memory.
+        """
         place = direction.in_place(start) if isinstance(direction, InPlaceDirection) else None
         with place or contextlib.nullcontext(start) as y:
             for number in range(steps):
@@ -52,6 +56,8 @@ class Optimizer(ABC):
                     y = start.expand_as(g).clone() if place is None else y
                     memory = g.new_zeros(*g.shape[:-1], self.size(g.shape[-1])) if held is None else held.clone()
                 self.step(y, g, memory, lr, origin)
+                if shift is not None:
+                    y.add_(shift)
                 del g  # not to be held during the next gradient
             return y if place is None else y.clone(), memory
 

@@ -26,7 +26,7 @@ from fedspan.core.method import Method
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
-UNDECIDED = ("rounds", "seed", "engine", "device")  # they do not decide the numbers of a round
+UNDECIDED = ("rounds", "seed", "engine", "device")  # they do not decide a round; `rounds` does under a schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,8 @@ class Spec(Settings):
         """The settings that decide the numbers, where they differ from their defaults."""
         table = changed(self)
         for name in UNDECIDED:
-            table.pop(name, None)
+            if not (name == "rounds" and self.method.spans_run):
+                table.pop(name, None)
         if self.engine.states_dir is not None and self.engine.states_dtype != "float32":
             table["states_dtype"] = self.engine.states_dtype
         table.pop("callbacks", None)

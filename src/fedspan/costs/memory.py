@@ -59,7 +59,7 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
     base = _counted(problem.model, problem, live)
     method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
     layout = dataclasses.replace(problem.layout)  # of its own: what is drawn for it is in nobody else's cache
-    rnd = Round(0, (0,), 1, layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=STEPS)
+    rnd = Round(0, (0,), 1, layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=STEPS, rounds=1)
     with live.pause(), torch.device(problem.device):
         x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
         down, state = method.broadcast(method.init_server(x, layout), rnd), method.init_client(x, layout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from fedspan.costs.sketch import Sketch, sketched
 from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
 from fedspan.nn.problem import TorchProblem
 
-SHARED = ("lr", "local_steps", "schedule", "schedule_rounds")  # settings that one method takes from another
+SHARED = ("lr", "local_steps", "schedule", "warmup", "milestones", "gamma")  # settings that one method takes from another
 MODEL = ("task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine")
 KEPT = 8  # outlines of different models
 
@@ -74,26 +73,31 @@ def check(spec: Spec) -> None:
     spec.method.check(outline(spec).problem.layout)
 
 
-def metrics(spec: Spec) -> list[str]:
-    """The metrics that a run of the spec reports."""
-    problem = spec.task.server_problem((spec.seed,), spec)
-    return list(problem.evaluate(problem.x0, problem.buffers0))
+def metrics(spec: Spec) -> tuple[list[str], bool]:
+    """The metrics that a run of the spec reports, and whether its task has a training loss."""
+    problem = _built(spec)
+    trains = type(problem).training_loss is not Problem.training_loss
+    return list(problem.evaluate(problem.x0, problem.buffers0)), trains
 
 
-def client_memory(table: dict[str, Any]) -> int | None:
+_peaks: dict[str, int | None] = {}
+
+
+def client_memory(given: Spec | dict[str, Any]) -> int | None:
     """Bytes in a client's memory at the peak of a local step of a spec; None where they are not known."""
     try:
-        spec = Spec.from_table(table)
+        spec = given if isinstance(given, Spec) else Spec.from_table(given)
     except (FedspanError, OSError, ImportError):  # of a method, a task or objects that are not here
         return None
     method = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
     alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, callbacks=(), method=method)
-    return _peak(json.dumps(alike.table()))  # of the ranks by layer the first that matches counts: unsorted
+    key = json.dumps(alike.table())  # of the ranks by layer the first that matches counts: unsorted
+    if key not in _peaks:
+        _peaks[key] = _peak(alike)
+    return _peaks[key]
 
 
-@functools.lru_cache(maxsize=256)
-def _peak(told: str) -> int | None:
-    spec = Spec.from_table(json.loads(told))
+def _peak(spec: Spec) -> int | None:
     try:
         found = rehearsed(spec.method, outline(spec).sketch)
     except (FedspanError, OSError, ImportError):  # data that is not here

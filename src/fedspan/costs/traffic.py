@@ -144,7 +144,7 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
         for context in dry:
             stack.enter_context(context)
         transport = _Forgetful(short, flat)
-        loop = Loop(short, flat, transport, (seed,), clients_per_round)
+        loop = Loop(short, flat, transport, (seed,), clients_per_round, rounds=rounds)
         while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))

@@ -125,6 +125,7 @@ class Loop:
     clients_per_round: int
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
+    rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
     t: int = 0
     seconds: float = 0.0
     events: tuple[str, ...] = ()  # since the last row
@@ -158,6 +159,7 @@ class Loop:
 
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
         """Continues to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or on divergence."""
+        self.rounds = rounds if self.rounds is None else self.rounds
         if self.t == 0:
             yield self._evaluate()
         while self.t < rounds and not self.stop:
@@ -218,6 +220,7 @@ class Loop:
             everyone=self.last_round,
             local_steps=self.method.local_steps,
             schedule=schedule,
+            rounds=self.rounds,
         )
 
     def _evaluate(self) -> Row:

@@ -169,7 +169,7 @@ class Result:
         last = self.history[-1] if self.history else {}
         values = [f"{name}={last[name]:.4g}" for name in self.metrics if last.get(name) is not None]
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down"
-        found = [f"lr={self.lr_search['values']['lr']:.3g} (searched)"] if self.lr_search is not None else []
+        found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
         return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found])})"
 
     def _repr_html_(self) -> str:
@@ -225,6 +225,11 @@ def write_outcome(
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """A small table as a file."""
     checkpoint.write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def _cost(lr_search: dict[str, Any]) -> str:
+    """What finding the step size took, which is not part of the run's bytes."""
+    return f"search: {lr_search['cost']}" if "cost" in lr_search else str(lr_search["rule"])
 
 
 def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:

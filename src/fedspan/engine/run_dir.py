@@ -229,13 +229,14 @@ def _decisions(spec: Spec) -> Table:
 
 
 def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
-    """A checkpoint is continued only with the settings it was made with; `rounds` alone may change."""
+    """A checkpoint is continued only with the settings it was made with; `rounds` may change without a schedule."""
     before, now = flat(meta["decisions"]), flat(spec.decisions())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             told = [repr(value[key]) if key in value else "its default" for value in (before, now)]
+            remedy = "its schedule spans the run; keep `rounds`, or begin another run" if key == "rounds" else ""
             raise CheckpointError(
-                f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; use the same settings"
+                f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
             )
     if meta["identity"] != spec.identity():
         raise CheckpointError("the checkpoint was made with the patterns of `rank` in another order; use the same")

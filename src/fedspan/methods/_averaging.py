@@ -60,7 +60,7 @@ class Averaging(LocalSteps[ServerState, NoState, Down, Up]):
         return Down(server.x)  # 1
 
     def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
-        y = self.descend(down.x, f.direction(), self.rate(rnd.t))  # 2
+        y = self.descend(down.x, f.direction(), self.rate(rnd))  # 2
         return client, Up(y - down.x)
 
 

@@ -45,7 +45,7 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def moved(self, x: Vector, f: Objective, rnd: Round, plus: Vector | None = None) -> Vector:
         """D_i = x − y after K local steps along g_i + plus."""
-        return x - self.descend(x, f.direction(plus), self.rate(rnd.t))
+        return x - self.descend(x, f.direction(plus), self.rate(rnd))
 
     def encode(self, v: Vector, rnd: Round) -> Encoded:
         """v compressed, for each client with its own key of the round."""

@@ -35,9 +35,9 @@ class Controlled(Coded[Controls, ClientState, Controls], Restorable[ClientState,
     def control_change(self, c_i: Vector, down: Controls, f: Objective, rnd: Round) -> Vector:
         """(x − y)/(η_l K) − c after K steps along g_i − c_i + c: what SCAFFOLD adds to c_i."""
         total = self.moved(down.x, f, rnd, plus=down.c - c_i)
-        return total / (self.rate(rnd.t) * self.local_steps) - down.c
+        return total / (self.rate(rnd) * self.local_steps) - down.c
 
     def server_step(self, server: Controls, up: Up, rnd: Round) -> Controls:
         x, c, mean_q = server.x, server.c, rnd.mean(self.decode(up.q, rnd))
-        x = x - self.server_lr * self.rate(rnd.t) * self.local_steps * (c + mean_q)
+        x = x - self.server_lr * self.rate(rnd) * self.local_steps * (c + mean_q)
         return Controls(x, c + rnd.share * mean_q)

@@ -78,8 +78,11 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         server_lr: Server step size η_g, which multiplies the mean change.
         momentum: Momentum of the local steps.
         optimizer: Optimizer of the local steps, such as `AdamW()` or `"adamw"`. None is SGD with `momentum`.
-        schedule: How `lr` falls over rounds.
-        schedule_rounds: The round at which the schedule ends.
+        schedule: How `lr` falls over the rounds of the run: `"constant"`, `"linear"`, `"cosine"`, or `"step"`, which
+            multiplies it by `gamma` at each of `milestones`. Linear and cosine end at a thousandth of `lr`.
+        warmup: Rounds in which `lr` rises linearly at the start; the schedule spans the rounds after them.
+        milestones: Where `"step"` lowers `lr`, as shares of the scheduled rounds.
+        gamma: What `"step"` multiplies `lr` by.
     """
 
     lr: LearningRate = "search"  # η_l: local step size, "search" or "auto"
@@ -87,8 +90,10 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     server_lr: float = 1.0  # η_g: server step size
     momentum: float = 0.0  # momentum of the local steps
     optimizer: Optimizer | None = None  # optimizer of the local steps; none: SGD with `momentum`
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how `lr` falls over rounds
-    schedule_rounds: int | None = None  # the round at which the schedule ends
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"  # how `lr` falls over the run's rounds
+    warmup: int = 0  # rounds at the start in which `lr` rises linearly
+    milestones: tuple[float, ...] = (0.5, 0.75)  # where schedule = "step" lowers `lr`, as shares of the run
+    gamma: float = 0.1  # what schedule = "step" multiplies `lr` by
 
     def __post_init__(self) -> None:
         accept_choices(self)
@@ -103,11 +108,20 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         if self.momentum and self.optimizer is not None:
             name = name_of(self.optimizer)
             raise SpecError(f"`momentum` {self.momentum!r} is for SGD, and {name!r} has its own; leave it at 0")
-        one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
-        if self.schedule != "constant":
-            if self.schedule_rounds is None:
-                raise SpecError(f"`schedule` {self.schedule!r} needs `schedule_rounds`, the round at which it ends")
-            at_least("schedule_rounds", self.schedule_rounds, 1)
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
+        at_least("warmup", self.warmup, 0)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        if not all(0 < share < 1 for share in self.milestones):
+            raise SpecError(f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}")
+        positive("gamma", self.gamma)
+
+    @property
+    def spans_run(self) -> bool:
+        """Whether `lr` follows a schedule; a warm-up alone does not depend on the length of the run."""
+        return self.schedule != "constant"
 
     @functools.cached_property
     def solver(self) -> Optimizer:
@@ -137,15 +151,22 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
                 f"{name_of(self)} needs a contractive one; use topk or sign, or set its unbiased = false"
             )
 
-    def rate(self, t: int) -> float:
-        """η_l in round t: `lr` times what the schedule leaves of it, at least a thousandth."""
+    def rate(self, rnd: Round) -> float:
+        """η_l in a round: `lr` times what warm-up and schedule leave of it."""
         if isinstance(self.lr, str):
             raise SpecError(f"`lr` is still {self.lr!r}: fedspan.run and fedspan.fit find the number; or set one")
-        if self.schedule_rounds is None or self.schedule == "constant":
-            return self.lr
-        done = min(t / self.schedule_rounds, 1.0)
-        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.lr * max(left, 1e-3)
+        if rnd.t < self.warmup:
+            return self.lr * (rnd.t + 1) / (self.warmup + 1)
+        return self.lr if self.schedule == "constant" else self.lr * self._left(rnd)
+
+    def _left(self, rnd: Round) -> float:
+        """What the schedule leaves of `lr`: at the start 1, at the end of the run a thousandth, or gamma^milestones."""
+        if rnd.rounds is None:
+            raise SpecError(f"`schedule` {self.schedule!r} needs the length of the run; give `rounds` to the Loop")
+        done = min((rnd.t - self.warmup) / max(rnd.rounds - self.warmup, 1), 1.0)
+        if self.schedule == "step":
+            return self.gamma ** sum(done >= share for share in self.milestones)
+        return max(1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2, 1e-3)
 
 
 class HasLog(HasModel, Protocol):
@@ -215,9 +236,13 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         """P_t."""
         return draw(self.projector, rnd.layout, rnd.seeds, rnd.t // self.refresh)
 
-    def step(self, P: LinearMap, t: int) -> float:
-        """η_l. Inside a random subspace curvature and noise shrink with r/d, so a larger step stays stable."""
-        return self.rate(t) * min(P.layout.size / P.rank, self.rank_boost)
+    def step(self, P: LinearMap, rnd: Round) -> float:
+        """η_l inside the subspace."""
+        return self.rate(rnd) * self.boost(P)
+
+    def boost(self, P: LinearMap) -> float:
+        """Factor of the step: in a random subspace curvature and noise shrink with r/d, so a larger one is stable."""
+        return min(P.layout.size / P.rank, self.rank_boost)
 
     @property
     def private(self) -> tuple[str, ...]:
@@ -236,7 +261,7 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         start = x.new_zeros(*rnd.ids.shape, P.rank)
         origin = P @ x if self.solver.decay else None
         begin = self.carried(held, P, rnd) if self.keeps_moments else None
-        z, memory = self.solver.descend(start, direction, self.step(P, rnd.t), self.local_steps, origin, begin)
+        z, memory = self.solver.descend(start, direction, self.step(P, rnd), self.local_steps, origin, begin)
         return z, memory if self.keeps_moments else held
 
     def carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:

@@ -45,7 +45,7 @@ class FedIT(Adapted):
         def direction(u: Vector) -> Vector:
             return self.chained(f.grad(self.merged(base, u, rnd)), u, rnd)  # 3
 
-        return client, Up(self.descend(u, direction, self.rate(rnd.t), self.origin(base, rnd)) - u)
+        return client, Up(self.descend(u, direction, self.rate(rnd), self.origin(base, rnd)) - u)
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
         """W + s B A, and the other blocks plus their change."""

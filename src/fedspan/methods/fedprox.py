@@ -35,7 +35,7 @@ class FedProx(Averaging):
     def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         x = down.x
         direction = f.direction(plus=lambda y: self.mu * (y - x))
-        y = self.descend(x, direction, self.rate(rnd.t))  # 2
+        y = self.descend(x, direction, self.rate(rnd))  # 2
         return client, Up(y - x)
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:

@@ -2,7 +2,7 @@
 
      1  P ← projector(seed, t), drawn every `refresh` rounds      server and clients
      2  send what i lacks of x: the b̄ of the rounds it missed
-     3  b ← b − η_l (P g_i(x + Pᵀb) + Λ_i/(η_l K))                      K times, from b = 0;  send b_i
+     3  b ← b − η_l P g_i(x + Pᵀb) − Λ_i/K                              K times, from b = 0;  send b_i
      4  x ← x + η_g Pᵀ b̄,   b̄ = mean_S b_i
      5  Λ_i ← Λ_i + b_i − b̄                                             for i in S
     5'  Λ_i ← Λ_i + E_i − b̄,   E_i the last b_i                         for ALL i:  variant = "stale"
@@ -10,7 +10,9 @@
 
 Differences from the paper: it defines no client sampling. Line 5 for the sampled clients keeps Σ Λ_i = 0 (the default,
 `variant = "zero_sum"`). Line 5' is the only reading we found that diverges at r = 50, as the SSF paper reports. A
-server step size η_g is added, which is 1 there.
+server step size η_g is added, which is 1 there. With momentum v ← β v + P g_i takes the place of P g_i in line 3; the
+dual stays outside of v, as in the authors' code. Inside, it would count Σ_k Σ_{j≤k} β^j / K times and Λ_i would grow.
+Line 5' updates nothing in a round without replies: there is no b̄.
 
 A client receives b̄ of a round only when it takes part again. It then does lines 5 and 6 for all rounds since; the
 result is the same. If it is sent x in full, the b̄ that line 5 needs is sent too (one vector; for 5' all of them).
@@ -77,9 +79,8 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
-        lr = self.step(P, rnd.t)
-        direction = f.restrict(x, P, plus=dual / (lr * self.local_steps))
-        b = self.descend(torch.zeros_like(dual), direction, lr)  # 3
+        start, shift = torch.zeros_like(dual), -dual / self.local_steps
+        b, _ = self.solver.descend(start, f.restrict(x, P), self.step(P, rnd), self.local_steps, shift=shift)  # 3
         return self._after(client, dual, b), Up(b)
 
     def update_client_state(self, client: ClientState, down: ProbedDown, up: Up, rnd: Round) -> ClientState:
@@ -109,7 +110,10 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         for j in range(int(last_round.min()), rnd.t):
             here = torch.from_numpy(last_round <= j if stale else last_round == j).unsqueeze(-1)
             if here.any():
-                dual = torch.where(here, (dual + end if stale else dual) - sync.log.at(j), dual)  # 5
+                mean_b = sync.log.at(j)
+                if stale:
+                    here = here & mean_b.any(-1, keepdim=True)  # `empty_round` logs zeros
+                dual = torch.where(here, (dual + end if stale else dual) - mean_b, dual)  # 5
             if (j + 1) % self.refresh == 0:
                 old = draw(self.projector, rnd.layout, rnd.seeds, j // self.refresh)
                 new = draw(self.projector, rnd.layout, rnd.seeds, (j + 1) // self.refresh)

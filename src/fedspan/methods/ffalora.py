@@ -41,7 +41,7 @@ class FFALoRA(Adapted):
         A.agree(down.probe)
         s, gradient = self.scales(u, rnd.layout), f.restrict(base, A)
         direction = gradient if s is None else self.scaled(gradient, s, rnd.layout)
-        B = self.descend(u if s is None else u / s, direction, self.rate(rnd.t), self.origin(base, rnd))  # 3
+        B = self.descend(u if s is None else u / s, direction, self.rate(rnd), self.origin(base, rnd))  # 3
         return client, Up((B if s is None else s * B) - u)
 
     def scales(self, u: Vector, layout: Layout) -> Vector | None:

@@ -147,7 +147,7 @@ class PowerSGD(
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.side(rnd).subspace(down.basis), down.sync.model
-        y = self.descend(x, f.direction(), self.rate(rnd.t))  # 2
+        y = self.descend(x, f.direction(), self.rate(rnd))  # 2
         M = y - x + client.e  # 3
         z = P @ M  # 4
         return ClientState(M - P.T @ z), Up(z)  # 5

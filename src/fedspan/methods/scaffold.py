@@ -83,7 +83,7 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
         x, c, c_i = down.x, down.c, client.c
         u = c - c_i
         direction = f.direction(u) if self.solver.plain else Averaged(f.direction(u))
-        dy = self.descend(x, direction, self.rate(rnd.t)) - x  # 10
+        dy = self.descend(x, direction, self.rate(rnd)) - x  # 10
         dc = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
@@ -104,4 +104,4 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
         return ServerState(x + self.server_lr * rnd.mean(up.dy), c + rnd.share * rnd.mean(dc))  # 17
 
     def _control_change(self, dy: Vector, c: Vector, rnd: Round) -> Vector:
-        return dy / (-self.local_steps * self.rate(rnd.t)) - c
+        return dy / (-self.local_steps * self.rate(rnd)) - c

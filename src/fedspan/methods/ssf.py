@@ -129,7 +129,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
         if not self.solver.plain:
             direction = Averaged(direction)
         z, moments = self.descend_inside(x, P, direction, client.moments, rnd)  # 4
-        mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd.t) * self.local_steps)
+        mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
         a = mean - Pc  # 5
         Pg = a + P @ c_i if self.control == "paper" else None
         a, u = self._running_mean(client.u, a, P)  # 5'
@@ -153,7 +153,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
         P, x, c = self.subspace(rnd), server.x, server.c
         Pc, mean_a = P @ c, rnd.mean(self.state_change(up, rnd))
         if up.z is None:
-            delta = -self.server_lr * self.step(P, rnd.t) * self.local_steps * (Pc + mean_a)
+            delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (Pc + mean_a)
         else:
             delta = self.server_lr * rnd.mean(up.z)
         x = x + P.T @ delta  # 7

@@ -97,6 +97,7 @@ class RemoteClient:
     client: int  # 0 to N - 1
     seed: int
     agreement: Agreement
+    rounds: int | None = None  # length of the run, which the agreement covers where it matters
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -128,6 +129,7 @@ class RemoteClient:
             ids=np.array([[self.client]]),
             last_round=np.array([[before.last_round]]),
             local_steps=self.method.local_steps,
+            rounds=self.rounds,
         )
         after, up = answer(self.method, self.problem, before, down, rnd)
         sent = round_arrays(up, message.reply_dtype)

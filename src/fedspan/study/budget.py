@@ -62,8 +62,8 @@ class Budget:
         return " and ".join(f"{v:g}{ends[a]}" if a == "round" else sized(v) + ends[a] for a, v in self.limits.items())
 
     def within(self, curve: Curve) -> Curve:
-        """The rows of a curve that the budget allows; at least the first."""
-        rows = min(int(np.searchsorted(curve.spent(axis), most, side="right")) for axis, most in self.limits.items())
+        """The rows of a curve at which every seed is within the budget; at least the first."""
+        rows = min(int(np.searchsorted(curve.most(axis), most, side="right")) for axis, most in self.limits.items())
         return curve.until(int(curve.rounds[max(rows, 1) - 1]))
 
     def rounds(self, spec: Spec) -> int:

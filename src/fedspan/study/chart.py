@@ -1,4 +1,4 @@
-"""Charts as plain data, which page.js draws: every metric against every cost, one group of lines per row of a part.
+"""Charts as plain data, which web/chart.js draws: every metric against every cost, one group of lines per row of a part.
 
 Client memory does not grow with the rounds, so against memory every series is one mark: its result.
 """
@@ -17,15 +17,16 @@ from fedspan.study.results import Entry
 from fedspan.study.series import Series, rounded
 from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled
 
-SHOWN = 8  # lines that are drawn at first; the others can be switched on
+FEWER = 70  # rows on each axis of a line, where a part has several rows
 BYTES: tuple[Axis, ...] = ("up", "total")
+DIGITS: dict[Axis, int] = {"seconds": 4, "up": 5, "total": 5}
 Scales = dict[Axis, float]
 
 
 def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     """Everything that can be switched between. It starts with the part's metric against uplink or the budget's axis.
 
-    A part with several rows shows its own metric only, which keeps the page small.
+    A part with several rows shows its own metric only, and fewer points of each line, which keeps the page small.
     """
     own = [part.metric] if len(part.rows) > 1 else []
     metrics = own or list(dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)]))
@@ -46,15 +47,13 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _group(part: Part, entries: Sequence[Entry], row: int, metrics: list[str], scales: Scales) -> list[dict[str, Any]]:
-    """The lines of one row; a dash pattern tells lines of one color apart."""
+    """The lines of one row. Each has a marker of its own; a dash pattern also tells lines of one color apart."""
     series = [entry.series for entry in entries if entry.row == row]
+    series = [one.thin(FEWER) for one in series] if len(part.rows) > 1 else series
     best = best_first(series, part.metric, part.goal)
     colors = [series[n].color for n in best]
     dashes = {n: colors[:place].count(colors[place]) for place, n in enumerate(best)}
-    return [
-        _line(one, metrics, scales) | {"row": row, "dash": dashes[n], "on": n in best[:SHOWN]}
-        for n, one in enumerate(series)
-    ]
+    return [_line(one, metrics, scales) | {"row": row, "dash": dashes[n], "marker": n} for n, one in enumerate(series)]
 
 
 def by_memory(part: Part, entries: Sequence[Entry]) -> dict[str, Any] | None:
@@ -87,17 +86,25 @@ def _line(one: Series, metrics: Sequence[str], scales: Scales) -> dict[str, Any]
         "color": one.color,
         "seeds": len(one.seeds),
         "gone": _gone(one, any_curve),
-        "x": {axis: rounded(any_curve.spent(axis) / scale) for axis, scale in scales.items()},
+        "x": {axis: _costs(any_curve, axis, scale) for axis, scale in scales.items()},
         "y": {name: _values(curve, scale_of(name)) for name, curve in known.items()},
     }
+
+
+def _costs(curve: Curve, axis: Axis, scale: float) -> list[float | int | None] | float:
+    """What was spent up to each row; one number, the cost of a round, if every round costs the same."""
+    costs, rounds = curve.spent(axis) / scale, curve.rounds
+    each = float(f"{costs[-1] / rounds[-1]:.9g}") if rounds[-1] else 0.0
+    even = axis in BYTES and np.allclose(each * rounds, costs, rtol=2e-7, atol=0)
+    return each if even else rounded(costs, DIGITS.get(axis, 6))
 
 
 def _values(curve: Curve, scale: float) -> dict[str, Any]:
     """Mean, lowest and highest of the seeds that have a row, and how many rows all of them have."""
     missing = np.flatnonzero(~np.isfinite(curve.values).all(0))
-    lines = zip(("mean", "low", "high"), over_seeds(scale * curve.values), strict=True)
-    whole = int(missing[0]) if len(missing) else len(curve.rounds)
-    return {name: rounded(line) for name, line in lines} | {"whole": whole}
+    mean, low, high = over_seeds(scale * curve.values)
+    ends = {"low": rounded(low, 4), "high": rounded(high, 4)} if len(curve.values) > 1 else {}  # one seed: the mean
+    return {"mean": rounded(mean, 5)} | ends | {"whole": int(missing[0]) if len(missing) else len(curve.rounds)}
 
 
 def _gone(one: Series, curve: Curve) -> list[str]:

@@ -14,23 +14,38 @@ from fedspan.core.errors import SpecError, at_least
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.result import CHECKPOINT
 from fedspan.study import parse, report, results, tables
+from fedspan.study.fingerprint import changed, fingerprint
 from fedspan.study.jobs import execute
 from fedspan.study.model import Part, Study
 from fedspan.study.published import score_line
 from fedspan.study.report import Report
 from fedspan.study.results import RUNS, STUDY, Entry, Results
 from fedspan.study.tuning import Runs
+from fedspan.study.verdict import verdict_of
 
 COMPARE = ("html", "md", "csv")
 
 
 def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()) -> None:
     """Make the runs of a study: first all tuning, then all seeds at the chosen points."""
+    fork = any(part.given is not None for part in study.parts)
     with lock_dir(place):
-        execute(Runs(study, place).tuning(), jobs, console, "tuning", plugins)
-        execute(Runs(study, place).final(), jobs, console, "runs", plugins)
+        _say_what_changed(study, place, console)
+        execute(Runs(study, place).tuning(), jobs, console, "tuning", plugins, fork)
+        execute(Runs(study, place).final(), jobs, console, "runs", plugins, fork)
         for job in Runs(study, place).tuning():
             (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _say_what_changed(study: Study, place: Path, console: Console) -> None:
+    """Name what differs from the earlier runs in a directory; runs with it are made again."""
+    found: dict[str, str] = {}
+    for part in study.parts:
+        for row, variant in part.cells():
+            found |= fingerprint(part.spec(variant, variant.points()[0], row, rounds=1))
+    for what in changed(place, found):
+        text = f"the {what} changed since the runs in {str(place)!r} were made: runs that depend on it are made again"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def make(
@@ -46,18 +61,25 @@ def make(
     """Run a study in `out`, and write its data and report there. Complete runs are kept."""
     at_least("jobs", jobs, 1)
     report.check(formats)
-    with lock_dir(out):
-        results.announce(study, out)
-        run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
-        results.save(results.collect(study, out / RUNS, line), out)
-    found = results.load(out)
+    found = produce(study, out, jobs=jobs, line=line, console=console, plugins=plugins)
     files = Report.of_study(found).write(out, formats)
     for part in study.parts:
         show(part, found.entries[part.name], console)
-    words = [score_line(found), f"{found.minutes:.1f} core-minutes. {', '.join(map(str, files))}"]
-    for text in filter(None, words):
+    effort = f"{found.minutes:.1f} core-minutes. {', '.join(map(str, files))}"
+    for text in filter(None, [score_line(found), effort, verdict_of(found)]):
         console.print(text, highlight=False, soft_wrap=True)
     return found
+
+
+def produce(
+    study: Study, out: Path, *, jobs: int, line: str, console: Console, plugins: tuple[Path, ...] = ()
+) -> Results:
+    """Run a study in `out` and write its results there as data. Complete runs are kept."""
+    with lock_dir(out):
+        line = results.announce(study, out, line)
+        run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
+        results.save(results.collect(study, out / RUNS, line), out)
+    return results.load(out)
 
 
 def compare(study: Study, out: Path, *, resume: bool, console: Console, line: str, jobs: int = 1,

@@ -36,6 +36,8 @@ class Curve:
     seconds: Floats
     diverged: list[int | None]  # round, per seed
     failed: list[bool]  # per seed
+    up_most: Floats | None = None  # (rows,), of the seed that has sent most; None: the mean
+    total_most: Floats | None = None  # the same in both directions
 
     @staticmethod
     def of(runs: Sequence[Sequence[Line]], metric: str) -> Curve:
@@ -57,11 +59,18 @@ class Curve:
             seconds=seconds,
             diverged=[last["round"] if last.get("diverged") else None for last in lasts],
             failed=[not rows for rows in runs],
+            up_most=_most(by_round, rounds, "up_bytes"),
+            total_most=_most(by_round, rounds, "up_bytes", "down_bytes"),
         )
 
     def spent(self, axis: Axis) -> Floats:
         """What was spent up to each row."""
         return {"round": self.rounds, "up": self.up, "total": self.up + self.down, "seconds": self.seconds}[axis]
+
+    def most(self, axis: Axis) -> Floats:
+        """What any seed has spent at most up to each row."""
+        known = {"up": self.up_most, "total": self.total_most}.get(axis)
+        return self.spent(axis) if known is None else known
 
     def until(self, rounds: int) -> Curve:
         """The rows up to a round; a seed that diverged later has not diverged here."""
@@ -73,7 +82,8 @@ class Curve:
 
     def at_rows(self, rows: npt.NDArray[np.int64]) -> Curve:
         """Some of the rows."""
-        cut = {name: getattr(self, name)[rows] for name in ("rounds", "up", "down", "seconds")}
+        names = ("rounds", "up", "down", "seconds", "up_most", "total_most")
+        cut = {name: known[rows] for name in names if (known := getattr(self, name)) is not None}
         return replace(self, values=self.values[:, rows], **cut)
 
     def alive(self) -> list[int]:
@@ -139,7 +149,7 @@ def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
         return np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
 
 
-def thinned(rows: int, points: int = POINTS) -> npt.NDArray[np.int64]:
+def thinned(rows: int, points: int) -> npt.NDArray[np.int64]:
     """Row numbers to draw: at most `points` evenly on a linear axis, and as many on a logarithmic one."""
     even = np.linspace(0, rows - 1, min(rows, points))
     growing = np.geomspace(1, max(rows - 1, 1), min(rows, points)).clip(0, rows - 1)
@@ -155,3 +165,9 @@ def _mean(by_round: list[dict[int, Line]], rounds: list[int], name: str) -> Floa
     """Mean over the seeds that have a round; it never falls when a seed drops out, because costs do not."""
     means = [np.mean([rows[t][name] for rows in by_round if t in rows]) for t in rounds]
     return np.maximum.accumulate(np.array(means or [0.0], float))
+
+
+def _most(by_round: list[dict[int, Line]], rounds: list[int], *names: str) -> Floats:
+    """The largest sum of some costs over the seeds that have a round; it never falls."""
+    tops = [max(sum(rows[t][name] for name in names) for rows in by_round if t in rows) for t in rounds]
+    return np.maximum.accumulate(np.array(tops or [0.0], float))

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedspan.study.curves import TITLES, Axis, over_seeds
 from fedspan.study.model import Part
@@ -32,7 +30,8 @@ AXES: dict[Axis, float] = {"round": 1.0, "up": 1e-6, "total": 1e-6}  # bytes as 
 def panels(down: int, across: int) -> tuple[Any, Any]:
     """A figure of panels of equal size."""
     size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
-    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")  # not of pyplot: no window, and nothing to close
+    return figure, figure.subplots(down, across, squeeze=False)
 
 
 def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
@@ -42,7 +41,6 @@ def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
-    plt.close(figure)
     return path.with_suffix(".svg")
 
 
@@ -78,6 +76,21 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
         return save(figure, path, handles(axes))
 
 
+def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:
+    """A metric of every variant against a cost on one axis; the budget is a dotted line."""
+    axis = plt.subplots(layout="constrained")[1] if axis is None else axis
+    scale = AXES.get(kind, 1.0)
+    for entry in entries:
+        curve = entry.series.curve(metric)
+        band(axis, curve.spent(kind) * scale, scale_of(metric) * curve.values, entry.series.color, entry.series.label)
+    if part.budget is not None and kind in part.budget.limits:
+        axis.axvline(part.budget.limits[kind] * scale, color="0.5", ls=":", lw=1)
+    axis.set_xlabel(TITLES[kind].format("MB"))
+    axis.set_ylabel(titled(metric))
+    axis.legend(frameon=False)
+    return axis
+
+
 def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> None:
     """The metric of every variant against a cost; a cross marks where a seed diverged."""
     axis.set_xscale("linear" if kind == "round" else "log")
@@ -101,7 +114,7 @@ def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
     """The result of every point of a grid, against one of its settings."""
     for entry in entries:
         points = [(one.point[key], one.end) for one in entry.tried if key in one.point]
-        ends = [scale_of(part.metric) * end.mean if end.whole else np.nan for _, end in points]
+        ends = [scale_of(part.tune_metric) * end.mean if end.whole else np.nan for _, end in points]
         axis.plot([x for x, _ in points], ends, "o-", ms=4, lw=1.2, color=entry.series.color, label=entry.series.label)
     axis.set_xscale("log")
     axis.set_yscale("linear" if part.goal == "max" else "log")

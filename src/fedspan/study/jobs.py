@@ -38,13 +38,15 @@ from fedspan.core.errors import FedspanError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.result import CHECKPOINT
+from fedspan.engine.result import CHECKPOINT, OUTCOME, load
+from fedspan.study.fingerprint import digest, fingerprint
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
 End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # run directory, round
 Reports = SimpleQueue[tuple[Path, int]]
 _reports: Reports  # in a worker process: how far its run is
+_forked: list[Job] = []  # jobs that forked processes share with this one, and are told by number
 _stop: Event  # in a worker process: stop the current run, and start no other
 
 
@@ -64,10 +66,13 @@ class Job:
         return [one / history.NAME for one in ([self.run_dir] if self.seeds == 1 else several)]
 
     def complete(self) -> bool:
-        """Whether every seed has a history that is long enough, or has diverged."""
+        """Whether every seed has a history that is long enough, has diverged, or was ended by a callback."""
         ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
         enough = [bool(end) and (end[0]["round"] >= self.spec.rounds or bool(end[0].get("diverged"))) for end in ends]
-        return len(enough) == self.seeds and all(enough)
+        return len(enough) == self.seeds and (all(enough) or self._stopped())
+
+    def _stopped(self) -> bool:
+        return (self.run_dir / OUTCOME).exists() and load(self.run_dir).status.startswith("stopped")
 
     def failure(self) -> str | None:
         """Why the run failed, in one line; None: it did not."""
@@ -90,8 +95,13 @@ def jobs_of(spec: Spec, runs: Path, seeds: int) -> list[Job]:
 
 
 def place_of(spec: Spec, runs: Path) -> Path:
-    """Where the runs of a spec are, whatever their seed and length."""
-    return runs / f"{registry.name_of(spec.method)}-{spec.identity()}"
+    """Where the runs of a spec are, whatever their seed and length; a step size that is searched is for one length.
+
+    Runs with other code, data or initial weights of the user's are elsewhere: they are never taken for these.
+    """
+    own = fingerprint(spec)
+    parts = [registry.name_of(spec.method), spec.identity(), *([digest(own)] if own else [])]
+    return runs / "-".join([*parts, *([f"{spec.rounds}-rounds"] if isinstance(spec.method.lr, str) else [])])
 
 
 def identity_of(table: dict[str, Any]) -> str:
@@ -107,8 +117,13 @@ def seconds(jobs: Iterable[Job]) -> float:
     return sum(job.seconds() for job in {job.run_dir: job for job in jobs}.values())
 
 
-def execute(jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = ()) -> None:
-    """Run all jobs that are not complete, in order; of two jobs in one run directory, the longer one."""
+def execute(
+    jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = (), fork: bool = False
+) -> None:
+    """Run all jobs that are not complete, in order; of two jobs in one run directory, the longer one.
+
+    With `fork` other processes are copies of this one: they have its objects, such as a model and a loss function.
+    """
     longest: dict[Path, Job] = {}
     for job in jobs:
         if job.run_dir not in longest or job.spec.rounds > longest[job.run_dir].spec.rounds:
@@ -130,7 +145,7 @@ def execute(jobs: list[Job], processes: int, console: Console, what: str, plugin
             progress.update(bar, completed=sum(far.values()))
 
         try:
-            ends = _here(todo, seen) if processes == 1 else _apart(todo, min(processes, len(todo)), plugins, seen)
+            ends = _here(todo, seen) if processes == 1 else _apart(todo, processes, fork, plugins, seen)
             for number, (job, end) in enumerate(ends, 1):
                 if end == "stopped":
                     raise KeyboardInterrupt
@@ -157,13 +172,20 @@ def _here(todo: list[Job], seen: Seen) -> Iterator[tuple[Job, End]]:
         torch.set_num_threads(threads)
 
 
-def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: Seen) -> Iterator[tuple[Job, End]]:
+def _apart(
+    todo: list[Job], processes: int, fork: bool, plugins: tuple[Path, ...], seen: Seen
+) -> Iterator[tuple[Job, End]]:
     """In several processes, in the order in which they end."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork" if fork else "spawn")
     reports: Reports = context.SimpleQueue()
     stop = context.Event()
-    with _interrupted(), ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
-        waiting: dict[Future[End], Job] = {pool.submit(_run_apart, job): job for job in todo}
+    _forked[:] = todo if fork else []
+    with (
+        _interrupted(),
+        ProcessPoolExecutor(min(processes, len(todo)), context, _ready, (reports, stop, plugins)) as pool,
+    ):
+        given: list[Any] = list(range(len(todo))) if _forked else todo
+        waiting: dict[Future[End], Job] = {pool.submit(_run_apart, g): job for g, job in zip(given, todo, strict=True)}
         try:
             while waiting:
                 done, _ = wait(waiting, 0.2, FIRST_COMPLETED)
@@ -172,7 +194,7 @@ def _apart(todo: list[Job], processes: int, plugins: tuple[Path, ...], seen: See
                 for future in done:
                     yield waiting.pop(future), future.result()
         except BrokenProcessPool:
-            raise FedspanError("a process was killed, most likely because memory ran out; use fewer --jobs") from None
+            raise FedspanError("a process was killed, most likely because memory ran out; use fewer jobs") from None
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -212,7 +234,8 @@ def _obey() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_apart(job: Job) -> End:
+def _run_apart(given: Job | int) -> End:
+    job = _forked[given] if isinstance(given, int) else given
     end = "stopped" if _stop.is_set() else _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
     if _orphaned():
         os._exit(1)  # the pool would wait for a parent that is gone

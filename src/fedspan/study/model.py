@@ -16,7 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
+from fedspan.callbacks.training_loss import TrainingLoss
+from fedspan.core.errors import SpecError, at_least, did_you_mean, one_of
+from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.result import higher_is_better
 from fedspan.study.budget import Budget
@@ -44,6 +47,7 @@ class Variant:
     color: str
     table: Table  # laid over the base spec
     grid: dict[str, list[Any]]  # dotted key → values
+    method: Method[Any, Any, Any, Any] | None = None  # the method as an object, in a part with a `given` spec
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""
@@ -79,6 +83,7 @@ class Part:
     seeds: int = 3
     tune_seeds: int | Literal["all"] = 1  # seeds that decide the tuning
     tune_rounds: int | None = None  # None: as long as the runs themselves
+    tune_by: str = ""  # the metric that decides the tuning; empty: `metric`
     metric: str = "accuracy"
     goal: Goal = "max"
     tail: float = 1  # last evaluations whose mean is the result; below 1: as a share of all evaluations
@@ -87,6 +92,7 @@ class Part:
     within: float = 0.0  # a result this close to the published number, relative to it, reproduces it; 0: not judged
     tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the row with the same values
     figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: numbers of the rows to draw
+    given: Spec | None = None  # the base as an object, in place of its table; set by `fedspan.compare`
 
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
@@ -110,8 +116,13 @@ class Part:
 
     def spec(self, variant: Variant, point: Point, row: Row | None = None, rounds: int | None = None) -> Spec:
         """The spec of one point of a variant's grid; by default it is as long as the budget allows."""
-        table = with_values(laid_over(self.base, variant.table), self.set | point)
-        spec = Spec.from_table(filled(table, (row or self.rows[0]).values))
+        if self.given is None:
+            table = with_values(laid_over(self.base, variant.table), self.set | point)
+            spec = Spec.from_table(filled(table, (row or self.rows[0]).values))
+        else:
+            spec = with_settings(self.given, {"method": variant.method} | point)
+        if self.tune_by == TRAIN_LOSS:
+            spec = dataclasses.replace(spec, callbacks=(*spec.callbacks, TrainingLoss()))
         if rounds is None and self.budget is not None:
             rounds = self.budget.rounds(spec)
         return spec if rounds is None else dataclasses.replace(spec, rounds=rounds)
@@ -122,6 +133,16 @@ class Part:
         return (
             spec if self.tune_rounds is None else dataclasses.replace(spec, rounds=min(self.tune_rounds, spec.rounds))
         )
+
+    @property
+    def tune_metric(self) -> str:
+        """The metric that decides the tuning."""
+        return self.tune_by or self.metric
+
+    @property
+    def tune_goal(self) -> Goal:
+        """Whether more or less of it is better."""
+        return self.goal if self.tune_metric == self.metric else goal_of(self.tune_metric)
 
     @property
     def tuning_seeds(self) -> int:
@@ -155,6 +176,25 @@ def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
         merge = isinstance(old, dict) and isinstance(value, dict) and "name" not in value
         out[key] = laid_over(old, value) if merge and isinstance(old, dict) else value
     return out
+
+
+def with_settings(value: Any, settings: Mapping[str, Any]) -> Any:
+    """A dataclass with values at dotted keys, such as `method.projector.rank`."""
+    changes: Table = {}
+    nested: dict[str, Table] = {}
+    for path, inner in settings.items():
+        key, _, rest = path.partition(".")
+        fields = [one.name for one in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+        if key not in fields:
+            known = f"{did_you_mean(key, fields)}; it has {', '.join(fields)}" if fields else ""
+            raise SpecError(f"{type(value).__name__} has no setting {key!r}{known}")
+        if rest:
+            nested.setdefault(key, {})[rest] = inner
+        else:
+            changes[key] = inner
+    for key, more in nested.items():
+        changes[key] = with_settings(changes.get(key, getattr(value, key)), more)
+    return dataclasses.replace(value, **changes)
 
 
 def filled(value: Any, names: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """The self-contained HTML page of a report: text, charts, tables, and the command that made it.
 
-page.html is the template, into which page.css and page.js are put; nothing is loaded from elsewhere.
+web/page.html is the template, into which page.css and the scripts are put; nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,22 @@ from fedspan.study.chart import by_memory, chart
 from fedspan.study.report import Report, Section
 from fedspan.study.tables import Cell, Grid
 
-HERE = Path(__file__).parent
+WEB = Path(__file__).parent / "web"
+SCRIPTS = ("dom", "drawing", "reading", "download", "chart", "tables", "page")  # in the order of their definitions
 
 
-def render(report: Report) -> str:
-    """A report as a page."""
-    sections = [_section(one) for one in report.sections]
-    return template(report.title, report.lead, sections, report.command, report.footer, report.missed)
+def render(report: Report, live: str = "") -> str:
+    """A report as a page; `live` is the stamp of a page that follows a run."""
+    return template(
+        report.title,
+        report.lead,
+        [_section(one) for one in report.sections],
+        report.command,
+        report.footer,
+        report.missed,
+        verdict=report.verdict,
+        live=live,
+    )
 
 
 def template(
@@ -35,19 +44,29 @@ def template(
     command: str,
     footer: str,
     missed: Sequence[str] = (),
+    *,
+    verdict: Sequence[str] = (),
+    live: str = "",
 ) -> str:
     """A page of sections, each with a title, about, notes, charts, grids, drawings (SVG files) and specs."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string((HERE / "page.html").read_text()).render(
+    return environment.from_string((WEB / "page.html").read_text()).render(
         title=title,
+        verdict=[coded(text) for text in verdict],
         lead=[coded(text) for text in lead],
         missed=missed,
         sections=[_complete(one) for one in sections],
         command=command,
         footer=footer,
+        live=live,
         style=_own("page.css"),
-        script=_own("page.js"),
+        script=Markup("\n").join(_own(f"{name}.js") for name in SCRIPTS),
     )
+
+
+def main_of(page: str) -> str:
+    """What stands between <main> and </main>."""
+    return page.partition("<main>")[2].rpartition("</main>")[0]
 
 
 def coded(text: str) -> Markup:
@@ -56,7 +75,7 @@ def coded(text: str) -> Markup:
 
 
 def _own(name: str) -> Markup:
-    return Markup((HERE / name).read_text())  # noqa: S704 (our own file)
+    return Markup((WEB / name).read_text())  # noqa: S704 (our own file)
 
 
 def _section(section: Section) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fedspan.study.budget import Budget
 from fedspan.study.model import CHANGEABLE, COLORS, Part, Row, Study, Table, Variant, goal_of, laid_over
 
 SPECS = Path(__file__).parent / "specs"
-WORDS = ("name", "title", "about", "variants")  # keys of a part that are not handed down
+WORDS = ("name", "title", "about", "variants", "given")  # fields of a part that are not handed down
 SETTINGS = tuple(f.name for f in dataclasses.fields(Part) if f.name not in WORDS)
 STUDY = ("name", "title", "about", "variants", "scale", "scales", "parts", *SETTINGS)
 SCALE = ("about", "only", "points", "parts", *SETTINGS)
@@ -67,7 +67,7 @@ def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -
 
 
 def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None) -> Part:
-    _known(f"[parts.{name}]", table, (*WORDS, "own", "grid", *SETTINGS))
+    _known(f"[parts.{name}]", table, (*WORDS[:-1], "own", "grid", *SETTINGS))
     levels = [shared, table, size, size.get("parts", {}).get(name, {})]
     chosen: Table = reduce(laid_over, ({k: v for k, v in one.items() if k in SETTINGS} for one in levels), {})
     known = _variants(shared.get("variants", {})) | _variants(table.get("own", {}))
@@ -122,7 +122,7 @@ def table_of(study: Study) -> Table:
 
 
 def _table(part: Part) -> Table:
-    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name != "name"}
+    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name not in ("name", "given")}
     plain = {key: value for key, value in fields.items() if value not in (None, "", [], {})}
     plain["variants"] = {v.name: {"label": v.label, "color": v.color, "grid": v.grid} | v.table for v in part.variants}
     plain["rows"] = [

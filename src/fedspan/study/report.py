@@ -25,9 +25,10 @@ from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
 from fedspan.study.tables import Grid
+from fedspan.study.titles import described, standing, titled
+from fedspan.study.verdict import verdict_of
 
 FORMATS = ("html", "md", "csv", "png")
-FEW = 5  # methods that a title names
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Report:
     command: str
     missed: list[str] = field(default_factory=list)  # published numbers that do not reproduce
     footer: str = ""
+    verdict: list[str] = field(default_factory=list)  # what the results say, in sentences; stands first
 
     @staticmethod
     def of_study(results: Results) -> Report:
@@ -108,9 +110,10 @@ class Report:
         sections = [Section.of_part(part, results.entries[part.name]) for part in study.parts]
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
         footer = f"{results.minutes:.1f} core-minutes of computing. {made}"
-        lead = [text for text in (study.about, score_line(results)) if text]
         title = study.title or titled(study.parts[0])
-        return Report(title, lead, sections, results.command, score(results)[1], footer)
+        verdict = [text for text in (score_line(results), verdict_of(results)) if text]
+        missed = score(results)[1]
+        return Report(title, [study.about], sections, results.command, missed, footer, verdict)
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
         """Write the report in the given formats; the files."""
@@ -120,7 +123,7 @@ class Report:
 
             texts["index.html"] = page.render(self)
         if "md" in formats:
-            head = [f"# {self.title}\n", *(f"{text}\n" for text in self.lead)]
+            head = [f"# {self.title}\n", *(f"{text}\n" for text in (*self.verdict, *self.lead) if text)]
             texts["tables.md"] = "\n".join([*head, *(section.markdown() for section in self.sections)])
         if "csv" in formats:
             texts |= self._csv()
@@ -159,46 +162,25 @@ def check(formats: Sequence[str]) -> None:
 def report(places: Sequence[Path], out: Path, formats: Sequence[str], metric: str | None, command: str) -> list[Path]:
     """Show what some directories hold; the files that were written."""
     check(formats)
+    return of_places(places, metric, command).write(out, formats)
+
+
+def of_places(places: Sequence[Path], metric: str | None, command: str) -> Report:
+    """What some directories hold: the data of a study, or runs."""
     for place in places:
         if not place.exists():
             raise SpecError(f"{str(place)!r} does not exist; give directories that runs were written to")
     studies = [Report.of_study(data.load(place)) for place in places if data.has_data(place)]
     if len(studies) == len(places) == 1:
-        return studies[0].write(out, formats)
+        return studies[0]
     others = [place for place in places if not data.has_data(place)]
     sections = [section for study in studies for section in study.sections]
     sections += [Section.of_runs(title, series, metric) for title, series in find(others)] if others else []
     count = sum(len(entry.series.seeds) for section in sections for entry in section.entries)
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(place.name for place in places)}."
     footer = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return Report("Runs side by side", [lead], sections, command, footer=footer).write(out, formats)
-
-
-def titled(part: Part) -> str:
-    """What is compared on what; many methods are counted, and the task is told by its settings."""
-    labels, task = [variant.label for variant in part.variants], part.base["task"]
-    if len(labels) > FEW:
-        return ", ".join(
-            [f"{len(labels)} methods on {task['name']}", *(f"{k} = {v}" for k, v in task.items() if k != "name")]
-        )
-    listed = f"{', '.join(labels[:-1])} and {labels[-1]}" if len(labels) > 1 else labels[0]
-    return f"{listed} on {task['name']}"
-
-
-def described(part: Part) -> str:
-    """How a comparison was made, in words."""
-    tuned = any(len(variant.points()) > 1 for variant in part.variants)
-    seeds = f"{part.seeds} seed{'s' if part.seeds > 1 else ''}, the same for all"
-    first = f"first {part.tuning_seeds} seeds" if part.tuning_seeds > 1 else "first seed"
-    parts = [
-        f"Every method runs under {seeds}; ± is the standard deviation over them." if part.seeds > 1 else "One seed."
-    ]
-    if tuned:
-        parts.append(f"Each is tuned over its own grid on the {first}; * marks a value at the end of its grid.")
-    if part.budget is not None:
-        parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
-        if tuned:
-            parts.append(f"Columns at another cost show the best point of the same grid there, on the {first}.")
-    if part.tail > 1:
-        parts.append(f"A result is the mean of the last {part.tail:g} evaluations.")
-    return " ".join(parts)
+    one = sections[0].part
+    title = titled(one) if len(sections) == 1 else f"{count} runs on {len(sections)} tasks"
+    verdict = [text for study in studies for text in study.verdict]
+    verdict += [standing(one.part, one.entries) for one in sections if not studies]
+    return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in verdict if text])

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import outline
@@ -23,6 +24,7 @@ from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, set
 from fedspan.study.parse import study_of
 from fedspan.study.series import labels
 
+VALIDATION = "validation_"
 OWN = ("method", "epochs")  # what each spec file has of its own
 
 
@@ -50,18 +52,29 @@ def requested(
     if budget:
         given["budget"] = Budget.parse(budget)
     part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
+    return dataclasses.replace(study, parts=[prepared(part, metric, goal)])
+
+
+def prepared(part: Part, metric: str | None, goal: Goal | None) -> Part:
+    """The part with its metrics chosen and every spec of it checked.
+
+    Results are those of the test set where there is one. Tuning never goes by the test set: it goes by the validation
+    set, or by the training loss where there is none. A task without data of its own is tuned by its metric.
+    """
     first = part.variants[0]
-    known = outline.metrics(part.spec(first, first.points()[0], rounds=1))
+    known, trains = outline.metrics(part.spec(first, first.points()[0], rounds=1))
     if not known:
-        raise SpecError("the task reports no metric to compare by; give it a test set")
-    metric = metric or part.metric or main_metric(known)
+        raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
+    metric = metric or part.metric or main_metric([one for one in known if not one.startswith(VALIDATION)] or known)
     one_of("metric", metric, known)
     goal = goal or (part.goal if metric == part.metric else goal_of(metric))
-    part = dataclasses.replace(part, metric=metric, goal=goal)
+    held_out = VALIDATION + metric.removeprefix(VALIDATION)
+    tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
+    part = dataclasses.replace(part, metric=metric, goal=goal, tune_by=tune_by)
     for row, variant in part.cells():
         for point in variant.points():
             outline.check(part.spec(variant, point, row))
-    return dataclasses.replace(study, parts=[part])
+    return part
 
 
 def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]) -> Study:

@@ -3,14 +3,18 @@
 `collect` reads them from the runs, `save` writes them to two files, and `load` reads them back. Tables, figures and
 the page are made from these files alone.
 
-    study.toml     what was run
-    curves.json    the results and curves of every part, row and variant
+    study.toml      what was run
+    curves.json.gz  the results and curves of every part, row and variant
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import math
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +32,10 @@ from fedspan.study.jobs import seconds
 from fedspan.study.model import Part, Point, Study, Table, Variant
 from fedspan.study.parse import study_of, table_of
 from fedspan.study.series import Series
-from fedspan.study.tuning import Cell, Runs, Tried, final, within
+from fedspan.study.tuning import Cell, Runs, Tried, by_seed, edges, final, within
 
-STUDY, CURVES, RUNS = "study.toml", "curves.json", "runs"
+STUDY, CURVES, RUNS = "study.toml", "curves.json.gz", "runs"
+MADE_BY = "# "  # before the commands at the head of the study
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class Entry:
     best: Tail
     point: Point = field(default_factory=dict)
     at_edge: bool = False  # whether the point lies at an end of its grid
+    until: int | None = None  # the last round within the budget; None: all rounds count
+    ends: list[float] = field(default_factory=list)  # the result of each seed; nan: it diverged or failed
+    found_lr: list[float] = field(default_factory=list)  # what `lr = "search"` found, per run
     at: dict[str, Tail] = field(default_factory=dict)  # heading of a column → result at that cost
     reached: list[float] | None = None  # rounds, bytes up and bytes both ways to the row's target
     tried: list[Tried] = field(default_factory=list)
@@ -53,7 +61,8 @@ class Entry:
 
     def curve(self, part: Part) -> Curve:
         """The rows that count, in the metric of the part."""
-        return within(part, self.series.curve(part.metric))
+        curve = self.series.curve(part.metric)
+        return within(part, curve) if self.until is None else curve.until(self.until)
 
 
 @dataclass(frozen=True)
@@ -78,14 +87,16 @@ def collect(study: Study, place: Path, command: str) -> Results:
 
 def _entry(cell: Cell, runs: Runs) -> Entry:
     part, row, variant = cell
-    series, curve = runs.series(cell), runs.curve(cell)
+    series, curve, spec = runs.series(cell), runs.curve(cell), part.spec(variant, runs.point(cell), row)
     number = next(n for n, one in enumerate(part.rows) if one is row)
     return Entry(
         number, variant.name, series.thin(), final(part, curve), within(part, curve).best(part.goal),
-        point=runs.point(cell), at_edge=runs.at_edge(cell), at=_at(cell, runs),
+        point=runs.point(cell), at_edge=bool(edges(variant, runs.point(cell))), at=_at(cell, runs),
+        until=None if part.budget is None else int(within(part, curve).rounds[-1]),
+        ends=by_seed(part, curve), found_lr=runs.found_lr(cell),
         reached=None if row.target is None else runs.reached(cell),
-        tried=[dataclasses.replace(one, curve=None) for one in runs.tried(cell)], failures=runs.failures(cell),
-        client_state=client_state(series.spec), client_memory=client_memory(series.spec),
+        tried=[dataclasses.replace(one, deciding=None, curve=None) for one in runs.tried(cell)],
+        failures=runs.failures(cell), client_state=client_state(spec), client_memory=client_memory(spec),
     )  # fmt: skip
 
 
@@ -106,12 +117,11 @@ def _at(cell: Cell, runs: Runs) -> dict[str, Tail]:
     }
 
 
-def client_state(spec: Table) -> int | None:
+def client_state(spec: Spec | Table) -> int | None:
     """Bytes that a client keeps between rounds beside its copy of the model; None if the spec alone does not tell."""
-    if "task" not in spec:
-        return None
     try:
-        return price(dataclasses.replace(Spec.from_table(spec), rounds=1)).client_state
+        spec = spec if isinstance(spec, Spec) else Spec.from_table(spec)
+        return price(dataclasses.replace(spec, rounds=1)).client_state
     except (FedspanError, OSError, ImportError):  # a plugin's method, or data that is not here
         return None
 
@@ -119,11 +129,23 @@ def client_state(spec: Table) -> int | None:
 # ---- files
 
 
-def announce(study: Study, out: Path) -> None:
-    """Write what will be run; results of an earlier study are no longer valid."""
+def announce(study: Study, out: Path, line: str) -> str:
+    """Write what will be run and by which command; results of an earlier study are no longer valid.
+
+    Returns:
+        The commands that lead to this study, one per line: the first one, and those that changed it when they resumed.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / CURVES).unlink(missing_ok=True)
-    write_atomic(out / STUDY, tomli_w.dumps(table_of(study)).encode())
+    text = tomli_w.dumps(table_of(study))
+    before = (out / STUDY).read_text() if (out / STUDY).exists() and "--resume" in line.split() else ""
+    lines = [one.removeprefix(MADE_BY) for one in before.splitlines() if one.startswith(MADE_BY)]
+    if not lines:
+        lines = [line.replace(" --resume", "")]
+    elif not before.endswith(f"\n{text}"):
+        lines.append(line)
+    write_atomic(out / STUDY, "\n".join([*(MADE_BY + one for one in lines), text]).encode())
+    return "\n".join(lines)
 
 
 def save(results: Results, out: Path) -> None:
@@ -132,13 +154,15 @@ def save(results: Results, out: Path) -> None:
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
     about = {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
-    write_atomic(out / CURVES, text.encode())
+    write_atomic(
+        out / CURVES, gzip.compress(text.encode(), mtime=0)
+    )  # without a time: the same results, the same bytes
 
 
 def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
     run = runs.setdefault(_json(entry.series.to_json()), len(runs))
     plain = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name != "series"}
-    plain |= {"final": _numbers(entry.final), "best": _numbers(entry.best)}
+    plain |= {"final": _numbers(entry.final), "best": _numbers(entry.best), "ends": _short(entry.ends)}
     plain["at"] = {name: _numbers(tail) for name, tail in entry.at.items()}
     plain["tried"] = [[one.point, one.rounds, _numbers(one.end)] for one in entry.tried]
     return {"run": run} | {key: value for key, value in plain.items() if value not in (None, [], {}, False)}
@@ -153,13 +177,13 @@ def load(place: Path) -> Results:
     """The results that were saved in a directory."""
     study = study_of(read_toml(place / STUDY))
     try:
-        data = json.loads((place / CURVES).read_text())
+        data = json.loads(gzip.decompress((place / CURVES).read_bytes()))
         entries = {
             part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
             for part in study.parts
         }
         return Results(study, entries, data["command"], data["minutes"], data["versions"])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}") from None
 
 
@@ -167,13 +191,18 @@ def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
     variant: Variant = part.variant(table["variant"])
     plain: dict[str, Any] = {key: value for key, value in table.items() if key != "run"}
     plain |= {"final": _tail(table["final"]), "best": _tail(table["best"]), "row": table.get("row", 0)}
+    plain["ends"] = [math.nan if value is None else value for value in table.get("ends", [])]
     plain["at"] = {name: _tail(numbers) for name, numbers in table.get("at", {}).items()}
     plain["tried"] = [Tried(point, rounds, _tail(end)) for point, rounds, end in table.get("tried", [])]
     return Entry(series=Series.from_json(runs[table["run"]], variant.label, variant.color), **plain)
 
 
 def _numbers(tail: Tail) -> list[float | None]:
-    short = (float(f"{value:.8g}") for value in dataclasses.astuple(tail))
+    return _short(dataclasses.astuple(tail))
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    short = (float(f"{value:.8g}") for value in values)
     return [None if value != value else int(value) if value.is_integer() else value for value in short]
 
 

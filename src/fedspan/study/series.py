@@ -16,7 +16,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import flat
 from fedspan.engine import history
 from fedspan.engine.loop import Line
-from fedspan.study.curves import Curve, Floats, metrics_of, thinned
+from fedspan.study.curves import POINTS, Curve, Floats, metrics_of, thinned
 from fedspan.study.jobs import identity_of
 from fedspan.study.model import Table, setting
 
@@ -60,9 +60,9 @@ class Series:
             raise SpecError(f"{self.label!r} has no metric {metric!r}; it has {', '.join(self.curves)}")
         return found
 
-    def thin(self) -> Series:
+    def thin(self, points: int = POINTS) -> Series:
         """The series with as many rows as a chart can show."""
-        keep = thinned(len(self.curve(next(iter(self.curves))).rounds))
+        keep = thinned(len(self.curve(next(iter(self.curves))).rounds), points)
         return replace(self, curves={name: curve.at_rows(keep) for name, curve in self.curves.items()})
 
     def to_json(self) -> Table:
@@ -82,9 +82,9 @@ class Series:
         return Series(label, color, table["spec"], tuple(table["seeds"]), curves)
 
 
-def rounded(values: Floats) -> list[float | int | None]:
-    """Numbers with six digits for JSON; what is not finite is null."""
-    short = (float(f"{value:.6g}") if np.isfinite(value) else None for value in values)
+def rounded(values: Floats, digits: int = 6) -> list[float | int | None]:
+    """Numbers with so many digits for JSON; what is not finite is null."""
+    short = (float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values)
     return [int(value) if value is not None and value.is_integer() else value for value in short]
 
 

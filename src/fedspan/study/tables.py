@@ -77,7 +77,9 @@ def titled(metric: str) -> str:
 
 def point_of(entry: Entry) -> str:
     """The chosen settings of an entry; * marks the end of its grid."""
-    return settings(entry.point) + ("*" if entry.at_edge else "")
+    found = [f"lr {entry.found_lr[0]:.3g} (searched)"] if entry.found_lr else []
+    point = {key: value for key, value in entry.point.items() if not found or key != "method.lr"}
+    return ", ".join([settings(point) + "*" * entry.at_edge] * bool(point) + found)
 
 
 def results(part: Part, entries: Sequence[Entry]) -> Grid:
@@ -143,8 +145,8 @@ def tuning(part: Part, entries: Sequence[Entry]) -> Grid:
             words = ", ".join(f"{key} = {_plain(value)}" for key, value in one.point.items())
             mark = "chosen" if one.point == entry.point else ""
             where = part.rows[entry.row].label
-            rows.append([where, entry.series.label, words, str(one.rounds), shown(part.metric, one.end), mark])
-    return _without_empty(["row", "method", "settings", "rounds", titled(part.metric), ""], rows, title="Tuning")
+            rows.append([where, entry.series.label, words, str(one.rounds), shown(part.tune_metric, one.end), mark])
+    return _without_empty(["row", "method", "settings", "rounds", titled(part.tune_metric), ""], rows, title="Tuning")
 
 
 def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:

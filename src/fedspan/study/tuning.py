@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedspan.core.errors import CheckpointError
 from fedspan.engine import history
+from fedspan.engine.result import LR
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Part, Point, Row, Study, Variant, settings
@@ -26,8 +28,9 @@ class Tried:
 
     point: Point
     rounds: int
-    end: Tail
-    curve: Curve | None = None  # None: read from a data file
+    end: Tail  # in the metric that decides the tuning
+    deciding: Curve | None = None  # the same metric over rounds; None: read from a data file
+    curve: Curve | None = None  # the metric of the part
 
 
 class Runs:
@@ -90,11 +93,10 @@ class Runs:
         best = max(self.tried(cell), key=lambda one: rank(part, one.end), default=None)
         return best.point if best is not None else variant.points()[0]
 
-    def at_edge(self, cell: Cell) -> bool:
-        """Whether the point lies at an end of the grid, so that a better one may lie beyond it."""
-        point, grid = self.point(cell), cell[2].grid
-        numbers = {k: v for k, v in grid.items() if len(v) > 1 and all(isinstance(x, int | float) for x in v)}
-        return any(point[key] in (min(values), max(values)) for key, values in numbers.items() if key in point)
+    def found_lr(self, cell: Cell) -> list[float]:
+        """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
+        files = [job.run_dir / LR for job in self.running(cell)]
+        return [json.loads(file.read_text())["values"]["lr"] for file in files if file.exists()]
 
     # ---- results
 
@@ -113,7 +115,7 @@ class Runs:
         """The most that every variant with a result has spent: rounds or bytes at which all can be compared."""
         curves = [self.curve((part, r, v)) for r, v in part.cells() if r is row]
         whole = [curve for curve in curves if curve.alive()]
-        return min(float(curve.spent(axis)[-1]) for curve in whole or curves)
+        return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
     def at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
         """The result at a cost."""
@@ -122,9 +124,11 @@ class Runs:
     def tuned_at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
         """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
         part = cell[0]
-        ends = [(one.point, _at(part, one.curve, axis, cost)) for one in self.tried(cell) if one.curve is not None]
-        point, end = max(ends, key=lambda pair: rank(part, pair[1]), default=(None, None))
-        return self.at(cell, axis, cost) if end is None or point == self.point(cell) else end
+        ends = [(one, _at(part, one.deciding, axis, cost)) for one in self.tried(cell) if one.deciding is not None]
+        best, _ = max(ends, key=lambda pair: rank(part, pair[1]), default=(None, None))
+        if best is None or best.curve is None or best.point == self.point(cell):
+            return self.at(cell, axis, cost)
+        return _at(part, best.curve, axis, cost)
 
     def reached(self, cell: Cell) -> list[float] | None:
         """[rounds, bytes up, bytes both ways] until the mean over seeds first reaches the row's target; None: never."""
@@ -146,14 +150,21 @@ class Runs:
 
     def _try(self, cell: Cell, point: Point) -> Tried:
         jobs = self.trying(cell, point)
-        curve = _read(cell[2], jobs).curve(cell[0].metric)
-        return Tried(point, jobs[0].spec.rounds, final(cell[0], curve), curve)
+        part, series = cell[0], _read(cell[2], jobs)
+        deciding = series.curve(part.tune_metric)
+        return Tried(point, jobs[0].spec.rounds, final(part, deciding), deciding, series.curve(part.metric))
 
 
 def rank(part: Part, end: Tail) -> float:
-    """The higher the better; a result that not every seed reached comes last."""
-    sign = 1 if part.goal == "max" else -1
+    """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
+    sign = 1 if part.tune_goal == "max" else -1
     return sign * end.mean if end.whole else -math.inf
+
+
+def edges(variant: Variant, point: Point) -> Point:
+    """The settings of a point that lie at an end of their grid, so that a better value may lie beyond it."""
+    numbers = {k: v for k, v in variant.grid.items() if len(v) > 1 and all(isinstance(x, int | float) for x in v)}
+    return {key: point[key] for key, values in numbers.items() if point.get(key) in (min(values), max(values))}
 
 
 def within(part: Part, curve: Curve) -> Curve:
@@ -167,8 +178,15 @@ def final(part: Part, curve: Curve) -> Tail:
     return curve.tail(part.last(len(curve.rounds)))
 
 
+def by_seed(part: Part, curve: Curve) -> list[float]:
+    """The result of every seed, as in `final`; nan for one that diverged or failed."""
+    curve = within(part, curve)
+    ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
+    return [float(end) if n in alive else math.nan for n, end in enumerate(ends)]
+
+
 def _at(part: Part, curve: Curve, axis: Axis, cost: float) -> Tail:
-    rows = max(1, int(np.searchsorted(curve.spent(axis), cost, side="right")))
+    rows = max(1, int(np.searchsorted(curve.most(axis), cost, side="right")))
     return curve.until(int(curve.rounds[rows - 1])).tail(part.last(rows))
 
 

@@ -135,7 +135,7 @@ def outside_theory(method: AnyMethod, problem: Problem, clients_per_round: int) 
         }  # fmt: skip
     cases |= {
         f"local steps{_local_optimizer(method)}: the proof is for plain SGD steps": bool(_local_optimizer(method)),
-        "a step schedule: the theorem is for constant steps; the conditions are checked for the first one":
+        "a step schedule: the theorem is for constant steps; the conditions are checked for `lr`":
             getattr(method, "schedule", "constant") != "constant",
         "a compressed uplink: the proof does not know the error it leaves in the controls":
             getattr(method, "compressor", None) is not None,
@@ -160,10 +160,10 @@ def _with_lr(method: AnyMethod, lr: float) -> Any:
 
 
 def _steps(method: AnyMethod, layout: Layout) -> Steps:
-    lr = method.lr
+    lr = cast(float, method.lr)
     if isinstance(method, InSubspace):
-        lr = method.step(draw(method.projector, layout, (0,), 0), 0)
-    return Steps.of(cast(float, lr), getattr(method, "server_lr", 1.0), method.local_steps)
+        lr *= method.boost(draw(method.projector, layout, (0,), 0))
+    return Steps.of(lr, getattr(method, "server_lr", 1.0), method.local_steps)
 
 
 def _forecast(

@@ -117,7 +117,7 @@ def _next_round(loop: Loop) -> Round:
     weights = None if loop.problem.weights is None else client_weights(loop.problem).to(dtype).expand(runs, -1, -1)
     return Round(
         t=loop.t, seeds=loop.seeds, clients=n, layout=loop.problem.layout, ids=ids, last_round=loop.last_round,
-        weights=weights, everyone=loop.last_round, local_steps=loop.method.local_steps,
+        weights=weights, everyone=loop.last_round, local_steps=loop.method.local_steps, rounds=loop.rounds,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ class RateTrial:
     at: list[int]  # rounds of the evaluations
     values: list[float]  # the measure at these rounds
     diverged: bool
+    bytes: int = 0  # sent up and down by all clients
 
     @property
     def tail(self) -> float:

@@ -8,8 +8,9 @@
 A server that scales its own steps (FedAdam) moves about as far at every local rate: none diverges, and at first all
 fall alike. There the search takes the lowest rate that is still as fast as any, because its noise is lowest.
 
-The loss is that of the task's metrics, usually on the test set. A run without one is measured by its training loss on
-a fixed sample of the clients' data (`Problem.training_loss`).
+The loss is the validation loss if the task has validation data, else the training loss on a fixed sample of the
+clients' data (`Problem.training_loss`). Trials never look at the test set. Their rounds and bytes are reported apart
+from those of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.theory.lr_forecast import RateTrial, best_lr
 
+Metrics = Mapping[str, npt.NDArray[np.float64]]
 MIN_BUDGET = 40  # rounds that a search may always use
 TRIALS = 8  # trials as long as the run that a search of a very short run may use
 TRAINING_LOSS = "training loss"
@@ -51,7 +53,7 @@ class SearchResult:
 
     lr: float
     trials: list[RateTrial]
-    metric: str  # what the trials were measured by: "rel_err", "validation_loss", "loss" or "training loss"
+    metric: str  # what the trials were measured by: "rel_err", "validation_loss" or "training loss"
     run_rounds: int  # rounds of the run that the rate is for
 
     @property
@@ -59,10 +61,20 @@ class SearchResult:
         """Rounds of all trials together."""
         return sum(trial.rounds for trial in self.trials)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes that the clients of all trials sent and received."""
+        return sum(trial.bytes for trial in self.trials)
+
+    @property
+    def cost(self) -> str:
+        """What the trials took: 5 trials, 75 rounds, 1.2 MB."""
+        return f"{len(self.trials)} trials, {self.rounds} rounds, {self.bytes / 1e6:.3g} MB"
+
     def summary(self) -> str:
         """The result and its cost in one line."""
-        cost = f"{self.rounds} rounds, {self.rounds / self.run_rounds:.0%} of the run's {self.run_rounds}"
-        return f"lr = {self.lr:.3g} by a search of {len(self.trials)} trials ({cost}) on the {self.metric}"
+        share = f"{self.rounds / self.run_rounds:.0%} of the run's {self.run_rounds} rounds"
+        return f"lr = {self.lr:.3g} by the {self.metric} (search: {self.cost}, {share})"
 
 
 def budget_of(how: Search, rounds: int) -> int:
@@ -76,7 +88,7 @@ def search(
     """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored."""
     how = how or Search()
     budget = budget_of(how, rounds)
-    run = _TrialRunner(method, problem, clients_per_round)
+    run = _TrialRunner(method, problem, clients_per_round, rounds)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
     known = run.metric == "rel_err"
     if _alike(probes):
@@ -157,15 +169,36 @@ def _fast_enough(trials: list[RateTrial], rounds: int) -> list[float]:
     return [trial.lr for trial, fall in zip(trials, falls, strict=True) if fall >= least]
 
 
-class _TrialRunner:
-    """Runs trials of one method on one problem."""
+class _Untested:
+    """A problem whose only metric is its training loss: there is no test set to see."""
 
-    def __init__(self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int) -> None:
-        self.method, self.problem, self.clients_per_round = method, problem, clients_per_round
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.problem, name)
+
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Metrics:
+        loss = self.problem.training_loss(x, buffers)
+        if loss is None:
+            raise SpecError("a search needs an error or a loss to measure; give `method.lr` a number")
+        return {"loss": loss}
+
+
+class _TrialRunner:
+    """Runs trials of one method on one problem, as the first rounds of a run of `rounds`."""
+
+    def __init__(
+        self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int
+    ) -> None:
+        self.method, self.problem, self.clients_per_round, self.rounds = method, problem, clients_per_round, rounds
         start = problem.evaluate(problem.x0, problem.buffers0)
-        self.metric = next((name for name in ("rel_err", "validation_loss", "loss") if name in start), TRAINING_LOSS)
+        self.metric = next((name for name in ("rel_err", "validation_loss") if name in start), TRAINING_LOSS)
+        if self.metric == TRAINING_LOSS:
+            self.problem = cast(Problem, _Untested(problem))
+            start = self.problem.evaluate(problem.x0, problem.buffers0)
         self.offset = 0.0
-        self.first = self._measure(start, problem.x0, problem.buffers0)
+        self.first = self._measure(start)
         if self.first <= 0:  # such as a likelihood of densities: the trials compare multiples of the start
             self.first, self.offset = 1.0, 1 - self.first
 
@@ -174,18 +207,17 @@ class _TrialRunner:
         method: Any = dataclasses.replace(self.method, lr=lr)  # type: ignore[type-var]
         trial = RateTrial(lr, 0, [], [], False)
         with Simulator(method, self.problem) as clients:
-            loop = Loop(method, self.problem, clients, self.problem.seeds, self.clients_per_round)
+            loop = Loop(method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds)
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
-                value = self._measure(row.metrics, method.model(loop.server), loop.buffers)
+                value = self._measure(row.metrics)
                 turned = must_fall and value > max(self.first / 2, TURNED * min(trial.values, default=value))
                 bad = bool(row.diverged.any()) or turned or not value < WORSE * self.first
-                trial = RateTrial(lr, row.round, [*trial.at, row.round], [*trial.values, value], bad)
+                sent = int(row.up_bytes.sum() + row.down_bytes.sum())
+                trial = RateTrial(lr, row.round, [*trial.at, row.round], [*trial.values, value], bad, sent)
                 if bad or (until_settled and trial.settled):
                     break
         return dataclasses.replace(trial, diverged=trial.diverged or (must_fall and trial.tail >= self.first))
 
-    def _measure(self, metrics: Mapping[str, npt.NDArray[np.float64]], x: Vector, buffers: Vector | None) -> float:
-        known = self.problem.training_loss(x, buffers) if self.metric == TRAINING_LOSS else metrics[self.metric]
-        if known is None:
-            raise SpecError("a search needs an error or a loss to measure; give `method.lr` a number")
-        return float(known.mean()) + self.offset
+    def _measure(self, metrics: Metrics) -> float:
+        name = "loss" if self.metric == TRAINING_LOSS else self.metric
+        return float(metrics[name].mean()) + self.offset

@@ -1,0 +1,31 @@
+"""The training loss of every evaluation, on a fixed sample of the clients' data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.callback import Callback
+from fedspan.core.registry import register
+
+if TYPE_CHECKING:
+    from fedspan.engine.loop import Loop
+
+NAME = "train_loss"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TrainingLoss(Callback):
+    """Reports `train_loss` at every evaluation: the mean loss on up to 64 examples each of up to 10 clients."""
+
+    needs_all_clients: ClassVar[bool] = True
+
+    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The loss; nothing where the task has no training loss."""
+        found = run.problem.training_loss(run.model(), run.buffers)
+        return {} if found is None else {NAME: found}

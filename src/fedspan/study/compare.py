@@ -1,0 +1,220 @@
+"""`fedspan.compare` and `fedspan.tune`: the study engine for a model and data as Python objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from torch import nn
+
+from fedspan.api.fit import as_method, spec_of
+from fedspan.api.run import as_spec
+from fedspan.core import registry
+from fedspan.core.errors import SpecError, at_least, did_you_mean
+from fedspan.core.method import Method
+from fedspan.core.spec import Spec
+from fedspan.study import command
+from fedspan.study.budget import Budget
+from fedspan.study.comparison import Comparison, Tuned
+from fedspan.study.model import COLORS, Part, Study, Variant
+from fedspan.study.request import prepared
+from fedspan.study.results import STUDY
+
+AnyMethod = Method[Any, Any, Any, Any] | str | Mapping[str, Any]
+Grid = Mapping[str, Any]
+
+
+def compare(
+    methods: Mapping[str, AnyMethod] | Sequence[AnyMethod],
+    model: nn.Module | Spec | Path | str | Mapping[str, Any],
+    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Any = None,
+    *,
+    tune: Grid | None = None,
+    seeds: int = 3,
+    budget: str | Sequence[str] | None = None,
+    metric: str | None = None,
+    goal: Literal["max", "min"] | None = None,
+    tune_seeds: int = 1,
+    tune_rounds: int | None = None,
+    tail: int = 1,
+    jobs: int = 1,
+    run_dir: Path | str | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Tunes methods, runs them on one problem under the same seeds, and compares them.
+
+    Every run starts from the weights that `model` has now, and `model` itself is not changed. Settings are chosen on
+    `validation` if you give it, and otherwise by the training loss on a fixed sample of the clients' data. They are
+    never chosen on `test`.
+
+    Args:
+        methods: A dictionary of label → method, or a list of methods. A method is a value such as `SSF(rank=0.2)`,
+            a name such as "ssf", or a table such as `{"name": "ssf", "rank": 0.2}`.
+        model: Any `torch.nn.Module` or Hugging Face model. Or a spec (a `Spec`, the path of a TOML file or a table),
+            whose task takes the place of model and data.
+        clients: The data of each client, as for `fedspan.fit`.
+        loss: `loss(outputs, targets)`, as for `fedspan.fit`.
+        tune: Values to tune over: `{"lr": [0.03, 0.1, 0.3]}` for every method, `{"SSF": {"lr": [0.1, 1.0]}}` for the
+            one with that label, which replaces the other. Several keys make a grid of all combinations.
+            `{"lr": "search"}` searches the step size of every run, which is also what a method without `lr` does.
+        seeds: Number of runs per method, with consecutive seeds.
+        budget: Compare at this cost: "up=10MB", "total=50MB", "rounds=200", or several of them. By default all
+            methods run for `rounds`.
+        metric: The metric to compare by; by default the first one of the test set that is no loss.
+        goal: Whether a higher ("max") or a lower ("min") metric is better; by default known from its name.
+        tune_seeds: Number of seeds in tuning.
+        tune_rounds: Rounds per run in tuning; by default as many as in the final runs.
+        tail: The result is the mean of so many last evaluations.
+        jobs: Number of processes.
+        run_dir: A directory for all runs and results. None keeps the results in memory alone.
+        resume: Continue the comparison in `run_dir`, or ask it for more; finished runs are not made again.
+        progress: Show a progress bar.
+        **settings: Other arguments of `fedspan.fit`: test, validation, metrics, rounds, batch_size, epochs,
+            clients_per_round, eval_every, training, participation, projection, engine, callbacks and so on.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        FedspanError: An argument cannot be used.
+        KeyboardInterrupt: The comparison was interrupted; `resume=True` continues it.
+    """
+    at_least("jobs", jobs, 1)
+    named = _named(methods)
+    spec = _base(model, clients, loss, next(iter(named.values())), settings)
+    part = Part(
+        name="comparison",
+        base=spec.table(),
+        variants=_variants(named, tune or {}),
+        seeds=seeds,
+        tune_seeds=tune_seeds,
+        tune_rounds=tune_rounds,
+        tail=tail,
+        metric="",
+        budget=Budget.parse([budget] if isinstance(budget, str) else budget or ()),
+        given=spec,
+    )
+    study = Study("comparison", [prepared(part, metric, goal)])
+    if resume and run_dir is None:
+        raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
+    if run_dir is not None and (Path(run_dir) / STUDY).exists() and not resume:
+        raise SpecError(
+            f"`run_dir` {str(run_dir)!r} already holds a comparison; give resume=True to continue it, or another one"
+        )
+    console = Console(quiet=not progress)
+    with _place(run_dir) as place:
+        results = command.produce(study, place, jobs=jobs, line="fedspan.compare(…)", console=console)
+    return Comparison(dataclasses.replace(results, study=study), None if run_dir is None else Path(run_dir))
+
+
+def tune(
+    method: AnyMethod,
+    model: nn.Module | Spec | Path | str | Mapping[str, Any],
+    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Any = None,
+    *,
+    tune: Grid,
+    **settings: Any,
+) -> Tuned:
+    """Tunes one method over a grid; the same as `compare` with one method and, by default, one seed.
+
+    Args:
+        method: A method such as `SSF(rank=0.2)`, its name, or a table with a name.
+        model: A module, or a spec with a task, as for `compare`.
+        clients: The data of each client.
+        loss: `loss(outputs, targets)`.
+        tune: Values to tune over, such as `{"lr": [0.03, 0.1, 0.3], "local_steps": [5, 10]}`.
+        **settings: Other arguments of `compare` and `fedspan.fit`.
+
+    Returns:
+        The method with its best settings (`.method`), and the results of all points (`.rows`, `.to_pandas()`).
+    """
+    found = compare([method], model, clients, loss, tune=tune, **{"seeds": 1, **settings})
+    return Tuned(next(iter(found.best.values())), found)
+
+
+def _named(methods: Mapping[str, AnyMethod] | Sequence[AnyMethod]) -> dict[str, Method[Any, Any, Any, Any]]:
+    """Label → method; methods without labels have their names, numbered where one occurs twice."""
+    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
+        raise SpecError(f"`methods` must be a dictionary of label → method or a list of methods, got {methods!r}")
+    if not methods:
+        raise SpecError("`methods` is empty; give at least one method")
+    if isinstance(methods, Mapping):
+        return {str(label): as_method(one) for label, one in methods.items()}
+    found: dict[str, Method[Any, Any, Any, Any]] = {}
+    for one in map(as_method, methods):
+        name = registry.name_of(one)
+        count = sum(registry.name_of(other) == name for other in found.values())
+        found[f"{name}-{count + 1}" if count else name] = one
+    return found
+
+
+def _base(model: Any, clients: Any, loss: Any, method: Any, settings: Mapping[str, Any]) -> Spec:
+    """The spec that all methods share."""
+    if isinstance(model, nn.Module):
+        if clients is None:
+            raise SpecError("`clients` is missing; give the data of each client")
+        known = {one.name for one in dataclasses.fields(Spec)} | {"test", "validation", "objective"}
+        _check_names(settings, known - {"method", "task"})
+        return spec_of(model, clients, loss, method=method, **settings)
+    if clients is not None or loss is not None:
+        raise SpecError(f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}")
+    _check_names(settings, {one.name for one in dataclasses.fields(Spec)} - {"method", "task"})
+    return dataclasses.replace(as_spec(model), method=method, **settings)
+
+
+def _check_names(settings: Mapping[str, Any], known: set[str]) -> None:
+    for name in settings:
+        if name not in known:
+            raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
+
+
+def _variants(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> list[Variant]:
+    """One variant per method with its grid."""
+    grids = _grids(named, tune)
+    return [
+        Variant(label, label, COLORS[n % len(COLORS)], {"method": registry.describe(one)}, grids[label], one)
+        for n, (label, one) in enumerate(named.items())
+    ]
+
+
+def _grids(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> dict[str, dict[str, list[Any]]]:
+    """Label → dotted key → values; a grid of one label replaces that for all."""
+    shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
+    for label in tune:
+        if label not in shared and label not in named:
+            near = did_you_mean(label, named)
+            raise SpecError(f"`tune` has a grid for {label!r}, which is no label; one of {', '.join(named)}{near}")
+    grids = {}
+    for label, method in named.items():
+        known = [one.name for one in dataclasses.fields(method)] + ["epochs"]  # type: ignore[arg-type]
+        grid = {}
+        for key, values in (shared | dict(tune.get(label, {}))).items():
+            top = key.partition(".")[0]
+            if top not in known:
+                near = did_you_mean(top, known) or f"; give {{'LABEL': {{{top!r}: […]}}}} for the methods that have it"
+                raise SpecError(f"`tune`: {label} has no setting {top!r}{near}")
+            values = [values] if isinstance(values, str | int | float) else list(values)
+            if not values:
+                raise SpecError(f"`tune` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]")
+            grid[key if key == "epochs" else f"method.{key}"] = values
+        grids[label] = grid
+    return grids
+
+
+@contextmanager
+def _place(run_dir: Path | str | None) -> Iterator[Path]:
+    """The directory of the runs; one for the time being where the user names none."""
+    if run_dir is not None:
+        yield Path(run_dir)
+    else:
+        with tempfile.TemporaryDirectory(prefix="fedspan-") as place:
+            yield Path(place)

@@ -1,0 +1,162 @@
+"""What a comparison says, in words: which method to take, by how much, and whether the seeds support it.
+
+Methods run under the same seeds, so two of them are compared by the differences of their results per seed. The seeds
+tell them apart if the 95 % interval of the mean difference (Student's t) does not contain zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
+from fedspan.study.budget import sized
+from fedspan.study.model import Part, settings
+from fedspan.study.results import Entry, Results
+from fedspan.study.tuning import by_seed, edges
+
+# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
+STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
+
+
+def verdict(part: Part, entries: Sequence[Entry]) -> str:
+    """One to four sentences about a part with one row; empty for a part with several."""
+    if len(part.rows) > 1 or not entries:
+        return ""
+    return " ".join(text for about in (_choice, _edge, _lost, _how) if (text := about(part, entries)))
+
+
+def verdict_of(results: Results) -> str:
+    """The verdict of a study that is one comparison; empty for others, whose parts have claims of their own."""
+    parts = results.study.parts
+    return verdict(parts[0], results.entries[parts[0].name]) if len(parts) == 1 else ""
+
+
+def _choice(part: Part, entries: Sequence[Entry]) -> str:
+    """Which method to take."""
+    ranked = sorted((one for one in entries if one.final.whole), key=lambda one: -_sign(part) * one.final.mean)
+    if not ranked:
+        return "No method has a result in every seed."
+    best, others = ranked[0], ranked[1:]
+    where, seeds = _where(part), len(_ends(part, best))
+    value = f"{part.metric} {_value(part, best)}"
+    if not others:
+        return f"{best.series.label}{where}: {value}{_over(seeds)}."
+    apart = [told_apart(part, best, one) for one in others]
+    equal = others[: apart.index(True)] if True in apart else others
+    noisy = [one for one, told in zip(others, apart, strict=True) if not told and one not in equal]
+    if seeds == 1 and best.final.mean == others[0].final.mean:
+        return f"In one seed {best.series.label} and {others[0].series.label} end equal{where}: {value}."
+    if seeds == 1:
+        second = f"{_gap(part, best, others[0])} than {_named(part, others[0])}"
+        return f"{best.series.label} is ahead{where}: {value}, {second}; one seed does not tell them apart for sure."
+    if not equal:
+        second = f"{_gap(part, best, others[0])} than {_named(part, others[0])}"
+        but = f", except against {_listed([_named(part, one) for one in noisy])}, which vary too much" if noisy else ""
+        return f"Take {best.series.label}{where}: {value}, {second}; the {seeds} seeds support it{but}."
+    listed = _listed([_named(part, one) for one in equal])
+    text = f"The {seeds} seeds do not tell {best.series.label} ({value}) apart from {listed}{where}"
+    least = min([best, *equal], key=lambda one: _sent(part, one))
+    if _sent(part, least) < 0.9 * max(_sent(part, one) for one in (best, *equal)):
+        return f"{text}; of these, {least.series.label} sends least, {sized(_sent(part, least))}."
+    return f"{text}."
+
+
+def told_apart(part: Part, one: Entry, other: Entry) -> bool:
+    """Whether the seeds support that two results differ."""
+    gaps = np.array(_ends(part, one)) - np.array(_ends(part, other))
+    if len(gaps) < 2:
+        return False
+    half = STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    return abs(float(gaps.mean())) > half
+
+
+def _edge(part: Part, entries: Sequence[Entry]) -> str:
+    """Which best settings lie at an end of their grid."""
+    found = []
+    for one in entries:
+        at_end = edges(part.variant(one.variant), one.point) if one.at_edge else {}
+        found += [f"{one.series.label} ({settings(at_end)})"] if at_end else []
+    if not found:
+        return ""
+    verb = "is best at the end of its grid" if len(found) == 1 else "are best at the ends of their grids"
+    return f"{_listed(found)} {verb}: a better value may lie beyond."
+
+
+def _lost(part: Part, entries: Sequence[Entry]) -> str:
+    """Which methods have no result, or one far below the budget."""
+    found = []
+    for one in entries:
+        label, seeds = one.series.label, one.final.seeds
+        for count, word in ((one.final.diverged, "diverged"), (one.final.failed, "failed")):
+            found += [f"{label} {word} in {count} of {seeds} seeds"] if count and seeds > 1 else []
+            found += [f"{label} {word}"] if count and seeds == 1 else []
+        if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
+            found.append(f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is")
+    return f"{'; '.join(found)}." if found else ""
+
+
+def _how(part: Part, entries: Sequence[Entry]) -> str:
+    """By what the settings were chosen."""
+    searched = any(one.found_lr for one in entries)
+    tuned = any(one.tried for one in entries)
+    if not tuned and not searched:
+        return ""
+    by = {TRAIN_LOSS: "the training loss"}.get(part.tune_metric, part.tune_metric)
+    if not tuned:
+        validated = part.tune_metric.startswith("validation_")
+        return f"Step sizes were searched by the {'validation' if validated else 'training'} loss."
+    same = ", the metric of the results" if part.tune_metric == part.metric else ", not by the test set"
+    return f"Settings were chosen by {by} on {_first_seeds(part)}{same}."
+
+
+def _first_seeds(part: Part) -> str:
+    return "the first seed" if part.tuning_seeds == 1 else f"the first {part.tuning_seeds} seeds"
+
+
+def _ends(part: Part, entry: Entry) -> list[float]:
+    return entry.ends or by_seed(part, entry.curve(part))
+
+
+def _sent(part: Part, entry: Entry) -> float:
+    return float(entry.curve(part).spent("total")[-1])
+
+
+def _share(part: Part, entry: Entry) -> float:
+    """The part of the budget that was spent where the result is read, on the axis that is used up first."""
+    assert part.budget is not None
+    return max(float(entry.curve(part).spent(axis)[-1]) / most for axis, most in part.budget.limits.items())
+
+
+def _sign(part: Part) -> int:
+    return 1 if part.goal == "max" else -1
+
+
+def _where(part: Part) -> str:
+    return f" at {part.budget.words()}" if part.budget is not None else f" after {part.base['rounds']} rounds"
+
+
+def _over(seeds: int) -> str:
+    return f" over {seeds} seeds" if seeds > 1 else ""
+
+
+def _value(part: Part, entry: Entry) -> str:
+    mean = entry.final.mean
+    return f"{100 * mean:.1f} %" if part.metric.endswith("accuracy") else f"{mean:.3g}"
+
+
+def _named(part: Part, entry: Entry) -> str:
+    return f"{entry.series.label} ({_value(part, entry)})"
+
+
+def _gap(part: Part, best: Entry, other: Entry) -> str:
+    gap = abs(best.final.mean - other.final.mean)
+    amount = f"{100 * gap:.1f} points" if part.metric.endswith("accuracy") else f"{gap:.2g}"
+    return f"{amount} {'higher' if part.goal == 'max' else 'lower'}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

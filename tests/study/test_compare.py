@@ -1,0 +1,252 @@
+"""`fedspan.compare` and `fedspan.tune`: a user's own model and data through the study engine."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedspan
+from fedspan import Projection
+from fedspan.callbacks import EarlyStopping
+from fedspan.core.errors import SpecError
+from fedspan.engine import history
+from fedspan.methods import SSF, FedAvg, Scaffold
+from fedspan.study import report
+
+Data = tuple[torch.Tensor, torch.Tensor]
+
+
+def digits() -> tuple[nn.Module, list[Data], Data, Data]:
+    """A model, five clients with few classes each, a validation set and a test set."""
+    draw = np.random.default_rng(0)
+    y = np.repeat(np.arange(5), 40)
+    x = torch.tensor(np.eye(5)[y] @ draw.normal(size=(5, 12)) + 0.7 * draw.normal(size=(200, 12)), dtype=torch.float32)
+    parts = np.arange(200).reshape(5, 40)
+    clients = [(x[part[:24]], torch.tensor(y[part[:24]])) for part in parts]
+    validation, test = (np.concatenate([part[a:b] for part in parts]) for a, b in ((24, 32), (32, 40)))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+    return model, clients, (x[validation], torch.tensor(y[validation])), (x[test], torch.tensor(y[test]))
+
+
+MODEL, CLIENTS, VALIDATION, TEST = digits()
+SETTINGS: dict[str, Any] = {"test": TEST, "batch_size": 8, "eval_every": 2, "projection": Projection(min_numel=16)}
+METHODS = {"FedAvg": FedAvg(local_steps=4), "SSF": SSF(rank=0.5, local_steps=4), "SCAFFOLD": "scaffold"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> fedspan.Comparison:
+    tune = {"lr": [0.03, 0.3], "SSF": {"lr": [0.1, 0.3, 1.0]}}
+    return fedspan.compare(
+        METHODS, MODEL, CLIENTS, tune=tune, seeds=2, budget="up=60kB", validation=VALIDATION,
+        run_dir=tmp_path_factory.mktemp("made") / "runs", **SETTINGS,
+    )  # fmt: skip
+
+
+def test_every_method_is_tuned_and_runs_within_the_budget(made: fedspan.Comparison) -> None:
+    assert [row["method"] for row in made.rows] == ["FedAvg", "SSF", "SCAFFOLD"]
+    assert all(0 < row["up_bytes"] <= 60_000 for row in made.rows)
+    assert [len([one for one in made.tried if one["method"] == label]) for label in METHODS] == [2, 3, 2]
+    assert set(made.settings) == set(METHODS)
+    assert made.metric == "accuracy"
+    assert made.best["SSF"] == SSF(rank=0.5, local_steps=4, lr=made.settings["SSF"]["lr"])
+
+
+def test_the_users_model_stays_as_it_is(made: fedspan.Comparison) -> None:
+    again, *_ = digits()
+    assert all(torch.equal(a, b) for a, b in zip(MODEL.parameters(), again.parameters(), strict=True))
+
+
+def test_the_numbers_are_those_of_fit(made: fedspan.Comparison) -> None:
+    """The same seeds and weights: a comparison is many calls of `fit`."""
+    row = made.rows[0]
+    ends = []
+    for seed in (0, 1):
+        model, *_ = digits()
+        found = fedspan.fit(model, CLIENTS, method=made.best["FedAvg"], rounds=row["rounds"], seed=seed, **SETTINGS)
+        ends.append(found.history[-1]["accuracy"])
+    assert row["accuracy"] == pytest.approx(np.mean(ends), abs=1e-7)
+
+
+def test_it_is_shown_in_many_ways(made: fedspan.Comparison, tmp_path: Path) -> None:
+    assert made.verdict() in repr(made)
+    assert "<table>" in made._repr_html_()
+    assert "validation_accuracy on the first seed, not by the test set" in made.verdict()
+    axis = made.plot(x="total_bytes")
+    assert [line.get_label() for line in axis.get_lines()[:3]] == list(METHODS)
+    assert "MB" in axis.get_xlabel()
+    assert made.plot(x="round", metric="loss", ax=axis) is axis
+    page = made.page(tmp_path / "new" / "index.html").read_text()
+    assert "SCAFFOLD" in page
+    assert made.verdict().split(":")[0] in page
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(made.to_pandas(), pandas.DataFrame)
+    with pytest.raises(SpecError, match="`x` must be one of round, seconds, total_bytes, up_bytes"):
+        made.plot(x="bytes")
+
+
+def test_the_command_line_reports_it(made: fedspan.Comparison, tmp_path: Path) -> None:
+    assert made.run_dir is not None
+    report.report([made.run_dir], tmp_path, ["csv"], None, "")
+    lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    assert [line["run"] for line in lines] == list(METHODS)
+    assert float(lines[0]["result_mean"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
+
+
+def histories(place: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in place.rglob(history.NAME)}
+
+
+def test_it_is_resumed_and_asked_for_more(tmp_path: Path) -> None:
+    def compare(methods: Any, **more: Any) -> fedspan.Comparison:
+        return fedspan.compare(methods, MODEL, CLIENTS, rounds=4, seeds=1, run_dir=tmp_path, **SETTINGS | more)
+
+    one = compare([FedAvg(lr=0.1)])
+    before = histories(tmp_path)
+    with pytest.raises(SpecError, match="already holds a comparison; give resume=True"):
+        compare([FedAvg(lr=0.1)])
+    two = compare(["fedavg", {"name": "scaffold", "lr": 0.1}], tune={"fedavg": {"lr": [0.1, 0.2]}}, resume=True)
+    after = histories(tmp_path)
+    assert {path: after[path] for path in before} == before
+    assert len(after) == 3
+    assert two.tried[0]["rounds"] == 4
+    assert one.rows[0]["accuracy"] in [row["accuracy"] for row in compare([FedAvg(lr=0.1)], resume=True).rows]
+
+
+def changed(what: str) -> dict[str, Any]:
+    model, clients, _, (x, y) = digits()
+    if what == "weights":
+        torch.manual_seed(1)
+        model[0].reset_parameters()
+    if what == "data":
+        clients[2] = (clients[2][0] + 1, clients[2][1])
+    return {"model": model, "clients": clients, "test": (x[1:], y[1:]) if what == "test" else (x, y)}
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("weights", "initial weights"), ("data", "clients' data"), ("test", "test data")]
+)
+def test_what_changed_is_run_again_and_said(what: str, words: str, tmp_path: Path, capsys: Any) -> None:
+    plain = {
+        "methods": [FedAvg(lr=0.1)],
+        "rounds": 2,
+        "seeds": 1,
+        "run_dir": tmp_path,
+        "resume": True,
+        "progress": True,
+    }
+    fedspan.compare(**plain, **changed(""))
+    fedspan.compare(**plain, **changed(""))
+    assert "changed" not in capsys.readouterr().out
+    assert len(histories(tmp_path)) == 1
+    fedspan.compare(**plain, **changed(what))
+    assert f"the {words} changed since the runs in" in " ".join(capsys.readouterr().out.split())
+    assert len(histories(tmp_path)) == 2
+
+
+def test_without_validation_the_training_loss_decides(tmp_path: Path) -> None:
+    found = fedspan.tune(FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-4, 0.1]}, rounds=6, **SETTINGS)
+    assert found.method == FedAvg(local_steps=4, lr=0.1)
+    assert [(row["lr"], row["chosen"]) for row in found.rows] == [(1e-4, False), (0.1, True)]
+    assert found.rows[1]["train_loss"] < found.rows[0]["train_loss"]
+    assert "by the training loss on the first seed, not by the test set" in repr(found)
+
+
+def test_a_test_set_that_favors_another_step_does_not_change_the_choice() -> None:
+    """Every test label is wrong: the step that learns nothing has the best test accuracy."""
+    x, y = TEST
+    wrong = {**SETTINGS, "test": (x, (y + 1) % 5)}
+    found = fedspan.tune(FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-6, 0.1]}, rounds=10, **wrong)
+    ends = [
+        fedspan.fit(digits()[0], CLIENTS, method=FedAvg(local_steps=4, lr=lr), rounds=10, **wrong).history[-1][
+            "accuracy"
+        ]
+        for lr in (1e-6, 0.1)
+    ]
+    assert ends[0] > ends[1]
+    assert found.method == FedAvg(local_steps=4, lr=0.1)
+
+
+def test_a_step_size_is_searched_and_told() -> None:
+    found = fedspan.compare(
+        {"A": FedAvg(local_steps=2)}, MODEL, CLIENTS, tune={"lr": "search"}, rounds=4, seeds=1, **SETTINGS
+    )
+    lr = found.settings["A"]["lr"]
+    assert isinstance(lr, float)
+    assert found.best["A"] == FedAvg(local_steps=2, lr=lr)
+    assert "Step sizes were searched by the training loss." in found.verdict()
+
+
+def test_several_processes_share_the_objects() -> None:
+    """A loss that cannot be pickled; the same numbers as in one process."""
+    settings = SETTINGS | {"rounds": 4, "seeds": 2, "loss": lambda out, y: nn.functional.cross_entropy(out, y)}
+    one, two = (fedspan.compare([FedAvg(lr=0.1), Scaffold(lr=0.1)], MODEL, CLIENTS, jobs=n, **settings) for n in (1, 2))
+    times = {"seconds": 0.0}
+    assert [row | times for row in one.rows] == [row | times for row in two.rows]
+
+
+def test_a_run_that_a_callback_ended_is_not_made_again(tmp_path: Path) -> None:
+    again = {"rounds": 30, "seeds": 1, "callbacks": [EarlyStopping("loss", patience=1, min_delta=10.0)]} | SETTINGS
+    stamps = []
+    for resume in (False, True):
+        found = fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, run_dir=tmp_path, resume=resume, **again)
+        assert found.rows[0]["rounds"] < 30
+        stamps.append(histories(tmp_path))
+    assert stamps[0] == stamps[1]
+
+
+def test_a_spec_takes_the_place_of_model_and_data() -> None:
+    task = {"name": "regression", "clients": 6, "dim": 6, "outputs": 4}
+    table = {"rounds": 10, "method": {"name": "ssf", "lr": 0.02}, "task": task}
+    found = fedspan.compare([FedAvg(lr=0.02), SSF(lr=0.02, rank=3)], table, seeds=2, eval_every=5)
+    assert [row["rounds"] for row in found.rows] == [10, 10]
+    assert found.metric == "rel_err"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tune": {"lr": []}}, "`tune` has no values for 'lr'"),
+        ({"tune": {"lrr": [1.0]}}, "`tune`: A has no setting 'lrr' (did you mean 'lr'?)"),
+        ({"tune": {"B": {"lr": [1.0]}}}, "`tune` has a grid for 'B', which is no label; one of A"),
+        ({"methods": {}}, "`methods` is empty"),
+        ({"methods": "fedavg"}, "`methods` must be a dictionary of label → method or a list of methods"),
+        ({"round": 3}, "there is no argument 'round' (did you mean 'rounds'?)"),
+        ({"budget": "10MB"}, "a budget is written up=10MB, total=50MB or rounds=200, got '10MB'"),
+        ({"budget": "up=1kB"}, "a budget of 1 kB up is less than one round of 'fedavg'"),
+        ({"resume": True}, "`resume` needs the `run_dir`"),
+        ({"test": None}, "give a `test` set"),
+        ({"metric": "acc"}, "`metric` must be one of accuracy, loss, got 'acc'"),
+        ({"clients": None}, "`clients` is missing"),
+        ({"jobs": 0}, "`jobs` must be a whole number of at least 1"),
+        ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
+    ],
+)
+def test_mistakes_name_the_argument(arguments: dict[str, Any], words: str) -> None:
+    usual: dict[str, Any] = {"methods": {"A": FedAvg(lr=0.1)}, "model": MODEL, "clients": CLIENTS, "rounds": 2}
+    with pytest.raises(SpecError) as error:
+        fedspan.compare(**usual | SETTINGS | arguments)
+    assert words in str(error.value)
+    assert "--" not in str(error.value)
+
+
+def test_a_schedule_spans_each_methods_own_run(tmp_path: Path) -> None:
+    """Within one budget SSF has more rounds than FedAvg; both cosines end with their run, and none is cut off."""
+    methods = {"FedAvg": FedAvg(lr=0.1, schedule="cosine"), "SSF": SSF(rank=0.2, lr=0.1, schedule="cosine")}
+    settings: dict[str, Any] = SETTINGS | {"eval_every": 1, "seeds": 1, "run_dir": tmp_path}
+    found = fedspan.compare(methods, MODEL, CLIENTS, budget="up=30kB", **settings)
+    rounds = [row["rounds"] for row in found.rows]
+    assert rounds[1] > 2 * rounds[0]
+    for (label, method), row in zip(methods.items(), found.rows, strict=True):
+        alone = fedspan.fit(digits()[0], CLIENTS, method=method, rounds=row["rounds"], **SETTINGS)
+        assert row["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7), label
+    longer = fedspan.compare(methods, MODEL, CLIENTS, budget="up=60kB", resume=True, **settings)
+    assert longer.rows[0]["rounds"] > rounds[0]
+    alone = fedspan.fit(digits()[0], CLIENTS, method=methods["FedAvg"], rounds=longer.rows[0]["rounds"], **SETTINGS)
+    assert longer.rows[0]["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7)

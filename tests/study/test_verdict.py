@@ -1,0 +1,145 @@
+"""The verdict of a comparison, over constructed results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedspan.study.budget import Budget
+from fedspan.study.curves import Curve
+from fedspan.study.model import Part, Row, Variant
+from fedspan.study.results import Entry
+from fedspan.study.series import Series
+from fedspan.study.tuning import Tried, by_seed, final, within
+from fedspan.study.verdict import told_apart, verdict
+
+SPEC = {"rounds": 10, "method": {"name": "fedavg", "lr": 0.1}}
+
+
+def part(labels: Any, grid: Any = None, **more: Any) -> Part:
+    variants = [Variant(label, label, "", {}, dict(grid or {})) for label in labels]
+    return Part(name="comparison", base=SPEC, variants=variants, **{"metric": "accuracy"} | more)
+
+
+def entry(of: Part, label: str, ends: list[float], sent: float = 1e6, **more: Any) -> Entry:
+    """A method whose seeds rise linearly to their ends over two evaluations; nan: the seed diverged."""
+    runs: list[Any] = []
+    for end in ends:
+        rows = [
+            {"round": t, "up_bytes": sent * t / 10, "down_bytes": sent * t / 10, "seconds": 1.0} for t in (0, 5, 10)
+        ]
+        values = [0.1, 0.5 * (0.1 + end), end]
+        runs.append([row | {of.metric: v} for row, v in zip(rows, values, strict=True)])
+        if math.isnan(end):
+            runs[-1][-1]["diverged"] = True
+    series = Series.of(label, "", SPEC, range(len(ends)), runs)
+    curve = series.curve(of.metric)
+    until = None if of.budget is None else int(within(of, curve).rounds[-1])
+    return Entry(0, label, series, final(of, curve), curve.best(of.goal), ends=by_seed(of, curve), until=until, **more)
+
+
+def said(results: dict[str, list[float]], sent: dict[str, float] | None = None, **more: Any) -> str:
+    of = part(results, **more)
+    return verdict(of, [entry(of, label, ends, (sent or {}).get(label, 1e6)) for label, ends in results.items()])
+
+
+def test_the_seeds_support_it() -> None:
+    text = said({"SSF": [0.95, 0.94, 0.96], "FedAvg": [0.90, 0.89, 0.90]})
+    assert text == (
+        "Take SSF after 10 rounds: accuracy 95.0 %, 5.3 points higher than FedAvg (89.7 %); the 3 seeds support it."
+    )
+
+
+def test_seeds_are_paired() -> None:
+    """A difference that every seed shows is seen, although the seeds themselves differ more."""
+    seeds = np.array([0.5, 0.7, 0.9])
+    assert "support it" in said({"A": list(seeds + 0.02), "B": list(seeds)})
+    assert "do not tell A" in said({"A": [0.52, 0.92, 0.72], "B": list(seeds)})
+
+
+def test_the_seeds_do_not_tell_them_apart() -> None:
+    text = said({"SSF": [0.95, 0.90, 0.97], "FedAvg": [0.94, 0.95, 0.90]}, sent={"SSF": 1e6, "FedAvg": 4e6})
+    assert text == (
+        "The 3 seeds do not tell SSF (accuracy 94.0 %) apart from FedAvg (93.0 %) after 10 rounds; of these, SSF sends "
+        "least, 2 MB."
+    )
+    assert "sends least" not in said({"SSF": [0.95, 0.90], "FedAvg": [0.94, 0.95]})
+
+
+def test_a_tie() -> None:
+    assert said({"A": [0.9, 0.9], "B": [0.9, 0.9]}).startswith("The 2 seeds do not tell A (accuracy 90.0 %) apart")
+    assert said({"A": [0.9], "B": [0.9]}) == "In one seed A and B end equal after 10 rounds: accuracy 90.0 %."
+
+
+def test_one_seed() -> None:
+    text = said({"A": [0.9], "B": [0.8]})
+    assert text.startswith("A is ahead after 10 rounds: accuracy 90.0 %, 10.0 points higher than B (80.0 %)")
+    assert "one seed" in text
+
+
+def test_a_lower_error_is_better() -> None:
+    text = said({"A": [2e-3, 2.1e-3], "B": [1e-3, 1.1e-3]}, metric="rel_err", goal="min")
+    assert text.startswith("Take B after 10 rounds: rel_err 0.00105, 0.001 lower than A (0.00205)")
+
+
+def test_one_that_varies_does_not_hide_that_the_second_is_beaten() -> None:
+    text = said({"A": [0.95, 0.94, 0.96], "B": [0.90, 0.89, 0.90], "C": [0.3, 0.94, 0.5]})
+    assert text.startswith("Take A")
+    assert text.endswith("support it, except against C (58.0 %), which vary too much.")
+
+
+def test_divergence_and_failure_are_told_and_not_ranked() -> None:
+    text = said({"A": [0.9, 0.91, 0.9], "B": [0.99, math.nan, 0.99]})
+    assert text == "A after 10 rounds: accuracy 90.3 % over 3 seeds. B diverged in 1 of 3 seeds."
+    assert said({"A": [math.nan], "B": [math.nan]}) == "No method has a result in every seed. A diverged; B diverged."
+
+
+def test_the_end_of_a_grid_and_what_decided() -> None:
+    of = part("AB", {"method.lr": [0.1, 0.3, 1.0]}, tune_by="train_loss")
+    ends = {"A": [0.9, 0.9], "B": [0.8, 0.8]}
+    tried = [Tried({"method.lr": 0.3}, 10, entry(of, "A", [0.9]).final)]
+    made = [entry(of, "A", ends["A"], point={"method.lr": 1.0}, at_edge=True, tried=tried)]
+    made.append(entry(of, "B", ends["B"], point={"method.lr": 0.3}, tried=tried))
+    assert verdict(of, made).endswith(
+        "A (lr 1) is best at the end of its grid: a better value may lie beyond. "
+        "Settings were chosen by the training loss on the first seed, not by the test set."
+    )
+
+
+def test_a_budget_that_is_not_reached_is_told() -> None:
+    """B's last evaluation lies beyond the budget: it is read at round 5 of 10."""
+    near, far = (
+        said({"A": [0.9, 0.9], "B": [0.95, 0.96]}, {"A": 1e6, "B": sent}, budget=Budget({"up": 1e6}))
+        for sent in (1.9e6, 1.2e6)
+    )
+    assert near.startswith("Take A at 1 MB up: accuracy 90.0 %, 37.2 points higher than B (52.8 %)")
+    assert "of the budget" not in near
+    assert far.endswith("B is read at 60 % of the budget, where its last evaluation is.")
+
+
+@pytest.mark.parametrize(("gaps", "apart"), [([0.1, 0.1], True), ([0.1, -0.1], False), ([0.1, 0.12, 0.11], True)])
+def test_two_results_are_told_apart_by_their_differences(gaps: list[float], apart: bool) -> None:
+    of = part("AB")
+    base = [0.5 + 0.1 * n for n in range(len(gaps))]
+    one, two = (entry(of, "AB"[n], [b + n * g for b, g in zip(base, gaps, strict=True)]) for n in (0, 1))
+    assert told_apart(of, one, two) is apart
+
+
+def test_parts_with_rows_have_no_verdict() -> None:
+    of = part("A", rows=[Row({"het": 0.0}), Row({"het": 1.0})])
+    assert verdict(of, [entry(of, "A", [0.5])]) == ""
+
+
+def test_a_curve_is_cut_where_the_dearest_seed_is_within_the_budget() -> None:
+    """The mean over the seeds is within 100 bytes after round 2, one seed is not."""
+    runs = [
+        [{"round": t, "up_bytes": rate * t, "down_bytes": 0, "seconds": 0.0, "loss": 1.0} for t in range(4)]
+        for rate in (30, 60)
+    ]
+    curve = Curve.of(runs, "loss")
+    assert curve.spent("up").tolist() == [0, 45, 90, 135]
+    assert Budget({"up": 100.0}).within(curve).rounds.tolist() == [0, 1]
+    assert Budget({"up": 120.0}).within(curve).rounds.tolist() == [0, 1, 2]
