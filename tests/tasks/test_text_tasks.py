@@ -153,7 +153,7 @@ TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
     "clients": (
         CLASSIFY | {"partition": {"name": "iid", "clients": 90}},
-        "`partition.clients` is 90, but there are only 60 examples",
+        "`clients` is 90, but there are only 60 examples",
     ),
     "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
     "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),

@@ -36,9 +36,9 @@ class Partition(ABC):
             The example numbers of each client.
         """
         if self.clients is None:
-            raise SpecError("`partition.clients` is missing; only the partition 'natural' knows how many there are")
+            raise SpecError("`clients` is missing; only the partition 'natural' knows how many there are")
         if self.clients > len(labels):
-            raise SpecError(f"`partition.clients` is {self.clients}, but there are only {len(labels)} examples")
+            raise SpecError(f"`clients` is {self.clients}, but there are only {len(labels)} examples")
         return self.assign(labels, self.clients, self._generator(seed))
 
     @abstractmethod

@@ -1,6 +1,7 @@
-"""Data sets by name, read from a directory of yours. Nothing is downloaded and nothing is unpickled.
+"""Data sets, one function each, read from a directory of yours. Nothing is downloaded and nothing is unpickled.
 
-The directory is FEDSPAN_DATA, else `../shared/data` beside the working directory or the checkout.
+The directory is FEDSPAN_DATA, else `../shared/data` beside the working directory or the checkout. Each function gives
+the training and the test examples, and keeps them in memory for the next call.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fa
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images (n, height, width[, 3]) as bytes, labels, and the owner of each example where it is known."""
+    """The training or the test examples of a data set."""
 
-    x: npt.NDArray[np.uint8]  # images
-    y: npt.NDArray[np.int64]  # labels
-    owner: npt.NDArray[np.int64] | None = None  # the person or device that each example is from, if it is known
+    x: Array  # inputs; images are bytes, (n, height, width[, 3])
+    y: Array  # targets; usually the number of the class
+    owner: npt.NDArray[np.int64] | None = None  # who made each example, where it is known
 
 
 def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None) -> npt.NDArray[np.int64]:
@@ -40,22 +41,11 @@ def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in names[:classes]]))
 
 
-@functools.lru_cache(maxsize=2)
 def load(name: str) -> tuple[Split, Split]:
-    """Reads a data set.
-
-    Args:
-        name: mnist, fashion_mnist, cifar10, cifar100, cifar100_mini or digits.
-
-    Returns:
-        The training and the test examples.
-
-    Raises:
-        DataError: The name is not known, or the files are not there.
-    """
-    if name not in LOADERS:
-        raise DataError(f"unknown data set {name!r}; known are {', '.join(LOADERS)}")
-    return LOADERS[name]()
+    """The training and the test examples of a data set of images by its name."""
+    if name not in IMAGES:
+        raise DataError(f"unknown data set {name!r}; known are {', '.join(IMAGES)}")
+    return IMAGES[name]()
 
 
 def folder() -> Path:
@@ -76,24 +66,40 @@ def _open(file: str) -> dict[str, Array]:
         return {name: arrays[name] for name in arrays.files}
 
 
-def _mnist() -> tuple[Split, Split]:
+@functools.lru_cache(maxsize=1)
+def mnist() -> tuple[Split, Split]:
+    """MNIST with the writer of each digit as its owner: 60,000 and 10,000 images of 28 × 28."""
     found = _open("mnist_by_writer.npz")
     parts = (Split(found[f"{p}_x"], found[f"{p}_y"].astype(np.int64), found[f"{p}_writer"]) for p in ("train", "test"))
     train, test = parts
     return train, test
 
 
-def _cifar100(file: str = "cifar100.npz") -> tuple[Split, Split]:
-    if file == "cifar100.npz" and not (folder() / file).is_file():
+@functools.lru_cache(maxsize=1)
+def cifar100() -> tuple[Split, Split]:
+    """CIFAR-100: 50,000 and 10,000 color images of 32 × 32, from cifar100.npz or the official archive."""
+    if not (folder() / "cifar100.npz").is_file():
         official = archives.read(folder(), "cifar-100")
         if official is not None:
             return Split(*official[0]), Split(*official[1])
+    return _cifar100("cifar100.npz")
+
+
+@functools.lru_cache(maxsize=1)
+def cifar100_mini() -> tuple[Split, Split]:
+    """The first 50 training and 10 test images of each class of CIFAR-100."""
+    return _cifar100("cifar100_mini.npz")
+
+
+def _cifar100(file: str) -> tuple[Split, Split]:
     found = _open(file)
     train, test = (_strips(found, part) for part in ("train", "test"))
     return train, test
 
 
-def _cifar10() -> tuple[Split, Split]:
+@functools.lru_cache(maxsize=1)
+def cifar10() -> tuple[Split, Split]:
+    """CIFAR-10: 50,000 and 10,000 color images of 32 × 32, from the official archive."""
     official = archives.read(folder(), "cifar-10")
     if official is None:
         raise DataError(
@@ -119,7 +125,9 @@ def _strips(found: dict[str, Array], part: str) -> Split:
     return Split(np.concatenate(images), found[f"{part}_fine"].astype(np.int64))
 
 
-def _digits() -> tuple[Split, Split]:
+@functools.lru_cache(maxsize=1)
+def digits() -> tuple[Split, Split]:
+    """Scikit-learn's digits: 1,500 and 297 images of 8 × 8. They need no data directory."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -129,7 +137,9 @@ def _digits() -> tuple[Split, Split]:
     return Split(x[:1500], y[:1500]), Split(x[1500:], y[1500:])
 
 
-def _fashion() -> tuple[Split, Split]:
+@functools.lru_cache(maxsize=1)
+def fashion_mnist() -> tuple[Split, Split]:
+    """Fashion-MNIST: 60,000 and 10,000 images of 28 × 28."""
     places = [FASHION]
     if named := os.environ.get("FEDSPAN_DATA"):
         places.insert(0, Path(named) / "fashion-mnist")
@@ -158,11 +168,24 @@ def _idx(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
-LOADERS = {
-    "mnist": _mnist,
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
-    "cifar100_mini": lambda: _cifar100("cifar100_mini.npz"),
-    "fashion_mnist": _fashion,
-    "digits": _digits,
+@functools.lru_cache(maxsize=1)
+def tcga_brca() -> tuple[Split, Split]:
+    """Fed-TCGA-BRCA: 866 and 222 breast-cancer patients of six regions' hospitals, 39 clinical features.
+
+    A target is (time in days, whether death was seen); the owner is the region, 0 to 5.
+    """
+    found = _open("tcga_brca/tcga_brca.npz")
+    targets = np.stack([found["time"], found["event"]], 1).astype(np.float32)
+    parts = (np.flatnonzero(found["train"] == wanted) for wanted in (True, False))
+    train, test = (Split(found["x"][part], targets[part], found["center"][part]) for part in parts)
+    return train, test
+
+
+IMAGES = {  # those of the `classification` task
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cifar100_mini": cifar100_mini,
+    "digits": digits,
 }

@@ -35,7 +35,7 @@ class Classification(ModuleTask):
     shrink: int = 1  # images are averaged over squares of this many pixels
 
     def __post_init__(self) -> None:
-        one_of("task.data", self.data, datasets.LOADERS)
+        one_of("task.data", self.data, datasets.IMAGES)
         at_least("shrink", self.shrink, 1)
         for name in ("classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:

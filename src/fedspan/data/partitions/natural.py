@@ -22,7 +22,7 @@ class Natural(Partition):
             raise SpecError("this data set does not say who made which example; use another `partition` than 'natural'")
         names, counts = np.unique(owners, return_counts=True)
         if self.clients is not None and self.clients > len(names):
-            raise SpecError(f"`partition.clients` is {self.clients}, but the data set has {len(names)} natural clients")
+            raise SpecError(f"`clients` is {self.clients}, but the data set has {len(names)} natural clients")
         order = names[np.argsort(-counts, kind="stable")][: self.clients]
         return [np.flatnonzero(owners == name) for name in np.sort(order)]
 

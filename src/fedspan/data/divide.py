@@ -1,0 +1,105 @@
+"""Dividing examples among clients, in one call: the partitions of a spec as functions of labels.
+
+Each function gives one array of example numbers per client, in ascending order. They are the same numbers that a spec
+with the partition of this name and the same seed gives its clients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import DataError
+from fedspan.core.partition import Indices
+from fedspan.data.partitions.classes import Classes
+from fedspan.data.partitions.dirichlet import Dirichlet
+from fedspan.data.partitions.iid import IID
+from fedspan.data.partitions.natural import Natural
+from fedspan.data.partitions.quantity import Quantity
+
+Labels = npt.ArrayLike  # an array, a list or a CPU tensor with one entry per example
+
+
+def iid(labels: Labels, clients: int = 20, *, seed: int = 0) -> list[Indices]:
+    """Divides examples into equal random shares.
+
+    Args:
+        labels: One entry per example; only their number matters.
+        clients: Number of clients.
+        seed: Decides the draw.
+
+    Returns:
+        The example numbers of each client.
+    """
+    return IID(clients=clients).split(_column(labels, "labels"), seed)
+
+
+def dirichlet(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0) -> list[Indices]:
+    """Divides each class in Dirichlet(α) proportions (Hsu et al. 2019).
+
+    Args:
+        labels: The class of each example.
+        clients: Number of clients.
+        alpha: α: the smaller, the fewer classes per client.
+        seed: Decides the draw.
+
+    Returns:
+        The example numbers of each client. Every client has at least one.
+    """
+    return Dirichlet(clients=clients, alpha=alpha).split(_column(labels, "labels"), seed)
+
+
+def classes(labels: Labels, clients: int = 20, classes_per_client: int = 2, *, seed: int = 0) -> list[Indices]:
+    """Gives each client the same number of classes; the clients that have a class share it equally.
+
+    Args:
+        labels: The class of each example.
+        clients: Number of clients.
+        classes_per_client: How many classes each client has.
+        seed: Decides the draw.
+
+    Returns:
+        The example numbers of each client. A class that no client has is left out.
+    """
+    parts = Classes(clients=clients, classes_per_client=classes_per_client)
+    return parts.split(_column(labels, "labels"), seed)
+
+
+def quantity(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0) -> list[Indices]:
+    """Divides examples into random shares of Dirichlet(α) sizes.
+
+    Args:
+        labels: One entry per example; only their number matters.
+        clients: Number of clients.
+        alpha: α: the smaller, the more unequal the sizes.
+        seed: Decides the draw.
+
+    Returns:
+        The example numbers of each client. Every client has at least one.
+    """
+    return Quantity(clients=clients, alpha=alpha).split(_column(labels, "labels"), seed)
+
+
+def natural(groups: Labels, clients: int | None = None) -> dict[str, Indices]:
+    """Makes one client of each group of examples, such as each hospital, writer or device.
+
+    Args:
+        groups: The group of each example: a column of names or numbers.
+        clients: Keep the groups with the most examples, this many; by default all.
+
+    Returns:
+        Name of the group → its example numbers, in the order of the sorted groups; `fedspan.fit` takes a dictionary
+        of clients with the same names.
+    """
+    column = _column(groups, "groups")
+    parts = Natural(clients=clients).split(column, owners=column)
+    return {str(column[part[0]]): part for part in parts}
+
+
+def _column(given: Labels, name: str) -> npt.NDArray[Any]:
+    column = np.asarray(given)
+    if column.ndim != 1 or not len(column):
+        raise DataError(f"`{name}` must be a column with one entry per example, got an array of shape {column.shape}")
+    return column
