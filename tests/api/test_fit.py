@@ -113,9 +113,14 @@ def test_tensors_datasets_and_loaders_are_the_same_clients() -> None:
         lambda x, y: (x.numpy(), y.numpy()),
         TensorDataset,
         Pairs,
-        lambda x, y: DataLoader(Pairs(x, y), batch_size=7),
+        lambda x, y: DataLoader(Pairs(x, y), batch_size=8, shuffle=True),  # 8 divides the 40 examples of a client
+        lambda x, y: list(zip(x, y, strict=True)),
+        lambda x, y: (x.tolist(), y.to(torch.int32)),
     )
-    found = [flat(fedspan.fit(net(), [kind(*c) for c in blobs()], method=ssf(), rounds=3).model) for kind in kinds]
+    found = [
+        flat(fedspan.fit(net(), [kind(*c) for c in blobs()], method=ssf(), rounds=3, batch_size=8).model)
+        for kind in kinds
+    ]
     for other in found[1:]:
         assert torch.equal(found[0], other)
 

@@ -114,13 +114,21 @@ def evaluated(outputs: torch.Tensor, targets: torch.Tensor, loss: Any = None, **
 def test_metrics_by_default_follow_the_targets() -> None:
     assert list(evaluated(LOGITS, LABELS)) == ["loss", "accuracy"]
     bce = F.binary_cross_entropy_with_logits
-    found = evaluated(SCORES, BINARY, lambda outputs, targets: bce(outputs, targets.float()))
-    assert found["accuracy"] == RIGHT
-    assert list(evaluated(SCORES, BINARY.float(), bce)) == ["loss"]
+    own = evaluated(SCORES, BINARY, lambda outputs, targets: bce(outputs, targets.float()))
+    assert list(own) == ["loss"]  # a function of one's own may as well be a squared error
+    assert evaluated(SCORES, BINARY.float(), bce)["accuracy"] == RIGHT
+    assert evaluated(SCORES, BINARY)["accuracy"] == RIGHT
+    assert list(evaluated(SCORES, BINARY, F.mse_loss)) == ["loss"]
     found = evaluated(SCORES, BINARY.float(), bce, metrics=["accuracy", "auroc"])
     assert list(found) == ["loss", "accuracy", "auroc"]
     assert found["accuracy"] == RIGHT
     assert found["loss"] == pytest.approx(float(bce(SCORES, BINARY.float())), rel=1e-6)
+
+
+def test_logits_between_0_and_1_are_logits_where_the_loss_says_so() -> None:
+    logits, targets = torch.tensor([0.2, 0.3]), torch.tensor([1.0, 1.0])
+    assert evaluated(logits, targets, nn.BCEWithLogitsLoss())["accuracy"] == 1
+    assert evaluated(logits, targets, nn.BCELoss())["accuracy"] == 0
 
 
 def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh() -> None:

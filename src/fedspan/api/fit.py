@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedspan.api.run import run
 from fedspan.core import registry
@@ -17,7 +18,7 @@ from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
 from fedspan.nn.client_data import Loss
-from fedspan.nn.evaluate import OutputLoss
+from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks.custom import Custom, Objects
 
 
@@ -28,7 +29,7 @@ def fit(
     *,
     method: Method[Any, Any, Any, Any] | str | Mapping[str, Any] = "ssf",
     rounds: int = 100,
-    batch_size: int | Literal["full"] = 32,
+    batch_size: int | Literal["full"] | None = None,
     epochs: float | None = None,
     clients_per_round: int | None = None,
     device: str = "auto",
@@ -58,7 +59,7 @@ def fit(
         loss: `loss(outputs, targets)`; cross-entropy by default. A Hugging Face model uses its own.
         method: A method such as `SSF(rank=0.2)`, or its name.
         rounds: Number of rounds.
-        batch_size: Examples per local step, or "full".
+        batch_size: Examples per local step, or "full"; 32 by default. A DataLoader keeps its own batches.
         epochs: Local steps as passes over the mean client's examples; replaces the method's `local_steps`.
         clients_per_round: Clients that take part in a round; by default all.
         device: "auto", "cpu", or a torch device such as "cuda:0".
@@ -111,6 +112,7 @@ def spec_of(
     metrics: Sequence[Any] | str = (),
     clients_per_round: int | None = None,
     rounds: int = 100,
+    batch_size: int | Literal["full"] | None = None,
     **settings: Any,
 ) -> Spec:
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
@@ -120,6 +122,9 @@ def spec_of(
     if metrics and test is None and validation is None:
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
+    if batch_size is not None:
+        _check_batch_size(batch_size, given)
+        settings["batch_size"] = batch_size
     return Spec(
         rounds=rounds,
         method=as_method(method),
@@ -128,6 +133,18 @@ def spec_of(
         metrics=metrics,
         **{name: value for name, value in settings.items() if value is not None},
     )
+
+
+def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:
+    """Refuses a batch size besides those of DataLoaders."""
+    for number, data in enumerate(given.clients):
+        data = data.get("train") if isinstance(data, Mapping) else data
+        own = data.batch_size if isinstance(data, DataLoader) else batch_size
+        if own is not None and own != batch_size:
+            raise SpecError(
+                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {own}; leave out "
+                "`batch_size` to keep the loader's"
+            )
 
 
 def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Method[Any, Any, Any, Any]:

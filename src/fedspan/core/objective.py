@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.projector import LinearMap
 
@@ -120,6 +121,10 @@ class Problem(ABC):
     def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
         """The tensors of one run's model by name, as they are saved."""
         return {name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()}
+
+    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
+        """Metrics of a server model on each client's data: one row per client with `client`, `data` and `examples`."""
+        raise SpecError("`eval_clients_every` needs a task with a torch model and the data of all clients")
 
     def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64] | None:
         """Mean loss on a fixed sample of the clients' own data, one number per run; None where it is not available."""

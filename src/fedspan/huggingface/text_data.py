@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from fedspan.core.errors import DataError
 from fedspan.core.metric import IGNORED
 from fedspan.huggingface.models import Pretrained
-from fedspan.nn.client_data import Batch, ClientData, Items
+from fedspan.nn.client_data import Batch, ClientData, of_dataset, table_columns
+from fedspan.nn.loaders import from_loader
 
 SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
 Columns = dict[str, torch.Tensor]
@@ -59,8 +60,8 @@ def by_length(data: ClientData, about: Pretrained) -> list[torch.Tensor]:
 
 def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     """The examples of one client for a Hugging Face model, from what a user gives; errors name it as `who`."""
-    if isinstance(data, DataLoader):
-        return Items(data.dataset, data.collate_fn)  # the loader's own way to make batches of them
+    if isinstance(data, DataLoader):  # with its own way to make batches
+        return from_loader(data, lambda dataset: of_dataset(dataset, data.collate_fn, who), who)
     columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
     for name in ("input_ids", "labels"):
         if name not in columns:
@@ -79,8 +80,9 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
 
 def _columns(data: Any, who: str) -> dict[str, Any]:
     """Name → values, whatever the data came as."""
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):  # datasets.Dataset
-        data = data.with_format(None)[:]
+    if (columns := table_columns(data)) is not None:
+        data = {name: column.tolist() if isinstance(column, np.ndarray) and column.dtype == object else column
+                for name, column in columns.items()}  # fmt: skip
     elif isinstance(data, Dataset) and not isinstance(data, Mapping):
         tensors = getattr(data, "tensors", None)
         data = tuple(tensors) if tensors is not None else [data[i] for i in range(len(data))]  # type: ignore[arg-type]

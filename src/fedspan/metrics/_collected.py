@@ -52,6 +52,8 @@ class Regression(Collected):
 class Labels(Collected):
     """A metric of predicted and true labels: of classes, of yes or no, or of several labels per example."""
 
+    logits: bool | None = None  # whether one score per target is a logit; None: unless all are in [0, 1]
+
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Keeps the predicted classes, or one score per target."""
         targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
@@ -66,10 +68,10 @@ class Labels(Collected):
         return super().compute()
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """Scores are probabilities where all are in [0, 1], and logits otherwise."""
+        """Yes is a logit above 0, or a probability above 0.5."""
         if outputs.is_floating_point():
-            probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
-            outputs = outputs > (0.5 if probabilities else 0.0)
+            logits = self.logits if self.logits is not None else not bool(((outputs >= 0) & (outputs <= 1)).all())
+            outputs = outputs > (0.0 if logits else 0.5)
         return self.of_labels(outputs.long(), targets.long())
 
     @abstractmethod

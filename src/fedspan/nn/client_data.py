@@ -1,15 +1,15 @@
-"""A client's examples, whatever they came as: tensors, arrays, a Dataset or a DataLoader."""
+"""A client's examples, in whatever form a user gives them: tensors, arrays, lists, tables, Datasets, DataLoaders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedspan.core.errors import DataError
 
@@ -58,13 +58,13 @@ class NamedTensors:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Examples fetched one by one from a Dataset."""
+    """Examples fetched one by one from a Dataset or a list."""
 
-    data: Dataset[Any]
+    data: Any
     collate: Callable[[list[Any]], Batch] = default_collate
 
     def __len__(self) -> int:
-        return len(self.data)  # type: ignore[arg-type]
+        return len(self.data)
 
     def take(self, index: torch.Tensor) -> Batch:
         """The items, collated."""
@@ -91,25 +91,93 @@ class LocalClients(Sequence[ClientData]):
         return list(self.held.values())
 
 
+def split_parts(data: Any, who: str) -> tuple[Any, str, Any]:
+    """(training data, name of the held-out part, held-out data) of what a user gives for a client.
+
+    A client's data may be a mapping with "train" and one or both of "test" and "validation". Without a held-out part
+    the client is evaluated on its training data.
+    """
+    if not isinstance(data, Mapping) or "train" not in data:
+        return data, "train", None
+    if unknown := sorted(map(str, data.keys() - {"train", "test", "validation"})):
+        raise DataError(f"{who} has the part {unknown[0]!r}; the parts of a client are train, test and validation")
+    held = next((name for name in ("test", "validation") if name in data), "train")
+    return data["train"], held, data[held] if held != "train" else None
+
+
 def as_client_data(data: Any, who: str) -> ClientData:
     """The examples of one client, from what a user gives; errors name it as `who`."""
+    from fedspan.nn.loaders import from_loader  # which builds on this module
+
+    if isinstance(data, IterableDataset):
+        raise DataError(f"{who} is a stream (IterableDataset) without a length; read it into a list of examples")
     if isinstance(data, DataLoader):
-        return as_client_data(Items(data.dataset, data.collate_fn), who)
+        return from_loader(data, lambda dataset: of_dataset(dataset, data.collate_fn, who), who)
     if isinstance(data, Dataset):
-        tensors = getattr(data, "tensors", None)
-        return as_client_data(tuple(tensors), who) if tensors is not None else _not_empty(Items(data), who)
-    if isinstance(data, Sequence) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
-        return _not_empty(Tensors(_checked(data, who)), who)
-    if isinstance(data, Mapping) and data and all(isinstance(v, torch.Tensor | np.ndarray) for v in data.values()):
-        return _not_empty(NamedTensors(dict(zip(data, _checked(data.values(), who), strict=True))), who)
+        return of_dataset(data, default_collate, who)
+    if (columns := table_columns(data)) is not None:
+        data = columns
+    if isinstance(data, Mapping):
+        arrays = {str(name): as_tensor(column, f"{who}: {name!r}") for name, column in data.items()}
+        return _not_empty(NamedTensors(dict(zip(arrays, _checked(arrays.values(), who), strict=True))), who)
+    if isinstance(data, list) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data):
+        return Items(data)
+    if isinstance(data, list | tuple) and data:
+        return _not_empty(Tensors(_checked((as_tensor(part, who) for part in data), who)), who)
+    if isinstance(data, torch.Tensor | np.ndarray):
+        raise DataError(f"{who} is one {_type(data)}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]")
     if isinstance(data, ClientData):
         return _not_empty(data, who)
-    raise DataError(f"{who} must be (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+    wanted = "must be (inputs, targets), a table with a target column, a Dataset or a DataLoader"
+    raise DataError(f"{who} {wanted}, got {_type(data)}")
 
 
-def _checked(data: Iterable[Any], who: str) -> tuple[torch.Tensor, ...]:
+def of_dataset(data: Any, collate: Callable[[list[Any]], Batch], who: str) -> ClientData:
+    """The examples of a Dataset; those of a TensorDataset are taken all at once."""
+    if isinstance(data, IterableDataset):
+        raise DataError(f"{who} is a stream (IterableDataset) without a length; read it into a list of examples")
+    tensors = getattr(data, "tensors", None)
+    if tensors is not None and collate is default_collate:
+        return as_client_data(tuple(tensors), who)
+    return _not_empty(Items(data, collate), who)
+
+
+def table_columns(data: Any) -> dict[str, Any] | None:
+    """Name → values of a pandas, Arrow or Hugging Face table; None for anything else."""
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):  # datasets.Dataset
+        return dict(data.with_format(None)[:])
+    if hasattr(data, "column_names") and hasattr(data, "to_pydict"):  # pyarrow.Table
+        return dict(data.to_pydict())
+    if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas.DataFrame
+        return {str(name): np.array(data[name]) for name in data.columns}  # a copy that torch may write to
+    return None
+
+
+def as_tensor(part: Any, who: str) -> torch.Tensor:
+    """A tensor from a tensor, an array, a pandas column or frame, or nested lists of numbers."""
+    if isinstance(part, torch.Tensor):
+        return part
+    if hasattr(part, "iloc") and hasattr(part, "to_numpy"):
+        part = part.to_numpy()
+    if isinstance(part, np.ndarray) and part.dtype == object:
+        part = part.tolist()
+    if isinstance(part, list | tuple) and part and isinstance(part[0], torch.Tensor):
+        part = [np.asarray(row) for row in part]
+    try:
+        array = np.asarray(part)
+    except ValueError:
+        raise DataError(f"{who} has rows of different lengths; pad them, or give a Dataset") from None
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        found = "text" if array.dtype.kind in "US" else _type(part)
+        raise DataError(f"{who} has {found} where numbers are needed; encode it as numbers (classes as 0, 1, 2, …)")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    return torch.as_tensor(array if array.flags.writeable else array.copy())
+
+
+def _checked(data: Iterable[torch.Tensor], who: str) -> tuple[torch.Tensor, ...]:
     """Tensors of equal length without a value that is not finite."""
-    parts = tuple(torch.as_tensor(part) for part in data)
+    parts = tuple(data)
     if len({part.shape[0] for part in parts}) > 1:
         raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
     for part in parts:
@@ -128,6 +196,12 @@ def placed(batch: Batch, device: torch.device) -> Batch:
 
 
 def _not_empty(data: ClientData, who: str) -> ClientData:
+    if not hasattr(data, "__len__") or (isinstance(data, Items) and not hasattr(data.data, "__len__")):
+        raise DataError(f"{who} has no length; give its Dataset a `__len__`")
     if len(data) == 0:
         raise DataError(f"{who} has no examples; leave it out")
     return data
+
+
+def _type(value: Any) -> str:
+    return cast(str, type(value).__name__)

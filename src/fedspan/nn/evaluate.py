@@ -13,11 +13,11 @@ from torch import nn
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.metric import Metric
-from fedspan.metrics._collected import Function, by_class
+from fedspan.metrics._collected import Function, Labels, by_class
 from fedspan.nn.client_data import Batch, ClientData, Loss, placed
+from fedspan.nn.problem_kind import OutputLoss
 
 AT_ONCE = 512  # examples evaluated at a time
-OutputLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,9 @@ class Evaluator:
         score: Applies the model to a batch.
         metrics: What to compute: names, `Metric` objects or functions of (outputs, targets). None takes the usual ones.
         device: Where the model is.
-        usual: The names of the usual metrics. None: accuracy where targets are classes.
+        usual: The names of the usual metrics. None: accuracy where there is an output per class.
         parts: Which examples to evaluate together. None: as many as usual, in order.
+        logits: Whether one output per target is a logit or a probability. None: found from the outputs.
     """
 
     data: ClientData
@@ -52,6 +53,7 @@ class Evaluator:
     device: torch.device
     usual: Sequence[str] | None = None
     parts: Sequence[torch.Tensor] | None = None
+    logits: bool | None = None
 
     def __post_init__(self) -> None:
         chosen(self.metrics)  # refuses what there is not, before anything is trained
@@ -64,6 +66,8 @@ class Evaluator:
             if number == 0 and not self.metrics and self.usual is None and _are_classes(found):
                 metrics = chosen(["accuracy"])
             for metric in metrics.values():
+                if isinstance(metric, Labels):
+                    metric.logits = self.logits
                 metric.update(found.outputs, found.targets)
         return {"loss": total / count, **{name: metric.compute() for name, metric in metrics.items()}}
 
@@ -85,13 +89,13 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
     return found
 
 
-def by_outputs(loss: OutputLoss) -> Score:
-    """A model on (inputs, targets), by `loss(outputs, targets)`."""
+def by_outputs(loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets) -> Score:
+    """A model on (inputs, targets), by `loss(outputs, targets)`; metrics are given `for_metrics(targets)`."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
         inputs, targets = batch
         outputs = model(inputs)
-        return Scored(loss(outputs, targets), len(inputs), outputs, targets)
+        return Scored(loss(outputs, targets), len(targets), outputs, for_metrics(targets))
 
     return score
 
@@ -114,4 +118,4 @@ def _are_classes(found: Scored) -> bool:
     outputs, targets = found.outputs, found.targets
     if not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)) or targets.is_floating_point():
         return False
-    return by_class(outputs, targets) or (outputs.numel() == targets.numel() and int(targets.max()) <= 1)
+    return by_class(outputs, targets)

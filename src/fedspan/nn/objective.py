@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,13 +20,15 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
 from fedspan.core.projector import LinearMap
-from fedspan.nn.client_data import Batch, placed
+from fedspan.nn.client_data import Batch, Tensors, placed
+from fedspan.nn.loaders import batch_size_of, batches, drawing
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
 
 PLAIN = Training()
+CPU = torch.device("cpu")
 
 
 def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
@@ -118,7 +120,7 @@ class TorchObjective(Objective):
         """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
         source = self.problem.client_data[self.client]
         total = torch.zeros_like(x)
-        for number, part in enumerate(torch.arange(len(source)).split(self.problem.batch_size)):
+        for number, part in enumerate(torch.arange(len(source)).split(batch_size_of(source, self.problem.batch_size))):
             with torch.inference_mode(False):
                 batch = placed(source.take(part), self.problem.device)
                 g = self.problem.module.grad(x, self._loss(batch, number))
@@ -151,34 +153,21 @@ class TorchObjective(Objective):
         return loss
 
     def _draw(self) -> Iterator[Batch]:
-        """Mini-batches by shuffled passes over the client's examples, decided by (seed, round, client) alone."""
-        problem, rnd, source = self.problem, self.rnd, self.problem.client_data[self.client]
-        n, number = len(source), 0
-        size = min(problem.batch_size, n)
-        left = torch.empty(0, dtype=torch.int64)
-        for passed in range(1 << 30):
-            key = np.array([seeds.key(rnd.seeds[0], "examples", rnd.t, self.client, passed)], np.uint64)
-            left = torch.cat([left, torch.from_numpy(seeds.permute(key, n)[0])])
-            while len(left) >= size:
-                batch = placed(source.take(left[:size]), problem.device)
-                if problem.augment is not None:
-                    state = seeds.key(rnd.seeds[0], "augment", rnd.t, self.client, number) >> 1
-                    batch = problem.augment(batch, torch.Generator().manual_seed(state))
-                left, number = left[size:], number + 1
-                yield batch
+        """Mini-batches, decided by (seed, round, client) alone; see `nn.loaders` for those of a DataLoader."""
+        problem, rnd, client = self.problem, self.rnd, self.client
 
+        def key(stream: str, number: int) -> int:
+            return seeds.key(rnd.seeds[0], stream, rnd.t, client, number)
 
-@contextlib.contextmanager
-def drawing(key: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators start at `key`, and are restored afterwards."""
-    used = [torch.default_generator]
-    if device.type == "cuda":
-        used.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in used]
-    try:
-        for generator in used:
-            generator.manual_seed(key >> 1)
-        yield
-    finally:
-        for generator, state in zip(used, before, strict=True):
-            generator.set_state(state)
+        first = rnd.t * rnd.local_steps
+        drawn = batches(problem.client_data[client], problem.batch_size, functools.partial(key, "examples"), first)
+        for number, (data, index) in enumerate(drawn):
+            if isinstance(data, Tensors):
+                batch = data.take(index)
+            else:  # a Dataset may draw too, such as random crops
+                with drawing(key("load", number), CPU):
+                    batch = data.take(index)
+            batch = placed(batch, problem.device)
+            if problem.augment is not None:
+                batch = problem.augment(batch, torch.Generator().manual_seed(key("augment", number) >> 1))
+            yield batch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +21,21 @@ from fedspan.core.projector import LinearMap
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batched import Cohort
 from fedspan.nn.client_data import ClientData, LocalClients, Loss, Tensors, placed
+from fedspan.nn.loaders import batch_size_of, steps_per_epoch
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.objective import TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTests:
+    """What each client on this machine is evaluated on."""
+
+    data: Mapping[int, tuple[str, ClientData]]  # client → (part: train, test or validation; its examples)
+    on: Callable[[ClientData], Evaluate]
 
 
 class TorchProblem(Problem):
@@ -39,6 +50,8 @@ class TorchProblem(Problem):
         seed: Decides the mini-batches, dropout and augmentation.
         evaluate: `evaluate(model)` gives the metrics. None: there are none.
         on_client: Whether this is one client's machine, which is sent x and needs no copy of the start.
+        names: The clients' names. None: their numbers.
+        client_tests: What each client is evaluated on. None: clients are not evaluated.
     """
 
     cohort_mode = "per_client"
@@ -54,6 +67,8 @@ class TorchProblem(Problem):
         seed: int = 0,
         evaluate: Evaluate | None = None,
         on_client: bool = False,
+        names: Sequence[str] | None = None,
+        client_tests: ClientTests | None = None,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -68,10 +83,11 @@ class TorchProblem(Problem):
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
-        self.clients = len(clients)
+        self.clients, self.names, self.client_tests = len(clients), names, client_tests
         counts = np.array([len(data) for data in self.local_data], np.float64)
         self.weights = counts / counts.sum() if settings.participation.weights == "examples" else None
-        self.steps_per_epoch = max(1, round(float(counts.mean()) / self.batch_size)) if len(counts) else 1
+        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
+        self.steps_per_epoch = max(1, round(float(np.mean(passes)))) if passes else 1
         saved = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
         self.tracked = [b for name, b in model.named_buffers() if b.is_floating_point() and name in saved]
         self.buffers0 = self.read_buffers()
@@ -96,15 +112,25 @@ class TorchProblem(Problem):
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model."""
-        self.release()
-        self.module.load(x)
-        self.write_buffers(buffers)
-        self.model.eval()
+        self._load(x, buffers)
         with torch.inference_mode():
             found = dict(self._evaluate(self.model)) if self._evaluate is not None else {}
         if not torch.isfinite(x).all():
             found["loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
+
+    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
+        """Metrics of a server model on each client's data, one row per client."""
+        if self.client_tests is None:
+            return super().evaluate_clients(x, buffers)
+        self._load(x, buffers)
+        rows: list[dict[str, Any]] = []
+        with torch.inference_mode():
+            for client, (part, data) in self.client_tests.data.items():
+                name = str(client) if self.names is None else self.names[client]
+                found = self.client_tests.on(data)(self.model)
+                rows.append({"client": name, "data": part, "examples": len(data), **found})
+        return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
         """A loss that is not finite; a weight that is not finite makes it so."""
@@ -112,9 +138,7 @@ class TorchProblem(Problem):
 
     def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
         """The module's own `state_dict` with the server's weights and statistics."""
-        self.release()
-        self.module.load(x)
-        self.write_buffers(buffers)
+        self._load(x, buffers)
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def trained(self, weights: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -125,10 +149,7 @@ class TorchProblem(Problem):
 
     def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
-        self.release()
-        self.module.load(x)
-        self.write_buffers(buffers)
-        self.model.eval()
+        self._load(x, buffers)
         clients = self._sample(SAMPLED_CLIENTS, self.clients, 0)
         with torch.inference_mode():
             losses = [self._sampled_loss(client) for client in clients]
@@ -137,7 +158,10 @@ class TorchProblem(Problem):
     def _sampled_loss(self, client: int) -> float:
         source = self.client_data[client]
         index = torch.tensor(self._sample(SAMPLED_EXAMPLES, len(source), 1 + client))
-        parts = [(len(part), placed(source.take(part), self.device)) for part in index.split(self.batch_size)]
+        parts = [
+            (len(part), placed(source.take(part), self.device))
+            for part in index.split(batch_size_of(source, self.batch_size))
+        ]
         return sum(n * float(self.loss(self.model, batch)) for n, batch in parts) / len(index)
 
     def _sample(self, size: int, of: int, stream: int) -> list[int]:
@@ -145,6 +169,13 @@ class TorchProblem(Problem):
         key = np.array([seeds.key(self.seeds[0], "training loss", stream)], np.uint64)
         chosen: list[int] = seeds.choose(key, of, min(size, of))[0].tolist()
         return chosen
+
+    def _load(self, x: Vector, buffers: Vector | None) -> None:
+        """The module with a server model, in evaluation mode."""
+        self.release()
+        self.module.load(x)
+        self.write_buffers(buffers)
+        self.model.eval()
 
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""

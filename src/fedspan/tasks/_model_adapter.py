@@ -10,15 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F  # noqa: N812
+import torch
 from torch import nn
 
 from fedspan.core.config import Settings
+from fedspan.core.errors import SpecError
 from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
 from fedspan.huggingface.text_data import as_texts, by_length
-from fedspan.nn.client_data import ClientData, Loss, as_client_data
-from fedspan.nn.evaluate import Evaluator, OutputLoss, by_objective, by_outputs
+from fedspan.metrics._collected import Labels
+from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data
+from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs, chosen
 from fedspan.nn.problem import Evaluate
+from fedspan.nn.problem_kind import USUAL, OutputLoss, ProblemKind, converted, problem_kind, tried
+
+PROBED = 2  # examples that the model is tried on
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +42,7 @@ class ModelAdapter:
 def model_adapter(
     model: nn.Module, settings: Settings, loss: OutputLoss | None = None, objective: Loss | None = None
 ) -> ModelAdapter:
-    """Chooses by the model: its own loss for a Hugging Face model, otherwise the given one, or cross-entropy."""
+    """Chooses by the model: its own loss for a Hugging Face model, otherwise the given one or that of the data."""
     metrics, device = settings.metrics, settings.torch_device
     if is_pretrained(model) and loss is None and objective is None:
         known = about(prepare(model))
@@ -48,10 +53,47 @@ def model_adapter(
                 test, score_of(known), metrics, device, usual_metrics(known), by_length(test, known)
             ),
         )
-    measure = loss or F.cross_entropy
-    score = by_outputs(measure) if objective is None else by_objective(objective, bool(metrics))
-    return ModelAdapter(
-        as_client_data,
-        objective or (lambda model, batch: measure(model(batch[0]), batch[1])),
-        lambda test: Evaluator(test, score, metrics, device),
-    )
+    if objective is not None:
+        score = by_objective(objective, bool(metrics))
+        return ModelAdapter(as_client_data, objective, lambda test: Evaluator(test, score, metrics, device))
+    pairs = _Pairs(model, settings, loss)
+    return ModelAdapter(pairs.client_data, pairs.objective, pairs.evaluator)
+
+
+class _Pairs:
+    """Data of (inputs, targets). The first data that is read decides the kind of problem."""
+
+    def __init__(self, model: nn.Module, settings: Settings, loss: OutputLoss | None) -> None:
+        self.model, self.settings, self.loss = model, settings, loss
+        self.kind: ProblemKind | None = None
+        self.shape: torch.Size | None = None  # of the inputs of an example that the model takes
+
+    def client_data(self, data: Any, who: str) -> ClientData:
+        read = as_client_data(data, who)
+        few = read.take(torch.arange(min(PROBED, len(read))))
+        if self.kind is None:
+            self.kind = problem_kind(self.model, few, self.loss, who)
+            _check_metrics(self.settings, self.kind)
+        inputs = self.kind.batch(few, who)[0]
+        if isinstance(inputs, torch.Tensor) and inputs.shape[1:] != self.shape:
+            tried(self.model, inputs, who)
+            self.shape = inputs.shape[1:]
+        return converted(read, self.kind, who)
+
+    def objective(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        assert self.kind is not None
+        return self.kind.loss(model(batch[0]), batch[1])
+
+    def evaluator(self, test: ClientData) -> Evaluate:
+        assert self.kind is not None
+        score = by_outputs(self.kind.loss, self.kind.for_metrics)
+        usual = None if self.kind.kind == "other" else USUAL.get(self.kind.kind, ())
+        device = self.settings.torch_device
+        return Evaluator(test, score, self.settings.metrics, device, usual, logits=self.kind.logits)
+
+
+def _check_metrics(settings: Settings, kind: ProblemKind) -> None:
+    """Metrics of labels make no sense of a model that is trained to predict numbers."""
+    wrong = [name for name, metric in chosen(settings.metrics).items() if isinstance(metric, Labels)]
+    if wrong and kind.kind == "numbers":
+        raise SpecError(f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'")

@@ -17,9 +17,9 @@ from torch import nn
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.task import Task
-from fedspan.nn.client_data import LocalClients, Loss
-from fedspan.nn.evaluate import OutputLoss
-from fedspan.nn.problem import Evaluate, TorchProblem
+from fedspan.nn.client_data import ClientData, LocalClients, Loss, split_parts
+from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
+from fedspan.nn.problem_kind import OutputLoss
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks._model_adapter import model_adapter
 
@@ -35,6 +35,16 @@ class Material:
     loss: OutputLoss | None = None
     objective: Loss | None = None  # in place of a loss of outputs and targets
     validation: Callable[[], Any] = lambda: None
+    names: Sequence[str] | None = None  # of the clients; None: they are numbered
+
+    def who(self, client: int) -> str:
+        """A client as error messages name it."""
+        return named(client, self.names)
+
+
+def named(client: int, names: Sequence[str] | None) -> str:
+    """A client as error messages name it."""
+    return f"client {client}" if names is None else f"client {names[client]!r}"
 
 
 class ModuleTask(Task):
@@ -77,8 +87,12 @@ class ModuleTask(Task):
         frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
         rules = projection_rules(made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel)
         adapter = model_adapter(made.model, settings, made.loss, made.objective)
-        given = made.examples(ids) if ids else ()
-        own = {i: adapter.client_data(data, f"client {i}") for i, data in zip(ids, given, strict=True)}
+        own: dict[int, ClientData] = {}
+        tests: dict[int, tuple[str, ClientData]] = {}
+        for i, data in zip(ids, made.examples(ids) if ids else (), strict=True):
+            train, part, held_out = split_parts(data, made.who(i))
+            own[i] = adapter.client_data(train, made.who(i))
+            tests[i] = (part, own[i] if held_out is None else adapter.client_data(held_out, f"{made.who(i)}, {part}"))
         test, validation = (None, None) if on_client else (made.test(), made.validation())
         return TorchProblem(
             made.model,
@@ -89,6 +103,8 @@ class ModuleTask(Task):
             seed=seed,
             evaluate=_scores(adapter.evaluator(test), adapter.evaluator(validation, "validation set")),
             on_client=on_client,
+            names=made.names,
+            client_tests=None if on_client else ClientTests(tests, adapter.on),
         )
 
 

@@ -29,9 +29,9 @@ from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.registry import register, source_of
 from fedspan.nn.client_data import Loss
-from fedspan.nn.evaluate import OutputLoss
 from fedspan.nn.problem import TorchProblem
-from fedspan.tasks._module import Material, ModuleTask
+from fedspan.nn.problem_kind import OutputLoss
+from fedspan.tasks._module import Material, ModuleTask, named
 
 _of_modules: dict[tuple[str | None, int | None], dict[str, str]] = {}
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
@@ -42,29 +42,37 @@ class Objects:
     """A model and data as Python objects."""
 
     model: nn.Module
-    clients: Mapping[str, Any]  # name → data
+    clients: Sequence[Any]  # each one's data
     test: Any = None
     validation: Any = None
     loss: OutputLoss | None = None
     objective: Loss | None = None
+    names: Sequence[str] | None = None  # of the clients; None: they are numbered
 
     @staticmethod
     def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Objects:
-        """Checks what a user gives; clients without names are numbered."""
+        """Checks what a user gives; clients of a list are numbered."""
         if not isinstance(model, nn.Module):
             raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(clients, Mapping):
-            clients = {str(number): data for number, data in enumerate(clients)}
-        if not clients:
+        if isinstance(clients, torch.Tensor | np.ndarray) or not hasattr(clients, "__len__"):
+            raise DataError(f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}")
+        if isinstance(clients, Mapping) and "train" in clients and set(clients) <= {"train", "test", "validation"}:
+            raise DataError("`clients` has the parts of one data set; divide train among clients, and give `test`")
+        if not len(clients):
             raise DataError("`clients` is empty; give the data of at least one client")
-        return Objects(model, clients, **others)
+        names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
+        data = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+        return Objects(model, data, names=names, **others)
+
+    def who(self, client: int) -> str:
+        """A client as error messages name it."""
+        return named(client, self.names)
 
     def material(self) -> Material:
         """The same for a problem."""
-        data = list(self.clients.values())
         return Material(
-            copy.deepcopy(self.model), len(data), lambda ids: [data[i] for i in ids], lambda: self.test, self.loss,
-            self.objective, lambda: self.validation,
+            copy.deepcopy(self.model), len(self.clients), lambda ids: [self.clients[i] for i in ids],
+            lambda: self.test, self.loss, self.objective, lambda: self.validation, self.names,
         )  # fmt: skip
 
     @functools.cached_property
@@ -77,7 +85,7 @@ class Objects:
     def describe(self) -> dict[str, Any]:
         """Sizes and sampled hashes, by which a changed model, loss or data set is noticed."""
         shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
-        table = {"name": "custom", "model": _hash(repr(shapes).encode()), "data": _digest(list(self.clients.values()))}
+        table = {"name": "custom", "model": _hash(repr(shapes).encode()), "data": _digest(list(self.clients))}
         table |= {"clients": len(self.clients)}  # type: ignore[dict-item]
         functions = {"loss": self.loss, "objective": self.objective}
         return table | {name: source_of(one) for name, one in functions.items() if one is not None}
