@@ -168,7 +168,7 @@ def problems() -> Iterator[str]:
 def _undescribed(name: str, function: Any) -> Iterator[str]:
     words = inspect.getdoc(function) or ""
     for one in inspect.signature(function).parameters:
-        if not re.search(rf"^    (?:\w+, )*{one}(?:, \w+)*: ", words, re.M):
+        if not re.search(rf"^    (?:\w+, )*\*{{0,2}}{one}(?:, \w+)*: ", words, re.M):
             yield f"{name}: the argument `{one}` has no entry in `Args:`"
     if typing.get_type_hints(function).get("return", type(None)) is not type(None) and "\nReturns:\n" not in words:
         yield f"{name} does not say what it returns"
