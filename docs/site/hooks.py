@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 LOG = logging.getLogger("mkdocs.hooks.fedspan")  # a warning fails `mkdocs build --strict`
 COPIES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 ORIGINS = {page: source for source, page in COPIES.items()}
+ALONE = ("index.md", "tutorial.md", "changelog.md")  # a tab with one page needs no list of pages
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 SHOWN = {".py": "python", ".toml": "toml", ".md": "markdown", ".ini": "ini", ".cff": "yaml"}
 
@@ -63,8 +64,7 @@ def on_files(files: Files, config: Any) -> Files:
     for problem in api_reference.problems():
         LOG.warning("%s", problem)
     for source, page in COPIES.items():
-        hidden = "---\nhide: [navigation]\n---\n\n" if page in ("index.md", "changelog.md") else ""
-        files.append(File.generated(config, page, content=hidden + (ROOT / source).read_text()))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     for page, text in api_reference.pages().items():
         files.append(File.generated(config, page, content=text))
     outside = {
@@ -114,6 +114,8 @@ def _fenced(path: Path) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turns links of the repository into links of the site, and public names into links to the reference."""
     uri = page.file.src_uri
+    if uri in ALONE:
+        page.meta["hide"] = ["navigation"]
     if uri.startswith(("reference/", "source/")):
         return markdown
     folder = posixpath.dirname(_origin(uri))
