@@ -230,6 +230,9 @@ class WireTransport:
     def save(self) -> wire.Arrays:
         return {}
 
+    def saved(self) -> None:
+        pass
+
     def load(self, arrays: wire.Arrays) -> None:
         pass
 
@@ -250,6 +253,9 @@ class Scripted:
 
     def save(self) -> Any:
         return self.inner.save()
+
+    def saved(self) -> None:
+        self.inner.saved()
 
     def load(self, arrays: Any) -> None:
         self.inner.load(arrays)

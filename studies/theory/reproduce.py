@@ -17,8 +17,8 @@ from rich.table import Table
 
 import drawings
 from claims import JUDGES, Claim
-from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import FedspanError
+from fedspan.core.files import write_atomic
 from fedspan.engine.run_dir import versions
 from fedspan.study import page
 from fedspan.study.jobs import execute, seconds

@@ -76,6 +76,8 @@ def test_any_order_of_writes_saves_and_crashes(
             now[torch.from_numpy(rows)] = values
         elif step == "save":
             kept = (states.save().clone(), now.clone())
+            if rng.random() < 0.7:  # else the process dies before it hears that the checkpoint is on disk
+                states.saved()
         else:
             if rng.random() < 0.4:  # the crash came after a save, before its checkpoint was on disk
                 states.save()
@@ -87,11 +89,15 @@ def test_any_order_of_writes_saves_and_crashes(
 
 
 def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
-    advance(loop_on(tmp_path), 3)
+    saved = advance(loop_on(tmp_path), 3).save()
     with pytest.raises(SpecError, match="earlier run"):
         loop_on(tmp_path)
     with pytest.raises(CheckpointError, match="another run"):
-        loop_on(tmp_path, "bfloat16", resume=True)
+        loop_on(tmp_path, "bfloat16", resume=True).load(saved)
+    other = advance(loop_on(tmp_path / "other"), 3).save()
+    with pytest.raises(CheckpointError, match="another run"):
+        loop_on(tmp_path, resume=True).load(other)
+    assert loop_on(tmp_path, resume=True).load(saved) is None
 
 
 COMPACT = Engine(simulate="loop", compact_states=True)

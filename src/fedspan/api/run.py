@@ -11,6 +11,7 @@ from typing import Any
 from fedspan.callbacks.progress import Progress
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, at_least
+from fedspan.core.files import make_dir
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
 from fedspan.engine.result import CHECKPOINT, LR, OUTCOME, Result, write_json, write_outcome
@@ -125,7 +126,7 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
             check_vacant(run_dir)
         found = _find_lr(spec)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_dir(path.parent)
             write_json(path, found)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 

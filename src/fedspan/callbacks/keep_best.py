@@ -9,6 +9,7 @@ import torch
 
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
+from fedspan.core.errors import CheckpointError
 from fedspan.core.registry import register
 from fedspan.engine.result import BEST, higher_is_better, judged_by
 
@@ -32,8 +33,10 @@ class KeepBest(Callback):
     def on_run_start(self, run: Loop) -> None:
         """Takes up the best model of an interrupted run."""
         self._kept.clear()
-        if run.t and run.run_dir is not None and (run.run_dir / BEST).exists():
+        if run.run_dir is not None and any(run.lines):
             arrays, meta = checkpoint.load(run.run_dir / BEST)
+            if meta["run"] != run.id:
+                raise CheckpointError(f"{str(run.run_dir / BEST)!r} is of another run; put back that of this run")
             for key, value in meta["best"].items():
                 prefix = f"{key}."
                 own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
@@ -63,5 +66,9 @@ class KeepBest(Callback):
         arrays: dict[str, torch.Tensor] = {}
         for number, (_, weights) in self._kept.items():
             arrays |= {f"{number}.{name}": value for name, value in weights.items()}
-        meta = {"best": {str(number): value for number, (value, _) in self._kept.items()}}
+        meta = {
+            "run": run.id,
+            "round": run.t,
+            "best": {str(number): value for number, (value, _) in self._kept.items()},
+        }
         checkpoint.save(run.run_dir / BEST, arrays, meta)

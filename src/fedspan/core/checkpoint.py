@@ -6,10 +6,8 @@ memory and mapped when they are read, so that a large model is never in memory t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import safetensors
 import torch
 
 from fedspan.core.errors import CheckpointError
+from fedspan.core.files import write_atomic
 
 FORMAT = "fedspan-checkpoint-1"
 KINDS = {
@@ -25,33 +24,16 @@ KINDS = {
 }  # fmt: skip  # safetensors' names
 
 
-def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Replaces a file in one step that survives a crash at any moment."""
-    side = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with side.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(side, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            side.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
     """Writes named arrays and a small JSON table."""
     text = json.dumps(meta)
-    write_tensors(path, arrays, {"format": FORMAT, "meta": text, "checksum": _checksum(arrays, text)})
+    about = {"format": FORMAT, "meta": text, "checksum": _checksum(arrays, text)}
+    write_tensors(path, arrays, about, private=True)
 
 
-def write_tensors(path: Path, arrays: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, arrays: dict[str, torch.Tensor], about: dict[str, str] | None = None, private: bool = False
+) -> None:
     """Writes a safetensors file without a copy of the arrays; the library itself makes two."""
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps them aligned
     header: dict[str, Any] = {} if about is None else {"__metadata__": about}
@@ -67,7 +49,7 @@ def write_tensors(path: Path, arrays: dict[str, torch.Tensor], about: dict[str, 
         raws.append(raw)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    write_atomic(path, len(text).to_bytes(8, "little"), text, *raws)
+    write_atomic(path, len(text).to_bytes(8, "little"), text, *raws, private=private)
 
 
 def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -27,6 +27,10 @@ class CheckpointError(FedspanError):
     """A checkpoint or a history cannot be resumed."""
 
 
+class DiskError(FedspanError):
+    """A file cannot be written, for want of space or of rights."""
+
+
 class ProtocolError(FedspanError):
     """Server and client do not agree on what they compute."""
 

@@ -88,6 +88,9 @@ class _Forgetful:
     def save(self) -> wire.Arrays:
         return {}
 
+    def saved(self) -> None:
+        pass
+
     def load(self, arrays: wire.Arrays) -> None:
         pass
 

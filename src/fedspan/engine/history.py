@@ -5,12 +5,13 @@ A line is written in one piece and flushed. After a crash the last line may be c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
 
-from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import CheckpointError
+from fedspan.core.files import append, make_dir, write_atomic
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
@@ -33,31 +34,19 @@ def line_of(row: Row, run: int) -> Line:
 
 
 class History:
-    """A history file that is being written."""
+    """A history file that is being written; it begins with the rows so far, which the checkpoint keeps as well."""
 
-    def __init__(self, path: Path, header: Line) -> None:
+    def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, [header])
-        self.ended = False
-
-    @classmethod
-    def continued(cls, path: Path, header: Line, until: int) -> History:
-        """The file with its rows up to a round, ready for the next."""
-        rows = read(path)[1] if until or path.exists() else []
-        kept = [row for row in rows if row["round"] <= until] if until else []  # the loop itself gives row 0
-        history = cls(path, header)
-        write(path, [header, *kept])
-        history.ended = any(row.get("diverged") for row in kept)
-        return history
+        make_dir(path.parent)
+        write(path, [header, *rows])
+        self.ended = any(row.get("diverged") for row in rows)
 
     def append(self, line: Line) -> None:
         """Add a row; a run that has diverged gets no more."""
-        if self.ended:
-            return
-        with self.path.open("ab") as file:
-            file.write(_text([line]))
-        self.ended = bool(line.get("diverged"))
+        if not self.ended:
+            append(self.path, _text([line]))
+        self.ended = self.ended or bool(line.get("diverged"))
 
 
 def read(path: Path) -> tuple[Line, list[Line]]:
@@ -65,11 +54,11 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     if not path.is_file():
         raise CheckpointError(f"no history at {str(path)!r}")
     lines: list[Line] = []
-    raw = path.read_text().split("\n")
+    raw = path.read_bytes().split(b"\n")
     for number, text in enumerate(raw):
         try:
             lines += [json.loads(text)] if text else []
-        except json.JSONDecodeError:
+        except ValueError:
             if number < len(raw) - 1:
                 raise CheckpointError(
                     f"line {number + 1} of {str(path)!r} is not JSON; delete the folder and run again"
@@ -90,12 +79,15 @@ class Rounds:
         if not self.begun and self.path.exists():
             write(self.path, [one for one in self.read() if one["round"] < line["round"]])
         self.begun = True
-        with self.path.open("ab") as file:
-            file.write(_text([line]))
+        append(self.path, _text([line]))
 
     def read(self) -> list[Line]:
-        """All rounds there are; one that was cut short is left out."""
-        return [json.loads(text) for text in self.path.read_text().split("\n")[:-1]]
+        """All rounds there are; what is cut short or damaged is left out."""
+        lines = []
+        for text in self.path.read_bytes().split(b"\n"):
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(text))
+        return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]
 
 
 def write(path: Path, lines: list[Line]) -> None:

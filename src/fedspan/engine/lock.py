@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedspan.core.errors import SpecError
+from fedspan.core.files import make_dir
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def lock_dir(path: Path) -> Iterator[None]:
     Raises:
         SpecError: if another process holds the lock.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_dir(path)
     if os.name != "posix":  # no flock: users must keep two processes apart themselves
         yield
         return

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +51,9 @@ class Transport(Protocol):
 
     def save(self) -> wire.Arrays:
         """What this end must keep of the clients for a later `load`."""
+
+    def saved(self) -> None:
+        """What `save` gave is on disk."""
 
     def load(self, arrays: wire.Arrays) -> None:
         """Puts back what `save` gave."""
@@ -136,6 +141,7 @@ class Loop:
     ledger: wire.Ledger = field(init=False)
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
+    id: str = field(init=False)  # of this run, in every file that it reads back
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -147,6 +153,7 @@ class Loop:
         self.ledger = wire.Ledger.empty(len(self.seeds), n)
         self.buffers = self.problem.buffers0
         self.lines = [[] for _ in self.seeds]
+        self.id = secrets.token_hex(8)
         self._each_round = [one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end]
 
     def model(self) -> Vector:
@@ -160,7 +167,7 @@ class Loop:
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
         """Continues to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or on divergence."""
         self.rounds = rounds if self.rounds is None else self.rounds
-        if self.t == 0:
+        if self.t == 0 or self._row_is_missing(rounds, eval_every):
             yield self._evaluate()
         while self.t < rounds and not self.stop:
             began = time.perf_counter()
@@ -177,6 +184,11 @@ class Loop:
             yield row
             if row.diverged.all():
                 return
+
+    def _row_is_missing(self, rounds: int, eval_every: int) -> bool:
+        """Whether the run was killed between the checkpoint of an evaluation's round and the evaluation itself."""
+        last = max((lines[-1]["round"] for lines in self.lines if lines), default=-1)
+        return last < self.t and (self.t % eval_every == 0 or self.t >= rounds)
 
     def step(self) -> None:
         """One round."""
@@ -239,7 +251,9 @@ class Loop:
         arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
         buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        return arrays | buffers | {"loop.clock": clock}
+        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events}).encode()
+        text = torch.frombuffer(bytearray(record), dtype=torch.uint8)
+        return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
     def load(self, arrays: wire.Arrays) -> None:
         """Continues a run from where `save` left it."""
@@ -257,6 +271,9 @@ class Loop:
         self.buffers = parts["loop"].get("buffers")
         clock = parts["loop"]["clock"].tolist()
         self.t, self.seconds = int(clock[0]), clock[1]
+        record = json.loads(parts["loop"]["record"].numpy().tobytes())
+        self.id, self.events = record["id"], tuple(record["events"])
+        self.lines = record["lines"] if self.t else [[] for _ in self.seeds]
 
 
 def _bytes(buffers: Vector | None) -> int:

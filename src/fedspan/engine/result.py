@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +16,9 @@ from safetensors import safe_open
 from torch import nn
 
 from fedspan.core import checkpoint, registry
-from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
+from fedspan.core.files import make_dir, write_atomic
 from fedspan.engine import history
 from fedspan.engine.loop import Line
 
@@ -152,17 +155,17 @@ class Result:
             return path
         if path.suffix:
             raise SpecError(f"`path` must be a directory or end in .safetensors, got {str(path)!r}")
-        path.mkdir(parents=True, exist_ok=True)
+        make_dir(path)
         header = {"spec": self.spec}
         for number, folder in enumerate(seed_dirs(path, self.seeds)):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_dir(folder)
             history.write(folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]])
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         write_outcome(path, self.seeds, self.statuses)
         if self.lr_search is not None:
             write_json(path / LR, self.lr_search)
-        checkpoint.write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
+        write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         return path
 
     def __repr__(self) -> str:
@@ -218,13 +221,15 @@ def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
 def write_outcome(
     run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Notes how a run ended; a run without this file is unfinished."""
-    write_json(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), **(about or {})})
+    """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
+    files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL)]
+    sums = {str(path.relative_to(run_dir)): _checksum(path) for path in files if path.exists()}
+    write_json(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """A small table as a file."""
-    checkpoint.write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
+    write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
 
 
 def _cost(lr_search: dict[str, Any]) -> str:
@@ -254,7 +259,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
     found = run_dir / LR
-    how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(_outcome(place)).items()}
+    how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(read_outcome(place)).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         if len(weights) != 1:
@@ -273,9 +278,27 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     )  # fmt: skip
 
 
-def _outcome(run_dir: Path) -> dict[str, Any]:
+def read_outcome(run_dir: Path) -> dict[str, Any]:
+    """How a run ended; empty where it has not. The files that it left must be as it left them."""
     path = run_dir / OUTCOME
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        found = dict(json.loads(path.read_bytes()))
+        sums = dict(found.get("files", {}))
+    except (ValueError, TypeError):
+        raise CheckpointError(f"{str(path)!r} is damaged; put it back, or run again in another directory") from None
+    for name, checksum in sums.items():
+        if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
+            raise CheckpointError(
+                f"{str(run_dir / name)!r} is missing or was changed after the run; put it back, or run again"
+            )
+    return found
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
 
 def _statuses(outcome: dict[str, Any]) -> dict[int, str]:

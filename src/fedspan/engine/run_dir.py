@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import platform
 import signal
 import threading
@@ -30,12 +29,24 @@ import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.files import remove, write_atomic
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.engine import history
 from fedspan.engine.history import History
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.result import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, Result, load, seed_dirs, write_outcome
+from fedspan.engine.result import (
+    BEST,
+    CHECKPOINT,
+    MODEL,
+    OUTCOME,
+    SPEC,
+    Result,
+    load,
+    read_outcome,
+    seed_dirs,
+    write_outcome,
+)
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -78,6 +89,7 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
             files.add(row)
             for callback in loop.callbacks:
                 callback.on_evaluate(loop, row)
+            files.save_if_due()  # after the callbacks, whose own files must not be behind the checkpoint
     statuses = [_status(loop, lines, spec.rounds) for lines in loop.lines]
     if statuses[0] == "interrupted":  # between two evaluations
         files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
@@ -104,8 +116,9 @@ def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
 class _Files:
     """What a run writes while it goes on; nothing where it has no directory."""
 
-    def __init__(self, loop: Loop, spec: Spec, every: int | None, histories: Sequence[History]) -> None:
-        self.loop, self.spec, self.every, self.histories = loop, spec, every, histories
+    def __init__(self, loop: Loop, spec: Spec, every: int | None) -> None:
+        self.loop, self.spec, self.every = loop, spec, every
+        self.histories: list[History] = []
         self.saved = time.monotonic()
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
 
@@ -117,6 +130,8 @@ class _Files:
                 lines.append(history.line_of(row, number))
                 if self.histories:
                     self.histories[number].append(lines[-1])
+
+    def save_if_due(self) -> None:
         if self.histories and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
             self.save()
 
@@ -124,6 +139,7 @@ class _Files:
         assert self.loop.run_dir is not None
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
+        self.loop.transport.saved()
         self.saved = time.monotonic()
 
     def close(self, result: Result, keep: bool) -> None:
@@ -140,7 +156,7 @@ class _Files:
         write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
         if not keep:
             for name in (CHECKPOINT, BEST):
-                (run_dir / name).unlink(missing_ok=True)
+                remove(run_dir / name)
 
 
 class _SaveEvery(Callback):
@@ -173,36 +189,30 @@ def versions() -> dict[str, str]:
 def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     """Files ready for the next row, and the loop where they end; None where the run has finished before."""
     if loop.run_dir is None:
-        return _Files(loop, spec, None, ())
+        return _Files(loop, spec, None)
     out, table = loop.run_dir, spec.table()
     headers = [{"spec": table | {"seed": seed}, "versions": versions()} for seed in loop.seeds]
     places = list(zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True))
     if keeping.resume:
         if (out / OUTCOME).exists():
-            _same_run(json.loads((out / OUTCOME).read_text()), spec, loop.seeds)
+            _same_run(read_outcome(out), spec, loop.seeds)
             if not _longer(out, spec):
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)
         loop.load(arrays)
-        histories = [History.continued(path, header, loop.t) for path, header in places]
-        loop.lines = [history.read(one.path)[1] for one in histories]
     else:
         check_vacant(out)
         if any(path.exists() for path, _ in places):
             raise SpecError(
                 f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another directory"
             )
-        histories = []
-    files = _Files(loop, spec, keeping.checkpoint_every, histories)
-    try:
-        if not keeping.resume:
-            files.save()  # first of all: from here on the run can be resumed
-            checkpoint.write_atomic(out / SPEC, spec.toml().encode())
-            files.histories = [History(path, header) for path, header in places]
-    except OSError as error:
-        raise SpecError(f"cannot write to {str(out)!r}: {error.strerror}") from None
-    (out / OUTCOME).unlink(missing_ok=True)
+    files = _Files(loop, spec, keeping.checkpoint_every)
+    if not keeping.resume:
+        files.save()  # first of all: from here on the run can be resumed
+    write_atomic(out / SPEC, spec.toml().encode())
+    files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
+    remove(out / OUTCOME)
     if keeping.checkpoint_every is not None:
         loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
         loop._each_round = [*loop._each_round, loop.callbacks[-1]]
@@ -251,7 +261,7 @@ def _write_clients(loop: Loop, number: int, folder: Path) -> None:
     table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
     counts = zip(loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True)
     table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
-    checkpoint.write_atomic(folder / "clients.csv", text.getvalue().encode())
+    write_atomic(folder / "clients.csv", text.getvalue().encode())
 
 
 @contextmanager

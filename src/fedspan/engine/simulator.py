@@ -197,6 +197,12 @@ class Simulator:
         way = {"simulate": torch.tensor([WAYS.index(self.way)])}
         return way | {name: states.save() for name, states in self._population.items() if name not in self._empty}
 
+    def saved(self) -> None:
+        """The checkpoint with what `save` gave is on disk."""
+        for states in self._population.values():
+            if isinstance(states, OnDisk):
+                states.saved()
+
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
         self.way = WAYS[int(arrays["simulate"])]

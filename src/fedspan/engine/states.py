@@ -9,8 +9,10 @@ journal of that checkpoint. Loading a checkpoint undoes its own journal and all 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
 
 Rows = npt.NDArray[np.int64]
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,7 +70,11 @@ class InMemory:
 
 
 class OnDisk:
-    """Rows in a sparse file. A checkpoint holds only the number of the journal that leads back to it."""
+    """Rows in a sparse file.
+
+    A checkpoint holds the number of the journal that leads back to it and a checksum of every row. A row that is not
+    what the checkpoint says, because of a damaged or foreign file, is refused when it is read.
+    """
 
     def __init__(self, path: Path, first: torch.Tensor, count: int, stored: torch.dtype, *, resume: bool) -> None:
         if path.exists() and not resume:
@@ -77,53 +84,88 @@ class OnDisk:
         if first.any():
             raise SpecError("states on disk start at zero, but those of this method do not; keep them in memory")
         self.path, self.count, self.stored, self.dtype = path, count, stored, first.dtype
-        self.row_bytes = first.shape[-1] * stored.itemsize
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about, shape = path.with_suffix(".json"), {"rows": count, "size": first.shape[-1], "dtype": str(stored)}
-        if about.exists() and json.loads(about.read_text()) != shape:
-            raise CheckpointError(
-                f"{str(path)!r} holds states of another run ({about.read_text()}); choose another directory"
-            )
-        about.write_text(json.dumps(shape))
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self.file, count * self.row_bytes)
-        self._open_journal(max([0, *self._journals()]))
+        self.size, self.row_bytes = first.shape[-1], first.shape[-1] * stored.itemsize
+        self.checksums = np.zeros(count, np.int64)  # 0: the row was never written
+        self.id = int.from_bytes(secrets.token_bytes(7), "little")
+        self.file = self.journal = -1  # opened when there is something to write
 
     def take(self, rows: Rows) -> torch.Tensor:
         return torch.stack([self._read(row) for row in rows.tolist()])
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
-        for row, value in zip(rows.tolist(), values, strict=True):
-            start = row * self.row_bytes
-            if row not in self.journaled:
-                self.journaled.add(row)
-                os.write(self.journal, row.to_bytes(8, "little") + os.pread(self.file, self.row_bytes, start))
-            raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().tobytes()
-            os.pwrite(self.file, raw, start)
+        with disk_errors(self.path):
+            if self.file < 0:
+                self._create()
+            for row, value in zip(rows.tolist(), values, strict=True):
+                start = row * self.row_bytes
+                if row not in self.journaled:
+                    old = row.to_bytes(8, "little") + read_at(self.file, self.row_bytes, start)
+                    self.journal_end += write_at(self.journal, old, self.journal_end)
+                    self.journaled.add(row)
+                raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().tobytes()
+                write_at(self.file, raw, start)
+                self.checksums[row] = self._checksum(row, raw)
 
     def take_all(self) -> torch.Tensor:
         return self.take(np.arange(self.count))
 
     def save(self) -> torch.Tensor:
-        """Start a new journal; the previous one stays until the checkpoint that names the new one is on disk."""
-        os.fsync(self.file)
-        os.close(self.journal)
+        """Starts a new journal; those before it stay until `saved`."""
+        with disk_errors(self.path):
+            if self.file < 0:
+                self._create()
+            os.fsync(self.journal)
+            os.fsync(self.file)
+            self._open_journal(self.number + 1)
+        return torch.cat([torch.tensor([self.id, self.number]), torch.from_numpy(self.checksums)])
+
+    def saved(self) -> None:
+        """The checkpoint of the last `save` is on disk: the journals before it are not needed any more."""
         for number in self._journals():
             if number < self.number:
-                self._journal_path(number).unlink()
-        self._open_journal(self.number + 1)
-        return torch.tensor([self.number])
+                remove(self._journal_path(number))
 
     def load(self, saved: torch.Tensor) -> None:
-        """Undo all journals since the save, the latest first."""
-        for number in sorted(self._journals(), reverse=True):
-            if number >= int(saved):
-                for row, old in reversed(list(self._read_journal(number))):
-                    os.pwrite(self.file, old, row * self.row_bytes)
+        """Undoes all journals since the save, the latest first."""
+        self.id, number = (int(value) for value in saved[:2])
+        self.checksums = saved[2:].numpy().copy()
+        with disk_errors(self.path):
+            self._open()
+            for later in sorted((one for one in self._journals() if one >= number), reverse=True):
+                for row, old in reversed(list(self._read_journal(later))):
+                    write_at(self.file, old, row * self.row_bytes)
                 os.fsync(self.file)
-                self._journal_path(number).unlink()
-        os.close(self.journal)
-        self._open_journal(int(saved))
+                remove(self._journal_path(later))
+            self._open_journal(number)
+
+    def _create(self) -> None:
+        make_dir(self.path.parent)
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(self.file, self.count * self.row_bytes)
+        write_atomic(self._about_path(), json.dumps(self._about()).encode(), private=True)
+        for number in self._journals():  # of an earlier run, whose states were deleted
+            remove(self._journal_path(number))
+        self._open_journal(0)
+
+    def _open(self) -> None:
+        """Opens the file of an earlier process, if it is the one that the checkpoint was made with."""
+        try:
+            about = json.loads(self._about_path().read_bytes())
+            self.file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+        except (OSError, ValueError):
+            raise CheckpointError(
+                f"the states in {str(self.path)!r} are missing or damaged; put them back, or start the run again"
+            ) from None
+        if about != self._about() or os.fstat(self.file).st_size != self.count * self.row_bytes:
+            raise CheckpointError(
+                f"{str(self.path)!r} holds states of another run; put back those of this run, or start it again"
+            )
+
+    def _about(self) -> dict[str, object]:
+        return {"id": self.id, "rows": self.count, "size": self.size, "dtype": str(self.stored)}
+
+    def _about_path(self) -> Path:
+        return self.path.with_suffix(".json")
 
     def _journals(self) -> list[int]:
         return [int(file.name.rsplit("-", 1)[1]) for file in self.path.parent.glob(f"{self.path.stem}.journal-*")]
@@ -132,16 +174,30 @@ class OnDisk:
         return self.path.with_name(f"{self.path.stem}.journal-{number}")
 
     def _open_journal(self, number: int) -> None:
-        self.number, self.journaled = number, set[int]()
-        self.journal = os.open(self._journal_path(number), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        if self.journal >= 0:
+            os.close(self.journal)
+        self.number, self.journal_end, self.journaled = number, 0, set[int]()
+        self.journal = os.open(self._journal_path(number), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
 
     def _read_journal(self, number: int) -> Iterator[tuple[int, bytes]]:
         """(row, old value). An entry that a crash cut short was never followed by a change of its row."""
         length = 8 + self.row_bytes
         with self._journal_path(number).open("rb") as file:
             while len(entry := file.read(length)) == length:
-                yield int.from_bytes(entry[:8], "little"), entry[8:]
+                row = int.from_bytes(entry[:8], "little")
+                if row < self.count:  # else damaged: the row that it was of fails its checksum
+                    yield row, entry[8:]
+
+    def _checksum(self, row: int, raw: bytes | bytearray) -> int:
+        digest = hashlib.blake2b(raw, digest_size=8, salt=(self.id ^ row << 64).to_bytes(16, "little"))
+        return int.from_bytes(digest.digest(), "little", signed=True) or 1
 
     def _read(self, row: int) -> torch.Tensor:
-        raw = bytearray(os.pread(self.file, self.row_bytes, row * self.row_bytes))
+        if not self.checksums[row]:
+            return torch.zeros(self.size, dtype=self.dtype)
+        raw = read_at(self.file, self.row_bytes, row * self.row_bytes)
+        if self._checksum(row, raw) != self.checksums[row]:
+            raise CheckpointError(
+                f"the state of client {row} in {str(self.path)!r} is damaged; put the file back, or start the run again"
+            )
         return torch.frombuffer(raw, dtype=self.stored).to(self.dtype)

@@ -241,6 +241,12 @@ class RemoteTransport:
         copies = {f"copy.{name}": states.save() for name, states in (self._copies or {}).items()}
         return {"accepted": torch.from_numpy(self.accepted)} | copies
 
+    def saved(self) -> None:
+        """The checkpoint with what `save` gave is on disk."""
+        for states in (self._copies or {}).values():
+            if isinstance(states, OnDisk):
+                states.saved()
+
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
         self.accepted = arrays["accepted"].numpy().copy()

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
+from fedspan.core.files import write_atomic
 from fedspan.costs.outline import client_memory
 from fedspan.engine.result import main_metric
 from fedspan.engine.run_dir import versions

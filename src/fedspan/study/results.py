@@ -21,8 +21,8 @@ from typing import Any
 
 import tomli_w
 
-from fedspan.core.checkpoint import write_atomic
 from fedspan.core.errors import CheckpointError, FedspanError
+from fedspan.core.files import write_atomic
 from fedspan.core.spec import Spec, read_toml
 from fedspan.costs.outline import client_memory, price
 from fedspan.engine.run_dir import versions

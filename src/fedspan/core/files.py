@@ -1,0 +1,121 @@
+"""Files that are complete or absent, whatever happens while they are written.
+
+Everything that fedspan writes goes through these functions. They write all bytes or raise, never follow a link that
+somebody else has planted, and name the file in the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedspan.core.errors import DiskError
+
+Bytes = bytes | bytearray | memoryview
+CHUNK = 1 << 30  # one call of the system writes at most 2 GiB
+
+
+def write_atomic(path: Path, *parts: Bytes, private: bool = False) -> None:
+    """Replaces a file in one step that survives a crash at any moment.
+
+    Args:
+        path: The file.
+        parts: What it holds, one after the other.
+        private: Only the owner may read it.
+    """
+    with disk_errors(path):
+        file, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # new, and the owner's alone
+        try:
+            try:
+                end = 0
+                for part in parts:
+                    end += write_at(file, part, end)
+                if not private:
+                    os.fchmod(file, 0o666 & ~_umask())
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        sync_dir(path.parent)
+
+
+def append(path: Path, data: Bytes) -> None:
+    """Adds to the end of a file in one piece; where that fails, the file is as before."""
+    with disk_errors(path):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            end = os.fstat(file).st_size
+            try:
+                write_at(file, data, end)
+            except OSError:
+                os.ftruncate(file, end)
+                raise
+        finally:
+            os.close(file)
+
+
+def make_dir(path: Path) -> None:
+    """Makes a directory and those above it, where they are missing."""
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, if it is there."""
+    with disk_errors(path):
+        path.unlink(missing_ok=True)
+
+
+def write_at(file: int, data: Bytes, start: int) -> int:
+    """Writes all bytes at a place of an open file; gives their number."""
+    view, done = memoryview(data).cast("B"), 0
+    while done < len(view):
+        wrote = os.pwrite(file, view[done : done + CHUNK], start + done)
+        if wrote <= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        done += wrote
+    return done
+
+
+def read_at(file: int, size: int, start: int) -> bytearray:
+    """Reads exactly `size` bytes at a place of an open file; fewer only where the file ends."""
+    found = bytearray()
+    while len(found) < size and (part := os.pread(file, min(CHUNK, size - len(found)), start + len(found))):
+        found += part
+    return found
+
+
+def sync_dir(path: Path) -> None:
+    """Makes names in a directory survive a loss of power."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the system into one that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; what was saved before is intact"
+        ) from error
+
+
+@functools.cache
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
