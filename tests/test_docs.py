@@ -77,6 +77,18 @@ def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
 
 
+def test_the_script_of_the_comparing_page_runs(tmp_path: Path) -> None:
+    """With a smaller budget than the page, which shows what the script prints."""
+    page = (ROOT / "docs/comparing.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert 'budget="total=6MB"' in code
+    done = python(code.replace("total=6MB", "total=2MB"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("method   tuned")
+    assert "Settings were chosen by the training loss on the first seed, not by the test set." in done.stdout
+    assert (tmp_path / "runs/digits/study.toml").exists()
+
+
 def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/comparing.md").read_text(), re.S)
     (part,) = study_of(tomllib.loads(block)).parts

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 import fedspan
 from conftest import advance, every_method, start
+from fedspan.api.fit import spec_of
+from fedspan.api.run import run
 from fedspan.cli import _plan_table
 from fedspan.cli.app import app
 from fedspan.core import registry, wire
@@ -218,3 +221,30 @@ def test_a_table_per_kind_of_cost() -> None:
     text = console.export_text()
     for word in ("up, run", "client memory", "activations", "server disk", "ssf", "fedavg"):
         assert word in text
+
+
+NORMED = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize("rounds", [7, 130])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedavg"},
+        {"name": "scaffold"},
+        {"name": "ssf", "rank": 0.2},
+        {"name": "subavg", "rank": 0.5},
+        {"name": "ef21"},
+        {"name": "fedit", "rank": 2},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_planned_bytes_are_those_that_are_counted(method: dict[str, Any], rounds: int) -> None:
+    """With statistics of BatchNorm, and clients that have not taken part for a while, beyond the rounds walked."""
+    clients = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(9)]
+    spec = spec_of(
+        NORMED, clients, method=method | {"lr": 1e-3, "local_steps": 1}, rounds=rounds, clients_per_round=2,
+        eval_every=rounds,
+    )  # fmt: skip
+    planned, counted = price(spec), run(spec)
+    assert (planned.up, planned.down) == (counted.up_bytes, counted.down_bytes)

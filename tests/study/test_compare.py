@@ -18,6 +18,7 @@ from fedspan.core.errors import SpecError
 from fedspan.engine import history
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.study import report
+from fedspan.study.request import requested
 
 Data = tuple[torch.Tensor, torch.Tensor]
 
@@ -97,6 +98,12 @@ def test_the_command_line_reports_it(made: fedspan.Comparison, tmp_path: Path) -
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert [line["run"] for line in lines] == list(METHODS)
     assert float(lines[0]["result_mean"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
+
+
+def test_the_command_line_cannot_continue_it(made: fedspan.Comparison) -> None:
+    assert made.run_dir is not None
+    with pytest.raises(SpecError, match=r"continue it there, with fedspan.compare\(…, run_dir="):
+        requested([made.run_dir / "study.toml"])
 
 
 def histories(place: Path) -> dict[Path, int]:
@@ -189,6 +196,17 @@ def test_several_processes_share_the_objects() -> None:
     one, two = (fedspan.compare([FedAvg(lr=0.1), Scaffold(lr=0.1)], MODEL, CLIENTS, jobs=n, **settings) for n in (1, 2))
     times = {"seconds": 0.0}
     assert [row | times for row in one.rows] == [row | times for row in two.rows]
+
+
+def test_a_run_that_fails_is_told_with_its_reason() -> None:
+    def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the loss is broken")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    found = fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, loss=broken, rounds=2, seeds=2, **SETTINGS)
+    assert "fedavg failed in 2 of 2 seeds (RuntimeError: the loss is broken" in found.verdict()
+    assert found.rows[0]["failed"] == 2
 
 
 def test_a_run_that_a_callback_ended_is_not_made_again(tmp_path: Path) -> None:

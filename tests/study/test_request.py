@@ -104,7 +104,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "[method]` has no key 'refresh'",
     ),
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
-    "metric": ({"metric": "accuracy"}, "`metric` must be one of loss, rel_err, got 'accuracy'"),
+    "metric": ({"metric": "accuracy"}, "`--metric` must be one of loss, rel_err, got 'accuracy'"),
     "seeds": ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
     "rank over d": ({"grids": ["projector.rank=3,20"]}, "`rank` 20 is larger than the 12 inputs of block 'X'"),
     "small budget": ({"budget": ["up=10B"]}, "less than one round of 'ssf'"),

@@ -64,7 +64,7 @@ def test_the_seeds_do_not_tell_them_apart() -> None:
     text = said({"SSF": [0.95, 0.90, 0.97], "FedAvg": [0.94, 0.95, 0.90]}, sent={"SSF": 1e6, "FedAvg": 4e6})
     assert text == (
         "The 3 seeds do not tell SSF (accuracy 94.0 %) apart from FedAvg (93.0 %) after 10 rounds; of these, SSF sends "
-        "least, 2 MB."
+        "least in both directions, 2 MB."
     )
     assert "sends least" not in said({"SSF": [0.95, 0.90], "FedAvg": [0.94, 0.95]})
 
@@ -76,8 +76,20 @@ def test_a_tie() -> None:
 
 def test_one_seed() -> None:
     text = said({"A": [0.9], "B": [0.8]})
-    assert text.startswith("A is ahead after 10 rounds: accuracy 90.0 %, 10.0 points higher than B (80.0 %)")
-    assert "one seed" in text
+    assert text == (
+        "A is ahead after 10 rounds: accuracy 90.0 %, 10.0 points higher than B (80.0 %) in one seed; more would make "
+        "it sure."
+    )
+
+
+def test_many_seeds_support_what_one_of_them_reverses() -> None:
+    text = said({"A": [0.9] * 9 + [0.84], "B": [0.85] * 10})
+    assert text.startswith("Take A after 10 rounds")
+
+
+def test_ahead_in_every_seed_is_not_yet_sure() -> None:
+    text = said({"A": [0.95, 0.94, 0.96], "B": [0.94, 0.75, 0.90]})
+    assert text.endswith("than B (86.3 %) in each of the 3 seeds; more seeds would make it sure.")
 
 
 def test_a_lower_error_is_better() -> None:

@@ -17,7 +17,14 @@ from fedspan.costs.sketch import Sketch, sketched
 from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
 from fedspan.nn.problem import TorchProblem
 
-SHARED = ("lr", "local_steps", "schedule", "warmup", "milestones", "gamma")  # settings that one method takes from another
+SHARED = (
+    "lr",
+    "local_steps",
+    "schedule",
+    "warmup",
+    "milestones",
+    "gamma",
+)  # settings that one method takes from another
 MODEL = ("task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine")
 KEPT = 8  # outlines of different models
 

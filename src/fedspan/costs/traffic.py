@@ -1,14 +1,15 @@
 """Bytes of a run before it runs: the method's own messages, packed and counted, with no data and no gradients.
 
 The method takes its real steps on tensors without numbers and an objective without slope, so the bytes are those of
-real messages, for a model of any size. The first rounds are walked through; each later round costs what the last of
-them cost on average.
+real messages, for a model of any size. The first rounds are walked through. Later downloads depend on how long ago
+each client took part last, which the seed tells; beyond that a round costs what the last ones cost on average.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,12 @@ from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, WithoutNumbers
-from fedspan.engine.loop import Loop, Replies
+from fedspan.engine.loop import Loop, Replies, cohort_of
 from fedspan.projectors._dense import Dense
 
 SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
 WALKED = 40  # rounds that are walked through, at least
+DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
 STEADY = 8  # rounds after which a run with all clients in every round is taken to repeat its last two
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -148,11 +150,15 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
             stack.enter_context(context)
         transport = _Forgetful(short, flat)
         loop = Loop(short, flat, transport, (seed,), clients_per_round, rounds=rounds)
+        downloads = _Downloads()
         while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
+            before, last_round = loop.ledger.down.copy(), loop.last_round.copy()
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
             server.append(_bytes(loop.server))
-    late = max(1, loop.t // 4 * 2)  # of a method with two kinds of rounds as many of either
+            downloads.note(loop.t - 1, last_round[0], (loop.ledger.down - before)[0])
+    totals += downloads.after(loop, totals, min(rounds, DRAWN))
+    late = max(1, (len(totals) - 1) // 4 * 2)  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
     log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size
@@ -162,6 +168,51 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
         up / clients_per_round, down / clients_per_round, *course.after(rounds),
         state, 2 * (state + copy), server[-1] + log, problem.clients * state, course,
     )  # fmt: skip
+
+
+class _Downloads:
+    """Bytes of a download by the rounds since the client's last one; 0 stands for its first."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, set[int]] = {}
+
+    def note(self, t: int, last_round: npt.NDArray[np.int64], sent: npt.NDArray[np.int64]) -> None:
+        """Remember a round; what was sent is zero for clients that did not take part."""
+        for client in np.flatnonzero(sent):
+            lag = 0 if last_round[client] < 0 else int(t - last_round[client])
+            self.seen.setdefault(lag, set()).add(int(sent[client]))
+
+    def by_lag(self, most: int) -> npt.NDArray[np.int64] | None:
+        """Bytes for 0, 1, … rounds: a line up to what a first download costs; None where they are not like that."""
+        if any(len(sizes) > 1 for sizes in self.seen.values()) or 0 not in self.seen:
+            return None
+        known = {lag: next(iter(sizes)) for lag, sizes in self.seen.items()}
+        first = known.pop(0)
+        rising = sorted((lag, size) for lag, size in known.items() if size < first)
+        if not known or (len(rising) == 1 and len(known) == 1):
+            return None
+        table = np.full(most + 1, first)
+        if len(rising) > 1:
+            (lag, size), (later, larger) = rising[0], rising[-1]
+            table[1:] = np.minimum(size + (larger - size) // (later - lag) * (np.arange(1, most + 1) - lag), first)
+        table[[lag for lag, _ in rising]] = [size for _, size in rising]
+        return table if all(table[lag] == size for lag, size in known.items()) else None
+
+    def after(self, loop: Loop, totals: list[tuple[int, int]], rounds: int) -> list[tuple[int, int]]:
+        """(up, down) after each later round up to `rounds`; none where they cannot be known without walking."""
+        ups = {b[0] - a[0] for a, b in itertools.pairwise(totals)}
+        table = self.by_lag(rounds) if len(ups) == 1 and loop.t < rounds else None
+        if table is None:
+            return []
+        (up_round,), (up, down), found = ups, totals[-1], []
+        last_round = loop.last_round[0].copy()
+        for t in range(loop.t, rounds):
+            ids = cohort_of(loop.seeds, len(last_round), loop.clients_per_round, t)[0]
+            lags = np.where(last_round[ids] < 0, 0, t - last_round[ids])
+            up, down = up + up_round, down + int(table[lags].sum())
+            last_round[ids] = t
+            found.append((up, down))
+        return found
 
 
 def _steady(totals: list[tuple[int, int]]) -> bool:

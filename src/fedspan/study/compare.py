@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import multiprocessing
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ from fedspan.study.results import STUDY
 
 AnyMethod = Method[Any, Any, Any, Any] | str | Mapping[str, Any]
 Grid = Mapping[str, Any]
+FIELDS = {one.name for one in dataclasses.fields(Spec)}
 
 
 def compare(
@@ -73,7 +76,7 @@ def compare(
         tune_seeds: Number of seeds in tuning.
         tune_rounds: Rounds per run in tuning; by default as many as in the final runs.
         tail: The result is the mean of so many last evaluations.
-        jobs: Number of processes.
+        jobs: Number of processes. A run uses one thread of the CPU.
         run_dir: A directory for all runs and results. None keeps the results in memory alone.
         resume: Continue the comparison in `run_dir`, or ask it for more; finished runs are not made again.
         progress: Show a progress bar.
@@ -109,6 +112,8 @@ def compare(
         raise SpecError(
             f"`run_dir` {str(run_dir)!r} already holds a comparison; give resume=True to continue it, or another one"
         )
+    if jobs > 1 and (spec.torch_device.type != "cpu" or "fork" not in multiprocessing.get_all_start_methods()):
+        raise SpecError(f"`jobs` {jobs} needs device='cpu' and processes that can be forked; use jobs=1")
     console = Console(quiet=not progress)
     with _place(run_dir) as place:
         results = command.produce(study, place, jobs=jobs, line="fedspan.compare(…)", console=console)
@@ -162,16 +167,16 @@ def _base(model: Any, clients: Any, loss: Any, method: Any, settings: Mapping[st
     if isinstance(model, nn.Module):
         if clients is None:
             raise SpecError("`clients` is missing; give the data of each client")
-        known = {one.name for one in dataclasses.fields(Spec)} | {"test", "validation", "objective"}
-        _check_names(settings, known - {"method", "task"})
+        _check_names(settings, {*inspect.signature(spec_of).parameters, *FIELDS})
         return spec_of(model, clients, loss, method=method, **settings)
     if clients is not None or loss is not None:
         raise SpecError(f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}")
-    _check_names(settings, {one.name for one in dataclasses.fields(Spec)} - {"method", "task"})
+    _check_names(settings, FIELDS)
     return dataclasses.replace(as_spec(model), method=method, **settings)
 
 
 def _check_names(settings: Mapping[str, Any], known: set[str]) -> None:
+    known = known - {"method", "task", "settings"}
     for name in settings:
         if name not in known:
             raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")

@@ -52,11 +52,11 @@ def requested(
     if budget:
         given["budget"] = Budget.parse(budget)
     part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
-    return dataclasses.replace(study, parts=[prepared(part, metric, goal)])
+    return dataclasses.replace(study, parts=[prepared(part, metric, goal, "--metric")])
 
 
-def prepared(part: Part, metric: str | None, goal: Goal | None) -> Part:
-    """The part with its metrics chosen and every spec of it checked.
+def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "metric") -> Part:
+    """The part with its metrics chosen and every spec of it checked; `option` is what a user calls the metric.
 
     Results are those of the test set where there is one. Tuning never goes by the test set: it goes by the validation
     set, or by the training loss where there is none. A task without data of its own is tuned by its metric.
@@ -66,7 +66,7 @@ def prepared(part: Part, metric: str | None, goal: Goal | None) -> Part:
     if not known:
         raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
     metric = metric or part.metric or main_metric([one for one in known if not one.startswith(VALIDATION)] or known)
-    one_of("metric", metric, known)
+    one_of(option, metric, known)
     goal = goal or (part.goal if metric == part.metric else goal_of(metric))
     held_out = VALIDATION + metric.removeprefix(VALIDATION)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
@@ -85,6 +85,12 @@ def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str],
             if len(specs) > 1 or methods:
                 raise SpecError(f"{str(path)!r} is a complete comparison; give it without other specs and --methods")
             base = with_changes(table.get("base", {}), tuple(changes))
+            task = base.get("task", {})
+            if task.get("name") == "custom" and "module" not in task:
+                raise SpecError(
+                    f"{str(path)!r} compares on a model and data in Python; continue it there, with "
+                    f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"
+                )
             return study_of({"name": path.stem, "metric": ""} | table | {"base": base})
     found = [(str(path), Spec.from_table(with_changes(table, tuple(changes)))) for path, table in tables]
     if methods:

@@ -1,7 +1,8 @@
 """What a comparison says, in words: which method to take, by how much, and whether the seeds support it.
 
 Methods run under the same seeds, so two of them are compared by the differences of their results per seed. The seeds
-tell them apart if the 95 % interval of the mean difference (Student's t) does not contain zero.
+support a difference if the 95 % interval of its mean (Student's t) does not contain zero. They do not tell two methods
+apart if there is no such support and neither is better in every seed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import numpy as np
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.study.budget import sized
+from fedspan.study.curves import Floats
 from fedspan.study.model import Part, settings
 from fedspan.study.results import Entry, Results
 from fedspan.study.tuning import by_seed, edges
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+CHEAPER = 0.9  # of methods that are equally good, one that sends less than this share of the most is mentioned
+LONG = 150  # characters of a reason
 CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
 
 
@@ -45,29 +49,40 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
     value = f"{part.metric} {_value(part, best)}"
     if not others:
         return f"{best.series.label}{where}: {value}{_over(seeds)}."
-    apart = [told_apart(part, best, one) for one in others]
-    equal = others[: apart.index(True)] if True in apart else others
-    noisy = [one for one, told in zip(others, apart, strict=True) if not told and one not in equal]
     if seeds == 1 and best.final.mean == others[0].final.mean:
         return f"In one seed {best.series.label} and {others[0].series.label} end equal{where}: {value}."
-    if seeds == 1:
-        second = f"{_gap(part, best, others[0])} than {_named(part, others[0])}"
-        return f"{best.series.label} is ahead{where}: {value}, {second}; one seed does not tell them apart for sure."
-    if not equal:
-        second = f"{_gap(part, best, others[0])} than {_named(part, others[0])}"
-        but = f", except against {_listed([_named(part, one) for one in noisy])}, which vary too much" if noisy else ""
-        return f"Take {best.series.label}{where}: {value}, {second}; the {seeds} seeds support it{but}."
-    listed = _listed([_named(part, one) for one in equal])
-    text = f"The {seeds} seeds do not tell {best.series.label} ({value}) apart from {listed}{where}"
-    least = min([best, *equal], key=lambda one: _sent(part, one))
-    if _sent(part, least) < 0.9 * max(_sent(part, one) for one in (best, *equal)):
-        return f"{text}; of these, {least.series.label} sends least, {sized(_sent(part, least))}."
+    apart = [told_apart(part, best, one) for one in others]
+    sure = [told or ahead(part, best, one) for told, one in zip(apart, others, strict=True)]
+    if mixed := others[: sure.index(True)] if True in sure else others:
+        return _undecided(part, best, mixed)
+    second = f"{value}, {_gap(part, best, others[0])} than {_named(part, others[0])}"
+    if not apart[0]:
+        many = f"in each of the {seeds} seeds; more seeds" if seeds > 1 else "in one seed; more"
+        return f"{best.series.label} is ahead{where}: {second} {many} would make it sure."
+    noisy = [_named(part, one) for one, told in zip(others, apart, strict=True) if not told]
+    but = f", except against {_listed(noisy)}, which vary too much" if noisy else ""
+    return f"Take {best.series.label}{where}: {second}; the {seeds} seeds support it{but}."
+
+
+def _undecided(part: Part, best: Entry, others: Sequence[Entry]) -> str:
+    """Methods of which no one is ahead in every seed, and the cheapest of them."""
+    listed = _listed([_named(part, one) for one in others])
+    seeds, first = len(_ends(part, best)), f"{best.series.label} ({part.metric} {_value(part, best)})"
+    text = f"The {seeds} seeds do not tell {first} apart from {listed}{_where(part)}"
+    least = min([best, *others], key=lambda one: _sent(part, one))
+    if _sent(part, least) < CHEAPER * max(_sent(part, one) for one in (best, *others)):
+        return f"{text}; of these, {least.series.label} sends least in both directions, {sized(_sent(part, least))}."
     return f"{text}."
+
+
+def ahead(part: Part, one: Entry, other: Entry) -> bool:
+    """Whether a result is better in every seed."""
+    return bool((_sign(part) * _gaps(part, one, other) > 0).all())
 
 
 def told_apart(part: Part, one: Entry, other: Entry) -> bool:
     """Whether the seeds support that two results differ."""
-    gaps = np.array(_ends(part, one)) - np.array(_ends(part, other))
+    gaps = _gaps(part, one, other)
     if len(gaps) < 2:
         return False
     half = STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
@@ -92,11 +107,17 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
     for one in entries:
         label, seeds = one.series.label, one.final.seeds
         for count, word in ((one.final.diverged, "diverged"), (one.final.failed, "failed")):
-            found += [f"{label} {word} in {count} of {seeds} seeds"] if count and seeds > 1 else []
-            found += [f"{label} {word}"] if count and seeds == 1 else []
+            many = f" in {count} of {seeds} seeds" if seeds > 1 else ""
+            found += [f"{label} {word}{many}{_reason(one) if word == 'failed' else ''}"] if count else []
         if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
             found.append(f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is")
     return f"{'; '.join(found)}." if found else ""
+
+
+def _reason(entry: Entry) -> str:
+    """Why a run failed, cut short."""
+    why = entry.failures[0].partition(": ")[2] if entry.failures else ""
+    return f" ({why if len(why) < LONG else why[:LONG] + '…'})" if why else ""
 
 
 def _how(part: Part, entries: Sequence[Entry]) -> str:
@@ -108,7 +129,7 @@ def _how(part: Part, entries: Sequence[Entry]) -> str:
     by = {TRAIN_LOSS: "the training loss"}.get(part.tune_metric, part.tune_metric)
     if not tuned:
         validated = part.tune_metric.startswith("validation_")
-        return f"Step sizes were searched by the {'validation' if validated else 'training'} loss."
+        return f"Step sizes were searched by {'the validation loss' if validated else by}."
     same = ", the metric of the results" if part.tune_metric == part.metric else ", not by the test set"
     return f"Settings were chosen by {by} on {_first_seeds(part)}{same}."
 
@@ -119,6 +140,11 @@ def _first_seeds(part: Part) -> str:
 
 def _ends(part: Part, entry: Entry) -> list[float]:
     return entry.ends or by_seed(part, entry.curve(part))
+
+
+def _gaps(part: Part, one: Entry, other: Entry) -> Floats:
+    """The differences of two results, per seed."""
+    return np.array(_ends(part, one)) - np.array(_ends(part, other))
 
 
 def _sent(part: Part, entry: Entry) -> float:
