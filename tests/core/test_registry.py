@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from fedspan.cli._fields import settings
 from fedspan.compressors import QSGD, Compose, TopK
 from fedspan.core import registry
 from fedspan.core.compressor import Compressor
@@ -24,6 +25,43 @@ def test_a_name_or_a_table_is_as_good_as_the_value() -> None:
         outer=QSGD(), inner=TopK()
     )
     assert registry.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
+
+
+PARTS = ("projector", "compressor", "optimizer")
+TAKES = [
+    pytest.param(cls, field, kind, id=f"{name}-{field}")
+    for of in ("method", *PARTS)
+    for name, cls in registry.choices(of).items()
+    if cls.__module__.startswith("fedspan.")
+    for field, kind in registry._choice_fields(cls)
+    if kind in PARTS
+]
+
+
+def made(cls: type, arguments: dict[str, Any]) -> Any:
+    """The value, or the words of why there is none."""
+    try:
+        return cls(**arguments)
+    except SpecError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("cls", "field", "kind"), TAKES)
+def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(cls: type, field: str, kind: str) -> None:
+    """Also those that refuse some parts: all three ways are refused alike."""
+    others = {"outer": QSGD(), "inner": TopK()} if cls is Compose else {}
+    taken = 0
+    for name, part in registry.choices(kind).items():
+        if not part.__module__.startswith("fedspan.") or registry._missing(part, ()):
+            continue
+        value = made(cls, others | {field: part()})
+        assert value == made(cls, others | {field: name}) == made(cls, others | {field: {"name": name}})
+        taken += not isinstance(value, str)
+        if not isinstance(value, str):
+            assert getattr(value, field) == part()
+            assert registry.make(cls, others | {field: name}) == value
+    refuses = ("Scallion", "Scafcom", "FedSub")
+    assert taken or (kind == "optimizer" and cls.__name__ in refuses)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +139,18 @@ def test_the_order_of_rank_patterns_is_part_of_a_value() -> None:
 
 
 def test_only_what_has_a_kind_can_be_registered() -> None:
-    with pytest.raises(TypeError, match="derive it from one of Method, Projector"):
+    with pytest.raises(SpecError, match="derive it from one of Method, Projector"):
         registry.register(Inner)
     with pytest.raises(SpecError, match=r"Inner is not registered; put @fedspan\.register above the class"):
         registry.name_of(Inner())
 
 
-@pytest.mark.parametrize("kind", ["method", "projector", "compressor", "optimizer"])
-def test_every_setting_has_a_comment(kind: str) -> None:
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_every_setting_has_a_line_and_every_name_a_summary(kind: str) -> None:
     for name, cls in registry.choices(kind).items():
         if cls.__module__.startswith("fedspan."):
-            assert not [field for field, comment in registry.comments(cls).items() if len(comment) < 8], name
-    assert registry.comments(SSF)["beta"].startswith("β: weight of this round")
+            assert not [field for field, _, _, words in settings(cls) if len(words) < 8], name
+            assert len(registry.summary(cls)) > 15, name
+    (beta,) = (row for row in settings(SSF) if row[0] == "beta")
+    assert beta[1:3] == ("float", "1.0")
+    assert beta[3].startswith("β: weight of this round")

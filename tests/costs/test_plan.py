@@ -21,6 +21,7 @@ from fedspan.cli import _plan_table
 from fedspan.cli.app import app
 from fedspan.core import registry, wire
 from fedspan.core.layout import Block, Layout
+from fedspan.core.plugins import load_plugin
 from fedspan.core.projector import draw
 from fedspan.core.spec import Spec
 from fedspan.costs import traffic
@@ -152,7 +153,7 @@ def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:
     """A method in a file of its own that declares nothing: its state, its messages and its memory are seen."""
     path = tmp_path / "pulled.py"
     path.write_text(PLUGIN)
-    registry.load_file(path)
+    load_plugin(path)
     try:
         found = plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["pulled", "fedavg", "scaffold", "fedprox"])
     finally:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import advance, build, small, start
 from fedspan.core import registry, seeds
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import Projector, draw
 from fedspan.projectors import hadamard
+from fedspan.projectors._dense import Dense
 
 NAMES = list(registry.choices("projector"))
 layouts = st.lists(
@@ -120,3 +125,23 @@ def test_the_size_of_a_subspace_is_known_without_a_draw(name: str) -> None:
     for rank in (2, 0.3):
         projector = registry.build("projector", {"name": name, "rank": rank})
         assert projector.size(layout) == draw(projector, layout, (0,), 0).rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch(Projector):
+    """A Gaussian matrix as it is drawn: right on average, and not orthonormal."""
+
+    scale: float = 1.0
+
+    def factor(self, inputs: int, rank: int, keys: Any, dtype: torch.dtype) -> Dense:
+        p = self.scale * torch.from_numpy(seeds.normal(keys, inputs * rank)).view(-1, rank, inputs) / inputs**0.5
+        return Dense(p.to(dtype), p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_are_not_orthonormal_are_refused(dtype: torch.dtype) -> None:
+    problem = small(dtype)
+    for projector in (Sketch(rank=3), Sketch(rank=12, scale=0.5)):
+        with pytest.raises(SpecError, match="the projector Sketch draws are not orthonormal") as error:
+            advance(start(build("ssf", projector=projector), problem), 1)
+        assert "\n" not in str(error.value)

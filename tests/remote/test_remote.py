@@ -37,7 +37,7 @@ class LocalChannel:
         """A new object each time, as on Flower: only the files remain."""
         state_file = StateFile.of(self.states_dir, "run", f"c{number}")
         agreement = agree(self.method, self.problem, **self.settings)
-        return RemoteClient(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement)
+        return RemoteClient(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, 60)
 
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
         for number, message in enumerate(messages):

@@ -32,7 +32,10 @@ Changes = Annotated[
 Threads = Annotated[int, typer.Option("--threads", min=1, help="Threads of torch. Small problems are fastest with 1.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Number of processes.")]
 Plugin = Annotated[
-    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="A Python file that registers your own method.")
+    list[Path] | None,
+    typer.Option(
+        "--plugin", metavar="FILE", help="A Python file that registers a method, metric or other choice of yours."
+    ),
 ]
 
 
@@ -49,10 +52,10 @@ def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = N
 
 def load_plugins(paths: Sequence[Path] | None) -> None:
     """Imports the user's own files."""
-    from fedspan.core import registry
+    from fedspan.core.plugins import load_plugin
 
     for path in paths or ():
-        registry.load_file(path)
+        load_plugin(path)
 
 
 def command_line() -> str:

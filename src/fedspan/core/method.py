@@ -155,7 +155,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """The classes of (ServerState, ClientState, Down, Up), from the declaration of the method."""
         found = _arguments(cls)
         if not all(isinstance(argument, type) for argument in found):
-            raise TypeError(f"{cls.__name__} must derive from Method[ServerState, ClientState, Down, Up]")
+            raise SpecError(
+                f"{cls.__name__} must name its four types: derive it from Method[ServerState, ClientState, Down, Up], "
+                "or so from LocalSteps or InSubspace"
+            )
         return typing.cast(tuple[type, type, type, type], found)
 
 

@@ -217,8 +217,30 @@ class Projector(ABC):
                 continue
             own = seeds.children(keys, np.full(keys.shape, number))
             factors.append(self.factor(block.inputs, self.rank_of(block), own, layout.dtype))
+            _check_once(self, factors[-1], block.inputs, layout.dtype)
         probe = torch.zeros(len(keys), 1, 1, dtype=torch.float64)
         return LinearMap(layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe))
+
+
+_sound: set[tuple[Projector, int, int, torch.dtype]] = set()  # what `_check_once` has seen
+
+
+def _check_once(projector: Projector, factor: Factor | None, inputs: int, dtype: torch.dtype) -> None:
+    """Raises SpecError unless P Pᵀ z = z for a random z, in the first draw of a projector for a block of this width."""
+    if factor is None or (seen := (projector, inputs, factor.rank, dtype)) in _sound:
+        return
+    z = torch.randn(1, 1, factor.rank, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    try:
+        one = factor.cut(slice(0, 1))
+        error = float((one.down(one.up(z)) - z).norm() / z.norm())
+    except RuntimeError as shapes:
+        raise SpecError(f"the projector {type(projector).__name__} cannot apply its P: {shapes}") from None
+    if not error < 1e4 * torch.finfo(dtype).eps:
+        raise SpecError(
+            f"the rows of P that the projector {type(projector).__name__} draws are not orthonormal: P Pᵀz is off by "
+            f"{error:.2g} times the length of z; orthonormalize them, for example by torch.linalg.qr"
+        )
+    _sound.add(seen)
 
 
 SMALL = 1 << 18  # numbers of P below which several epochs are drawn at once

@@ -1,7 +1,7 @@
 """Folder = axis, file = choice: what is registered under which name, and how it is built from a table of a spec.
 
 `@register` files a class under the name of its module. Every file of a kind's folder is found by discovery; a file
-elsewhere once it is imported (`load_file`). A new kind is one line in `KINDS`.
+elsewhere once it is imported (`core.plugins`). A new kind is one line in `KINDS`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,32 @@ def register(cls: C) -> C:
     kind = kind_of(cls)
     if kind is None:
         bases = ", ".join(known.base.__name__ for known in KINDS.values())
-        raise TypeError(f"{cls.__name__} cannot be registered; derive it from one of {bases}")
-    _known[kind][_file_name(cls)] = cls
+        raise SpecError(f"{cls.__name__} cannot be registered; derive it from one of {bases}")
+    if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise SpecError(f"the {kind} {cls.__name__} lacks {', '.join(lacking)}, which every {kind} needs")
+    if bare := sorted(_annotated(cls) - {f.name for f in _fields(cls)}):
+        raise SpecError(
+            f"{', '.join(bare)} of {cls.__name__} would be no setting: put @dataclass(frozen=True, kw_only=True) "
+            "between @fedspan.register and the class"
+        )
+    if issubclass(cls, Method):
+        cls.types()
+    name, folder = _file_name(cls), KINDS[kind].folder
+    if not cls.__module__.startswith(f"{folder}.") and importlib.util.find_spec(f"{folder}.{name}") is not None:
+        raise SpecError(f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its file")
+    _known[kind][name] = cls
     return cls
+
+
+def _annotated(cls: type) -> set[str]:
+    """The names that a class annotates as its own fields."""
+    own = inspect.get_annotations(cls)
+    return {name for name, hint in own.items() if name[0] != "_" and "ClassVar" not in str(hint)}
+
+
+def registered_in(module: str) -> list[type]:
+    """The classes that a module registers."""
+    return [cls for known in _known.values() for cls in known.values() if cls.__module__ == module]
 
 
 def kind_of(cls: Any) -> str | None:
@@ -109,27 +132,6 @@ def summary(cls: type) -> str:
     """The one-line description of a choice: the first paragraph of its module's docstring."""
     text = (sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip().split("\n\n")[0]
     return " ".join(text.split())
-
-
-def comments(cls: type) -> dict[str, str]:
-    """Field → the comment next to it in the source, for every setting of a choice."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if "__dataclass_fields__" in vars(base):
-            found |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(base), re.M))
-    return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
-
-
-def load_file(path: Path) -> None:
-    """Imports a user's own file, so that a spec can name what it registers."""
-    if not path.is_file():
-        raise SpecError(f"plugin file {str(path)!r} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"plugin file {str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
 
 
 def as_choice(kind: str, value: Any, where: str | None = None) -> Any:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +149,42 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
         if not sign or not key:
             raise SpecError(f"a change of a spec is written key=value, got {change!r}")
         values[key.strip()] = toml_value(text)
+    for key, value in values.items():
+        if key.endswith(".name"):
+            table = _renamed(table, key, value)
     return with_values(table, values)
+
+
+def _renamed(table: Table, key: str, name: Any) -> Table:
+    """The table without settings that another choice at `key` does not share with the one before; they are named."""
+    where = key.removesuffix(".name")
+    *_, kind = where.split(".")
+    before: Any = table
+    for part in where.split("."):
+        before = before.get(part, {}) if isinstance(before, Mapping) else {}
+    if kind not in registry.KINDS or not isinstance(before, Mapping) or not isinstance(name, str):
+        return table
+    kept = _shared(kind, before, name)
+    if dropped := [one for one in before if one not in kept]:
+        warnings.warn(f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}", stacklevel=4)
+        table = with_values(table, {where: kept})
+    return table
+
+
+def _shared(kind: str, table: Mapping[str, Any], name: str) -> Table:
+    """The keys of a table that mean the same for another choice: both classes inherit the field from one class."""
+    known = registry.choices(kind)
+    old, new = known.get(table.get("name", "")), known.get(name)
+    if old is None or new is None or old is new:
+        return dict(table)
+    kept = {f.name for f in dataclasses.fields(new) if _origin(new, f.name) is _origin(old, f.name)}
+    return {key: value for key, value in table.items() if key in kept or key == "name"}
+
+
+def _origin(cls: type, field: str) -> type | None:
+    """The class at the top that first has a field."""
+    owners = [base for base in cls.__mro__ if field in inspect.get_annotations(base)]
+    return owners[-1] if owners else None
 
 
 def toml_value(text: str) -> Any:

@@ -204,7 +204,7 @@ class Loop:
             if isinstance(self.method, LogsChanges):
                 self.server = self.method.empty_round(self.server, rnd)
         else:
-            self.server = self.method.server_step(self.server, found.up, rnd)
+            self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
             received = found.received
             self.ledger.received(
                 rnd, wire.sizes(found.up, rnd.ids.shape) + _bytes(found.buffers) if received is None else received
@@ -212,6 +212,16 @@ class Loop:
             self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
         self.t += 1
+
+    def _checked(self, server: Any) -> Any:
+        """The server's state, if its model still has the shape of x0."""
+        there, here = tuple(self.method.model(server).shape), tuple(self.problem.x0.shape)
+        if there != here:
+            raise SpecError(
+                f"`server_step` of {type(self.method).__name__} returns x of shape {there} instead of {here}, which is "
+                "(runs, 1, size); a mean over clients keeps its axis with keepdim=True, as rnd.mean(v) does"
+            )
+        return server
 
     def _round(self) -> Round:
         n = self.problem.clients

@@ -97,7 +97,7 @@ class RemoteClient:
     client: int  # 0 to N - 1
     seed: int
     agreement: Agreement
-    rounds: int | None = None  # length of the run, which the agreement covers where it matters
+    rounds: int  # length of the run, which the agreement covers under a schedule
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""

@@ -33,6 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedspan.api.run import run
 from fedspan.core import registry
+from fedspan.core.plugins import load_plugin
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError
 from fedspan.core.spec import Spec
@@ -223,7 +224,7 @@ def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     for path in plugins:
-        registry.load_file(path)
+        load_plugin(path)
     threading.Thread(target=_obey, daemon=True).start()
 
 

@@ -43,11 +43,11 @@ class Regression(Task):
 
     het: float = 0.5  # spread of the clients' feature means
     target_het: float = 0.0  # spread of client-specific X_true around the shared one
-    clients: int = 20  # N
+    clients: int = 20  # number of clients, N
     dim: int = 100  # features, d
     outputs: int = 10  # columns of X, m
     samples: int = 50  # examples per client, n
-    reg: float = 0.1  # λ
+    reg: float = 0.1  # λ: weight of the ridge penalty
     noise: float = 0.01  # standard deviation of the noise in B
     data_seed: int | None = None  # seed of the data; none: that of the run
     data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, for clients of unequal size, n (N,)

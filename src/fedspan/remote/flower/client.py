@@ -41,7 +41,9 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context, config), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        reply = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds).reply(received)
+        reply = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds).reply(
+            received
+        )
     except FedspanError as error:
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=str(error)[:MAX_REASON])
     return write_message(reply)

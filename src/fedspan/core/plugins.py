@@ -1,0 +1,62 @@
+"""A user's own file: imported by its path, with one-line errors for what goes wrong in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from fedspan.core import registry
+from fedspan.core.errors import FedspanError, SpecError
+
+
+def load_plugin(path: Path) -> list[type]:
+    """Imports a user's own file, so that a spec can name what it registers.
+
+    Returns:
+        The classes that the file registers.
+
+    Raises:
+        SpecError: The file cannot be imported, registers nothing, or has the name of something else.
+    """
+    if not path.is_file():
+        raise SpecError(f"plugin file {str(path)!r} does not exist")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py")
+    if path.stem in sys.stdlib_module_names:
+        raise SpecError(f"plugin file {path.name!r} has the name of a module of Python; rename the file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except FedspanError as error:
+        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {error}") from error
+    except Exception as error:
+        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {type(error).__name__}: {error}") from error
+    found = registry.registered_in(module.__name__)
+    if not found:
+        raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
+    return found
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the file an error arose."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _remedy(module: ModuleType) -> str:
+    """What to do about a file that registers nothing."""
+    own = [cls for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == module.__name__]
+    if kinds := [cls.__name__ for cls in own if registry.kind_of(cls) and not inspect.isabstract(cls)]:
+        return f"put @fedspan.register above the class {kinds[-1]}"
+    if callable(getattr(module, "command", None)):
+        return "a plugin cannot add a command; commands are files in fedspan/cli"
+    bases = ", ".join(kind.base.__name__ for kind in registry.KINDS.values())
+    return f"it has no class that derives from one of {bases}"

@@ -1,0 +1,129 @@
+"""Files of a user's own: what a newcomer forgets is named in one line, with its remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+import fedspan
+from conftest import RUN, SMALL, advance, small, start
+from fedspan.core import registry
+from fedspan.core.errors import SpecError
+from fedspan.core.plugins import load_plugin
+from fedspan.core.spec import Spec
+
+ROOT = Path(__file__).parents[2]
+WHOLE = (ROOT / "examples" / "new_method.py").read_text()
+SERVER_STEP = WHOLE[WHOLE.index("    def server_step") : WHOLE.index('if __name__ == "__main__"')]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What these files register is gone after each test."""
+    yield
+    for known in registry._known.values():
+        known.pop("mine", None)
+    sys.modules.pop("mine", None)
+
+
+MISTAKES = {
+    "abstract": (
+        WHOLE.replace(SERVER_STEP, ""),
+        ", line 28: the method FedProx lacks server_step, which every method needs",
+    ),
+    "register": (
+        WHOLE.replace("@fedspan.register\n", ""),
+        "registers nothing: put @fedspan.register above the class FedP",
+    ),
+    "nothing": ("x = 1\n", "registers nothing: it has no class that derives from one of Method, Projector"),
+    "command": ("def command() -> None: ...\n", "registers nothing: a plugin cannot add a command"),
+    "syntax": ("def f(:\n", ", line 1: SyntaxError: invalid syntax"),
+    "import": (
+        "import fedspan\nimport nowhere_to_be_found\n",
+        ", line 2: ModuleNotFoundError: No module named 'nowhere",
+    ),
+    "types": (
+        WHOLE.replace("LocalSteps[FullModel, NoState, FullModel, Up]", "LocalSteps"),
+        "FedProx must name its four types: derive it from Method[ServerState, ClientState, Down, Up]",
+    ),
+    "dataclass": (
+        WHOLE.replace("@fedspan.register\n@dataclass(frozen=True, kw_only=True)", "@fedspan.register"),
+        "mu of FedProx would be no setting: put @dataclass(frozen=True, kw_only=True) between",
+    ),
+    "base": (
+        "import fedspan\n\n@fedspan.register\nclass A: ...\n",
+        "line 3: A cannot be registered; derive it from one of",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_in_a_file_is_one_line(kind: str, tmp_path: Path) -> None:
+    text, words = MISTAKES[kind]
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(SpecError) as error:
+        load_plugin(path)
+    assert words in str(error.value)
+    assert str(error.value).startswith(f"plugin file {str(path)!r}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedavg.py", "FedProx would replace fedspan's own method 'fedavg'; rename its file"),
+        ("random.py", "the name of a module of Python"),
+    ],
+)
+def test_a_file_cannot_take_the_place_of_another(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(WHOLE)
+    with pytest.raises(SpecError, match=words):
+        load_plugin(tmp_path / name)
+
+
+def test_a_mean_without_keepdim_is_noticed(tmp_path: Path) -> None:
+    """With one seed the shapes happen to fit; with two the model would have grown an axis."""
+    path = tmp_path / "mine.py"
+    path.write_text(WHOLE.replace("rnd.mean(up.dy)", "up.dy.mean(1)"))
+    (cls,) = load_plugin(path)
+    loop = start(cls(lr=0.02), small(seeds=(5, 6)))
+    with pytest.raises(
+        SpecError, match=r"FedProx returns x of shape \(2, 2, 24\) instead of \(2, 1, 24\).*keepdim=True"
+    ):
+        advance(loop, 1)
+
+
+def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    method = {"name": "ssf", "lr": 0.1, "local_steps": 3, "rank": 0.5, "beta": 0.5, "compressor": "qsgd"}
+    path.write_text(tomli_w.dumps(RUN | {"method": method, "task": SMALL}))
+    with pytest.warns(UserWarning, match="^method.name=fedavg drops rank, beta, compressor of the method 'ssf'$"):
+        spec = Spec.load(path, ("method.name=fedavg",))
+    assert spec.method == fedspan.methods.FedAvg(lr=0.1, local_steps=3)
+    with pytest.warns(UserWarning, match="drops beta, compressor of"):
+        assert Spec.load(path, ("method.name=subavg",)).method == fedspan.methods.SubAvg(
+            lr=0.1, local_steps=3, rank=0.5
+        )
+    with pytest.warns(UserWarning, match="drops rank, beta, compressor"):  # scafcom's β is another one
+        spec = Spec.load(path, ("method.name=scafcom", "method.beta=0.3"))
+    assert spec.method.beta == 0.3  # type: ignore[attr-defined]
+    with pytest.raises(SpecError, match="did you mean 'fedavg'"):
+        Spec.load(path, ("method.name=fedavgg",))
+    assert Spec.load(path, ("method.name=ssf",)).method.beta == 0.5  # type: ignore[attr-defined]
+
+
+def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
+    spec, plugin = tmp_path / "spec.toml", tmp_path / "mine.py"
+    spec.write_text(tomli_w.dumps(RUN))
+    plugin.write_text(MISTAKES["register"][0])
+    command = [sys.executable, "-m", "fedspan", "run", str(spec), "--plugin", str(plugin)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: plugin file")
+    assert done.stderr.count("\n") == 1
