@@ -40,7 +40,7 @@ def test_every_registered_choice_is_in_the_reference() -> None:
 def test_every_command_is_in_the_reference() -> None:
     text = api_reference.pages()["reference/command-line.md"]
     assert "## fedspan compare\n" in text
-    assert "| `--run-dir` |" in text
+    assert "| `--run-dir PATH` |" in text
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "docs/figures").glob("*.mmd")), ids=lambda path: path.stem)

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import click
 from typer.main import get_command
 
 from fedspan.cli import app as command_line
@@ -121,10 +122,9 @@ def commands() -> str:
             "| argument | meaning |",
             "|---|---|",
         ]
-        for one in command.params:
-            flags = one.opts if one.opts[0].startswith("-") else [str(one.name).upper()]
-            words = " ".join((getattr(one, "help", None) or "").split()).replace("|", "\\|")
-            text.append(f"| {', '.join(f'`{flag}`' for flag in flags)} | {words} |")
+        context = click.Context(command)
+        for words, meaning in filter(None, (one.get_help_record(context) for one in command.params)):
+            text.append(f"| `{words}` | {meaning.replace('|', chr(92) + '|')} |")
         text.append("")
     return "\n".join(text)
 

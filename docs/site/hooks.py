@@ -127,9 +127,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if (ROOT / "docs" / uri).with_name("index.html").exists():
         markdown = re.sub(r"^(# .*\n)", r"\1\n[Interactive page](index.html)\n", markdown, count=1)
     pieces = re.split(r"(^```.*?^```$|^#[^\n]*$)", markdown, flags=re.M | re.S)
-    pieces[::2] = [_named(LINK.sub(on_site, piece)) for piece in pieces[::2]]
+    pieces[::2] = [_named(LINK.sub(on_site, _titled(piece))) for piece in pieces[::2]]
     _check_lists("".join(pieces[::2]), uri)
     return "".join(pieces)
+
+
+def _titled(text: str) -> str:
+    """`[docs/networks.md](…)`, which suits a reader of files, with the title of the page in place of its path."""
+
+    def title(found: re.Match[str]) -> str:
+        source = ROOT / (found[1] if found[1] in COPIES else f"docs/{found[1].removeprefix('docs/')}")
+        return f"[{source.read_text().partition(chr(10))[0].lstrip('# ')}]" if source.exists() else found[0]
+
+    return re.sub(r"\[([\w/-]+\.md)\](?=\()", title, text)
 
 
 def _named(text: str) -> str:
