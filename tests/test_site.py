@@ -51,3 +51,22 @@ def test_pictures_are_drawn_from_their_sources(source: Path) -> None:
     words = {word for label in labels for word in re.findall(r"[\w./∇ᵀ]+", re.sub(r"<br>", " ", "".join(label)))}
     assert len(words) > 10
     assert not words - drawn
+
+
+def test_links_to_headings_work_on_github_too() -> None:
+    """The site's own check is `make docs`."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    found = 0
+    for page in pages:
+        for target, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text()):
+            there = (page.parent / target).resolve() if target else page
+            if there.suffix == ".md":
+                found += 1
+                assert anchor in github_anchors(there.read_text()), f"{page.name}: {target}#{anchor}"
+    assert found > 10
+
+
+def github_anchors(text: str) -> set[str]:
+    """The ids that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
