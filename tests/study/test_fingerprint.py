@@ -15,12 +15,12 @@ from test_side_by_side import spec_file
 
 import fedspan
 from fedspan.core import registry
+from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.study import command
-from fedspan.study.fingerprint import fingerprint
+from fedspan.study.fingerprint import _of_tasks, fingerprint
 from fedspan.study.request import requested
-from fedspan.tasks import custom
 
 METHOD = """
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def clean() -> Iterator[None]:
 
 
 def _forget_module() -> None:
-    custom._of_modules.clear()
+    _of_tasks.clear()
     for name in [name for name in sys.modules if name.startswith("fedspan_custom")]:
         del sys.modules[name]
 
@@ -78,7 +78,7 @@ def test_a_plugin_that_changed_is_run_again_and_the_others_are_not(tmp_path: Pat
     plugin, out = tmp_path / "scaled_method.py", tmp_path / "out"
     for scale in (1.0, 1.0, 0.5):
         plugin.write_text(METHOD.format(scale=scale))
-        registry.load_file(plugin)
+        load_plugin(plugin)
         before = runs(out)
         text = said([spec_file(tmp_path)], out, methods=["fedavg,scaled_method"])
         assert ("the source of Scaled changed since the runs in" in text) == (scale == 0.5)
@@ -100,7 +100,7 @@ def test_a_data_module_that_changed_is_run_again(change: str, tmp_path: Path) ->
         _forget_module()
         told.append(said([spec], out))
     assert "changed" not in told[0] + told[1]
-    assert "the module changed since the runs in" in told[2]
+    assert f"the file {str(module)!r} changed since the runs in" in told[2]
     assert ("the clients' data changed" in told[2]) == (change == "data")
     assert len(runs(out)) == 2
 
@@ -117,7 +117,7 @@ def test_a_methods_own_memory_is_compared(tmp_path: Path) -> None:
 
     path = tmp_path / "scaled_method.py"
     path.write_text(METHOD.format(scale=1.0) + HOLDS)
-    registry.load_file(path)
+    load_plugin(path)
     methods = {"own": {"name": "scaled_method", "lr": 0.1}, "FedAvg": {"name": "fedavg", "lr": 0.1}}
     own, plain = fedspan.compare(methods, MODEL, CLIENTS, rounds=2, seeds=1, **SETTINGS).rows
     size = 4 * sum(p.numel() for p in MODEL.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
-from fedspan.study import report, tables
+from fedspan.study import figures, report, tables
 from fedspan.study.chart import chart
 from fedspan.study.curves import Curve, Tail
-from fedspan.study.model import Part, Variant
+from fedspan.study.model import Part, Row, Variant
 from fedspan.study.pareto import pareto, reach
 from fedspan.study.parse import study_of
 from fedspan.study.results import Entry
@@ -227,3 +228,18 @@ def test_many_methods_are_counted_in_the_title() -> None:
 )
 def test_a_title_names_the_problem_in_words(task: dict[str, Any], words: str) -> None:
     assert problem(task) == words
+
+
+def test_every_line_lies_in_its_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels share their y axis; the second row of the part ends far below the first."""
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, legend: kept.append(figure) or path)
+    part, entries = entries_of([line("high", [1.0, 0.9, 0.8]), line("low", [1.0, 0.1, 1e-3])])
+    rows = [Row({"n": n}) for n in (0, 1)]
+    placed = [dataclasses.replace(entry, row=n) for n, entry in enumerate(entries)]
+    figures.draw(dataclasses.replace(part, rows=rows), placed, tmp_path / "x")
+    for axis in kept[0].axes:
+        low, high = axis.get_ylim()
+        for drawn in axis.get_lines():
+            assert low <= min(drawn.get_ydata()) <= max(drawn.get_ydata()) <= high
+            assert drawn.get_marker() != "None"

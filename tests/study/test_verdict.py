@@ -110,7 +110,7 @@ def test_divergence_and_failure_are_told_and_not_ranked() -> None:
 
 
 def test_the_end_of_a_grid_and_what_decided() -> None:
-    of = part("AB", {"method.lr": [0.1, 0.3, 1.0]}, tune_by="train_loss")
+    of = part("AB", {"method.lr": [0.1, 0.3, 1.0]}, tune_by="training_loss")
     ends = {"A": [0.9, 0.9], "B": [0.8, 0.8]}
     tried = [Tried({"method.lr": 0.3}, 10, entry(of, "A", [0.9]).final)]
     made = [entry(of, "A", ends["A"], point={"method.lr": 1.0}, at_edge=True, tried=tried)]

@@ -15,13 +15,13 @@ from fedspan.core.registry import register
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop
 
-NAME = "train_loss"
+NAME = "training_loss"
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoss(Callback):
-    """Reports `train_loss` at every evaluation: the mean loss on up to 64 examples each of up to 10 clients."""
+    """Reports `training_loss` at every evaluation: the mean loss on up to 64 examples each of up to 10 clients."""
 
     needs_all_clients: ClassVar[bool] = True
 

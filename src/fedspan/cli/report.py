@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import Out, command_line
+from fedspan.cli._options import command_line
 
 
 def command(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories, or directories that contain them.")],
-    out: Out,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory for the results. Default: RUN_DIRS, if it is one directory.")
+    ] = None,
     formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv, png.")] = "html",
     metric: Annotated[
         str | None, typer.Option("--metric", help="The metric to show first. Default: the main one.")
     ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Serve the page and follow the runs; write nothing.")] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --live. 0: any free port.")] = 8000,
 ) -> None:
     """Show runs on one page, by rounds, bytes and seconds.
 
     RUN_DIRS are run directories, or directories that contain them.
     """
+    if live:
+        if out is not None:
+            raise typer.BadParameter("--live writes nothing; leave --out out, or run without --live")
+        return _follow(run_dirs, metric, port)
+    if out is None and (len(run_dirs) > 1 or not run_dirs[0].is_dir()):
+        raise typer.BadParameter("give --out, the directory for the results")
     from fedspan.study import report
 
-    for path in report.report(run_dirs, out, formats.split(","), metric, command_line()):
+    for path in report.report(run_dirs, out or run_dirs[0], formats.split(","), metric, command_line()):
         typer.echo(path)
+    return None
+
+
+def _follow(run_dirs: list[Path], metric: str | None, port: int) -> None:
+    """Serve the live page until Ctrl-C, which is its usual end."""
+    from fedspan.study.live import serve
+
+    with serve(run_dirs, metric, command_line(), port) as server, suppress(KeyboardInterrupt):
+        typer.echo(f"http://127.0.0.1:{server.server_port}/ follows {', '.join(map(str, run_dirs))}; Ctrl-C ends it")
+        server.serve_forever(poll_interval=0.2)

@@ -37,10 +37,6 @@ class Task(ABC):
         """The number of examples of each class that each client has: (clients, classes)."""
         raise SpecError(f"{type(self).__name__} has no classes to count")
 
-    def fingerprint(self) -> dict[str, str]:
-        """What it is of → hash, for the user's own data, code and weights: the same settings, other numbers."""
-        return {}
-
     def given(self) -> dict[str, Any] | None:
         """A description of data and model that were given as objects; None where the fields say it all."""
         return None

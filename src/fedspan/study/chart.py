@@ -1,4 +1,4 @@
-"""Charts as plain data, which web/chart.js draws: every metric against every cost, one group of lines per row of a part.
+"""Charts as plain data, which web/chart.js draws: every metric against every cost, a group of lines per row of a part.
 
 Client memory does not grow with the rounds, so against memory every series is one mark: its result.
 """

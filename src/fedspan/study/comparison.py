@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.checkpoint import write_atomic
+from fedspan.core.files import write_atomic
 from fedspan.core.errors import one_of
 from fedspan.core.extras import needs
 from fedspan.core.method import Method

@@ -24,20 +24,23 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "fedspan",
 }
+MARKERS = "os^DvP*"  # as on the page: lines are told by color and marker, so that no one needs the color
+ACROSS = 3  # panels side by side
 AXES: dict[Axis, float] = {"round": 1.0, "up": 1e-6, "total": 1e-6}  # bytes as MB
 
 
-def panels(down: int, across: int) -> tuple[Any, Any]:
-    """A figure of panels of equal size."""
+def panels(down: int, across: int, share: bool = False) -> tuple[Any, Any]:
+    """A figure of panels of equal size; with `share` those side by side have one y axis."""
     size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
     figure = Figure(figsize=size, layout="constrained")  # not of pyplot: no window, and nothing to close
-    return figure, figure.subplots(down, across, squeeze=False)
+    return figure, figure.subplots(down, across, squeeze=False, sharey="row" if share else False)
 
 
 def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
     """Write PNG and SVG with a legend of label → handle; the path of the SVG."""
     if legend:
-        figure.legend(legend.values(), legend.keys(), fontsize=8, loc="outside right center")
+        columns = max(1, int(figure.get_figwidth() / 2.1))
+        figure.legend(legend.values(), legend.keys(), fontsize=8, loc="outside lower center", ncols=columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
@@ -50,10 +53,10 @@ def handles(axes: Any) -> dict[str, Any]:
     return {label: handle for lines, labels in found for label, handle in zip(labels, lines, strict=True)}
 
 
-def band(axis: Any, x: Any, values: Any, color: str, label: str) -> Any:
+def band(axis: Any, x: Any, values: Any, color: str, label: str, **look: Any) -> Any:
     """Mean line of several seeds and a band from the lowest to the highest; the mean."""
     middle, low, high = over_seeds(values)
-    axis.plot(x, middle, color=color, lw=1.2, label=label)
+    axis.plot(x, middle, color=color, lw=1.4, label=label, **look)
     axis.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     return middle
 
@@ -62,27 +65,40 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
     """One panel per axis and row: a part with one row has its axes side by side, another one its rows."""
     kinds = part.figure.get("x", list(AXES) if len(part.rows) == 1 else ["round"])
     rows = part.figure.get("rows", list(range(len(part.rows))))
-    one = len(rows) == 1
+    cells = [(kind, row) for kind in kinds for row in rows]
+    across = len(rows) if 1 < len(rows) <= ACROSS else min(ACROSS, len(cells))
     with plt.rc_context(STYLE):
-        figure, axes = panels(1, len(kinds)) if one else panels(len(kinds), len(rows))
-        for down, kind in enumerate(kinds):
-            for across, row in enumerate(rows):
-                axis = axes[0][down] if one else axes[down][across]
-                here = [entry for entry in entries if entry.row == row]
-                _curves(axis, part, here, kind) if kind in AXES else _grid(axis, part, here, kind)
-                axis.set_title(part.rows[row].label)
-                if (one and down == 0) or (not one and across == 0):
-                    axis.set_ylabel(titled(part.metric))
+        figure, axes = panels(-(-len(cells) // across), across, share=True)
+        starts: dict[int, list[float]] = {}
+        for place, (kind, row) in enumerate(cells):
+            axis, here = axes[place // across][place % across], [entry for entry in entries if entry.row == row]
+            axis.set_title(part.rows[row].label)
+            if kind in AXES:
+                starts.setdefault(place // across, []).extend(_curves(axis, part, here, kind))
+            else:
+                _grid(axis, part, here, kind)
+        _finish(part, axes, len(cells), starts)
         return save(figure, path, handles(axes))
+
+
+def _finish(part: Part, axes: Any, used: int, starts: dict[int, list[float]]) -> None:
+    """Labels and limits, after all panels are drawn: those side by side share them."""
+    for axis in np.ravel(axes)[used:]:
+        axis.set_visible(False)
+    for line, panels_ in enumerate(axes):
+        panels_[0].set_ylabel(titled(part.metric))
+        if part.goal == "min" and starts.get(line):  # a run that diverges leaves the panel
+            panels_[0].set_ylim(top=min(panels_[0].get_ylim()[1], 3 * max(starts[line])))
 
 
 def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:
     """A metric of every variant against a cost on one axis; the budget is a dotted line."""
     axis = plt.subplots(layout="constrained")[1] if axis is None else axis
-    scale = AXES.get(kind, 1.0)
+    scale, looks = AXES.get(kind, 1.0), _looks(part)
     for entry in entries:
-        curve = entry.series.curve(metric)
-        band(axis, curve.spent(kind) * scale, scale_of(metric) * curve.values, entry.series.color, entry.series.label)
+        curve, one = entry.series.curve(metric), entry.series
+        values = scale_of(metric) * curve.values
+        band(axis, curve.spent(kind) * scale, values, one.color, one.label, **looks[entry.variant])
     if part.budget is not None and kind in part.budget.limits:
         axis.axvline(part.budget.limits[kind] * scale, color="0.5", ls=":", lw=1)
     axis.set_xlabel(TITLES[kind].format("MB"))
@@ -91,8 +107,20 @@ def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis:
     return axis
 
 
-def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> None:
-    """The metric of every variant against a cost; a cross marks where a seed diverged."""
+def _looks(part: Part) -> dict[str, dict[str, Any]]:
+    """The marker of every variant. They are staggered, so that lines on top of each other show."""
+    count, out = len(part.variants), {}
+    for number, variant in enumerate(part.variants):
+        marker = MARKERS[number % len(MARKERS)]
+        line = {"marker": marker, "ms": 9 if marker == "*" else 5, "mec": "white", "mew": 0.6}
+        line["ls"] = ("-", "--", ":", "-.")[number // len(MARKERS) % 4]
+        out[variant.name] = line | {"markevery": (0.03 + 0.22 * number / count, 0.22)}
+    return out
+
+
+def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> list[float]:
+    """The metric of every variant against a cost; a cross marks where a seed diverged. Returns the first values."""
+    looks = _looks(part)
     axis.set_xscale("linear" if kind == "round" else "log")
     axis.set_yscale("linear" if part.goal == "max" else "log")
     tops: list[float] = []
@@ -100,22 +128,23 @@ def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> None
         curve = entry.series.curve(part.metric)
         x, values = curve.spent(kind) * AXES[kind], scale_of(part.metric) * curve.values
         whole = (x > 0) | (kind == "round")
-        middle = band(axis, x[whole], values[:, whole], entry.series.color, entry.series.label)
+        middle = band(axis, x[whole], values[:, whole], entry.series.color, entry.series.label, **looks[entry.variant])
         tops += [float(middle[0])] if len(middle) and np.isfinite(middle[0]) else []
         if any(t is not None for t in curve.diverged) and np.isfinite(middle).any():
             last = int(np.flatnonzero(np.isfinite(middle))[-1])
             axis.plot(x[whole][last], tops[-1], marker="x", color=entry.series.color, ms=7, mew=2, clip_on=False)
-    if part.goal == "min" and tops:
-        axis.set_ylim(top=3 * max(tops))  # a run that diverges leaves the panel
     axis.set_xlabel(TITLES[kind].format("MB"))
+    return tops
 
 
 def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
     """The result of every point of a grid, against one of its settings."""
+    looks = _looks(part)
     for entry in entries:
         points = [(one.point[key], one.end) for one in entry.tried if key in one.point]
         ends = [scale_of(part.tune_metric) * end.mean if end.whole else np.nan for _, end in points]
-        axis.plot([x for x, _ in points], ends, "o-", ms=4, lw=1.2, color=entry.series.color, label=entry.series.label)
+        look = looks[entry.variant] | {"markevery": None, "color": entry.series.color, "label": entry.series.label}
+        axis.plot([x for x, _ in points], ends, lw=1.4, **look)
     axis.set_xscale("log")
     axis.set_yscale("linear" if part.goal == "max" else "log")
     axis.set_xlabel(f"{key.rpartition('.')[2]} (no point: diverged)")

@@ -1,11 +1,12 @@
 """What decides a run besides its settings: code, data and initial weights of the user's own.
 
-A spec names a plugin's method or a data module, and both may change while the spec stays the same. Their fingerprints
-keep runs of the old ones apart from runs of the new ones.
+A spec names a plugin's method, a data module or a data file, and each may change while the spec stays the same. Their
+fingerprints keep runs of the old ones apart from runs of the new ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -14,22 +15,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedspan.core import registry
-from fedspan.core.checkpoint import write_atomic
-from fedspan.core.spec import Spec
+from fedspan.core.files import write_atomic
+from fedspan.core.errors import DataError
+from fedspan.core.spec import Spec, flat
+from fedspan.core.task import Task
+from fedspan.tasks.custom import Custom, Objects, _digest
 
 FILE = "fingerprint.json"
+SAMPLED = 1 << 20  # bytes of a large file that are looked at: at its start, in its middle and at its end
+_of_tasks: dict[str, dict[str, str]] = {}  # what a spec file names is read once per process
 
 
 def fingerprint(spec: Spec) -> dict[str, str]:
     """What it is of → hash, for everything that is the user's own; empty if all comes with fedspan."""
     own = {f"source of {type(value).__name__}": _source(type(value)) for value in _choices(spec)}
-    return own | spec.task.fingerprint()
+    if isinstance(spec.task, Custom) and spec.task.objects is not None:
+        return own | _of_objects(spec.task.objects)
+    table = registry.describe(spec.task)
+    key = json.dumps(table)
+    if key not in _of_tasks:
+        _of_tasks[key] = _of_files(table) | _of_module(spec.task)
+    return own | _of_tasks[key]
 
 
 def digest(found: Mapping[str, str]) -> str:
     """A short hash of a fingerprint."""
-    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return _hash(json.dumps(found, sort_keys=True).encode(), 4)
 
 
 def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
@@ -40,6 +54,44 @@ def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
         runs.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({**before, **found}, indent=1).encode())
     return [what for what, value in found.items() if before.get(what, value) != value]
+
+
+def _of_objects(given: Objects) -> dict[str, str]:
+    """Of a model and data in Python."""
+    found = vars(given).get("fingerprint")
+    if found is None:
+        data = {"clients' data": given.clients, "test data": given.test, "validation data": given.validation}
+        weights = {"initial weights": dict(given.model.state_dict())}
+        found = {name: _digest(one) for name, one in (weights | data).items()}
+        vars(given)["fingerprint"] = found  # every run of a comparison asks for it
+    return dict(found)
+
+
+def _of_files(table: Mapping[str, Any]) -> dict[str, str]:
+    """Of the files that a task names."""
+    named = {str(value): Path(value) for value in flat(table).values() if isinstance(value, str) and len(value) < 1000}
+    return {f"file {name!r}": _of_file(path) for name, path in named.items() if path.is_file()}
+
+
+def _of_file(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        parts = []
+        for place in sorted({0, size // 2, max(0, size - SAMPLED)}):
+            file.seek(place)
+            parts.append(file.read(SAMPLED))
+    return _hash(f"{size} ".encode() + b"".join(parts))
+
+
+def _of_module(task: Task) -> dict[str, str]:
+    """Of what the functions of a task's module give here."""
+    if not isinstance(task, Custom) or task.clients is None:
+        return {}
+    read = task.material(0, torch.float32)
+    found = {"test data": _digest(read.test()), "validation data": _digest(read.validation())}
+    with contextlib.suppress(DataError, OSError):  # data that is on other machines
+        found["clients' data"] = _digest(list(read.examples(range(task.clients))))
+    return found
 
 
 def _choices(value: Any) -> Iterator[Any]:
@@ -59,4 +111,8 @@ def _source(cls: type) -> str:
     file = None if cls.__module__ == "__main__" else inspect.getsourcefile(cls)
     if file is None or not Path(file).is_file():
         return registry.source_of(cls)
-    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+    return _hash(Path(file).read_bytes())
+
+
+def _hash(data: bytes, size: int = 8) -> str:
+    return hashlib.blake2b(data, digest_size=size).hexdigest()

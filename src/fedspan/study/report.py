@@ -25,7 +25,7 @@ from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
 from fedspan.study.tables import Grid
-from fedspan.study.titles import described, standing, titled
+from fedspan.study.titles import described, listed, problem, sentences, standing, titled
 from fedspan.study.verdict import verdict_of
 
 FORMATS = ("html", "md", "csv", "png")
@@ -111,7 +111,7 @@ class Report:
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
         footer = f"{results.minutes:.1f} core-minutes of computing. {made}"
         title = study.title or titled(study.parts[0])
-        verdict = [text for text in (score_line(results), verdict_of(results)) if text]
+        verdict = [text for text in (score_line(results), *sentences(verdict_of(results))) if text]
         missed = score(results)[1]
         return Report(title, [study.about], sections, results.command, missed, footer, verdict)
 
@@ -177,10 +177,15 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
     sections = [section for study in studies for section in study.sections]
     sections += [Section.of_runs(title, series, metric) for title, series in find(others)] if others else []
     count = sum(len(entry.series.seeds) for section in sections for entry in section.entries)
-    lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(place.name for place in places)}."
+    lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(map(str, places))}."
     footer = ", ".join(f"{name} {number}" for name, number in versions().items())
-    one = sections[0].part
-    title = titled(one) if len(sections) == 1 else f"{count} runs on {len(sections)} tasks"
+    title = f"{count} runs on {len(sections)} tasks" if len(sections) > 1 else _of_methods(sections[0])
     verdict = [text for study in studies for text in study.verdict]
     verdict += [standing(one.part, one.entries) for one in sections if not studies]
     return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in verdict if text])
+
+
+def _of_methods(section: Section) -> str:
+    """The methods of runs on one task, and the task."""
+    methods = dict.fromkeys(entry.series.spec["method"]["name"] for entry in section.entries)
+    return f"{listed(list(methods))} on {problem(section.part.base.get('task', {}))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +60,11 @@ def described(part: Part) -> str:
     if part.tail > 1:
         parts.append(f"A result is the mean of the last {part.tail:g} evaluations.")
     return " ".join(parts)
+
+
+def sentences(text: str) -> list[str]:
+    """A text as a list of its sentences."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text)
 
 
 def standing(part: Part, entries: Sequence[Entry]) -> str:

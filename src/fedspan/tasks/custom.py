@@ -7,13 +7,10 @@ alone, the server `model`, `test` and `validation`.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +30,6 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks._module import Material, ModuleTask, named
 
-_of_modules: dict[tuple[str | None, int | None], dict[str, str]] = {}
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
 
 
@@ -75,13 +71,6 @@ class Objects:
             lambda: self.test, self.loss, self.objective, lambda: self.validation, self.names,
         )  # fmt: skip
 
-    @functools.cached_property
-    def fingerprint(self) -> dict[str, str]:
-        """Hashes of the initial weights and the data."""
-        held = {"test data": self.test, "validation data": self.validation}
-        hashes = {"clients' data": _digest(dict(self.clients))} | {k: _digest(v) for k, v in held.items()}
-        return {"initial weights": _digest(dict(self.model.state_dict()))} | hashes
-
     def describe(self) -> dict[str, Any]:
         """Sizes and sampled hashes, by which a changed model, loss or data set is noticed."""
         shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
@@ -109,21 +98,6 @@ class Custom(ModuleTask):
     def given(self) -> dict[str, Any] | None:
         """What is known of the objects."""
         return None if self.objects is None else self.objects.describe()
-
-    def fingerprint(self) -> dict[str, str]:
-        """Of the objects; or of the module's source and of what its functions give here."""
-        if self.objects is not None:
-            return self.objects.fingerprint
-        key = (self.module, self.clients)
-        if key not in _of_modules:  # a module is loaded once per process
-            assert self.clients is not None
-            read = self.material(0, torch.float32)
-            hashes = {"module": _hash(inspect.getsource(self._module()).encode())}
-            with contextlib.suppress(DataError, OSError):  # data that is on other machines
-                hashes["clients' data"] = _digest(list(read.examples(range(self.clients))))
-            held = {"test data": read.test(), "validation data": read.validation()}
-            _of_modules[key] = hashes | {name: _digest(data) for name, data in held.items()}
-        return _of_modules[key]
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The objects, or what the module's functions give; none is called for data that is not needed here."""

@@ -1,9 +1,9 @@
 // Downloads: the chart as a picture, and its numbers.
 
-const save = (name, content) => {
-  const link = html("a", { href: typeof content === "string" ? content : URL.createObjectURL(content), download: name });
+const save = (name, blob) => {
+  const link = html("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
-  if (typeof content !== "string") setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 };
 const STYLED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-weight", "paint-order"];
 
@@ -39,13 +39,17 @@ const picture = (chart) => {
   return { text: new XMLSerializer().serializeToString(copy), width, height: whole };
 };
 
+const drawnColor = (chart, number) => {
+  const style = getComputedStyle(chart.plot.querySelector(`[data-number="${number}"] :is(.mean, .mark, .gone)`));
+  return plainColor(chart.marks && style.fill !== "none" ? style.fill : style.stroke);
+};
 const legendOf = (chart, width, top, ink) => {
   const parts = [];
   let [x, y] = [16, top + 12];
-  for (const { series } of chart.lineup?.lines ?? []) {
+  for (const { number, series } of chart.lineup?.lines ?? []) {
     const room = 48 + series.name.length * 7;
     if (x > 16 && x + room > width) [x, y] = [16, y + 20];
-    const color = plainColor(getComputedStyle(chart.plot.querySelector(`[data-number="${chart.data.series.indexOf(series)}"] .mark, [data-number="${chart.data.series.indexOf(series)}"] .gone`)).stroke);
+    const color = drawnColor(chart, number);
     const line = svg("path", { d: `M${x} ${y}h30`, stroke: color, "stroke-width": 2, fill: "none", "stroke-dasharray": DASHES[series.dash % 4] });
     const shape = marker(series, x + 15, y);
     put(shape, { fill: shape.classList.contains("hollow") ? "none" : color, stroke: color, "stroke-width": 1.5 }, []);

@@ -129,15 +129,18 @@ const nameInside = ({ lines, area, x, y, stops, marks, side }) => {
   return lines.flatMap(({ number, series, rows }) => {
     const r = rows[rows.length - 1];
     if (!marks && (!side || x(r.x) > area.right - 30)) return [];
-    const [px, py, half] = [x(r.x), y(r.mean), short(series.name).length * 3.5];
+    const [px, py, half] = [x(r.x), Math.max(area.top + 7, y(r.mean)), short(series.name).length * 3.5];
     const [above, below] = [Math.min(y(r.high), py - 7) - 5, Math.max(y(r.low), py + 7) + 13];
     const places = [["start", px + 10, py + 4], ["end", px - 10, py + 4], ["middle", px, above], ["middle", px, below]];
+    for (const far of [24, 40, 60, 85, 115])  // farther away, with a thin line to the end
+      for (const up of [-far, far]) places.push(["start", px + 16, py + up], ["end", px - 16, py + up]);
     for (const [anchor, at, base] of places) {
       const left = at - { start: 0, end: 2 * half, middle: half }[anchor];
       const box = [left, base - 11, left + 2 * half, base + 3];
       if (!free(box)) continue;
       taken.push(box);
       const all = group(series, number);
+      if (Math.abs(base - py) > 22) all.append(svg("path", { class: "leader", d: `M${px} ${py}L${at} ${base - 4}` }));
       all.append(svg("text", { class: "name", x: at, y: base, "text-anchor": anchor }, short(series.name)));
       return [all];
     }
