@@ -170,8 +170,8 @@ class Chart {
     const box = this.range(lines, state);
     const yTicks = ticks(box.y0, box.y1, state.logy, Math.round(height / 60));
     const left = 34 + 7 * Math.max(...yTicks.map((v) => words(v).length));
-    const longest = Math.max(...lines.map(({ series }) => short(series.name).length));
-    const side = !this.marks && width >= 620 ? 44 + 7 * longest : 0;  // room for the names of the lines
+    const longest = Math.max(...lines.map(({ series }) => textWidth(short(series.name))));
+    const side = !this.marks && width >= 620 ? 44 + longest : 0;  // room for the names of the lines
     const area = { left, right: width - Math.max(16, side), top: 10, bottom: height - 44 };
     const x = scale(box.x0, box.x1, state.logx, area.left, area.right);
     const y = scale(box.y0, box.y1, state.logy, area.bottom, area.top);

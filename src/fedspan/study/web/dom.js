@@ -9,6 +9,12 @@ const html = (tag, attributes = {}, ...children) => put(document.createElement(t
 const svg = (tag, attributes = {}, ...children) =>
   put(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const textWidth = (text) => {
+  pixel.font = "12px system-ui, sans-serif";
+  return pixel.measureText(text).width;
+};
+
 // The address holds the view: every control changes the hash, and only the hash decides what is shown.
 const view = () => new URLSearchParams(location.hash.slice(1));
 const setView = (changes, quietly = false) => {

@@ -8,7 +8,6 @@ const save = (name, blob) => {
 const STYLED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-weight", "paint-order"];
 
 // A color as #rrggbb, which every program that reads SVG understands.
-const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 const plainColor = (color) => {
   pixel.clearRect(0, 0, 1, 1);
   pixel.fillStyle = color;
@@ -47,7 +46,7 @@ const legendOf = (chart, width, top, ink) => {
   const parts = [];
   let [x, y] = [16, top + 12];
   for (const { number, series } of chart.lineup?.lines ?? []) {
-    const room = 48 + series.name.length * 7;
+    const room = 54 + textWidth(series.name);
     if (x > 16 && x + room > width) [x, y] = [16, y + 20];
     const color = drawnColor(chart, number);
     const line = svg("path", { d: `M${x} ${y}h30`, stroke: color, "stroke-width": 2, fill: "none", "stroke-dasharray": DASHES[series.dash % 4] });

@@ -47,7 +47,10 @@ const frame = ({ data, state, box, area, x, y, yTicks }) => {
   parts.push(svg("path", { class: "frame", d: `M${area.left} ${area.top}V${area.bottom}H${area.right}` }));
   const limit = data.limits[state.x];
   if (limit !== undefined && limit >= box.x0 && limit <= box.x1 * 1.02)
-    parts.push(svg("line", { class: "limit", x1: x(limit), x2: x(limit), y1: area.top, y2: area.bottom }, svg("title", {}, "budget")));
+    parts.push(
+      svg("line", { class: "limit", x1: x(limit), x2: x(limit), y1: area.top, y2: area.bottom }),
+      svg("text", { x: x(limit) - 5, y: area.top + 10, "text-anchor": "end" }, "budget"),
+    );
   const middle = [(area.left + area.right) / 2, (area.top + area.bottom) / 2];
   parts.push(svg("text", { class: "label x", x: middle[0], y: area.bottom + 38, "text-anchor": "middle" }, data.axes[state.x].label));
   parts.push(svg("text", { class: "label y", transform: `translate(13 ${middle[1]}) rotate(-90)`, "text-anchor": "middle" }, data.metrics[state.y].label));
@@ -129,7 +132,7 @@ const nameInside = ({ lines, area, x, y, stops, marks, side }) => {
   return lines.flatMap(({ number, series, rows }) => {
     const r = rows[rows.length - 1];
     if (!marks && (!side || x(r.x) > area.right - 30)) return [];
-    const [px, py, half] = [x(r.x), Math.max(area.top + 7, y(r.mean)), short(series.name).length * 3.5];
+    const [px, py, half] = [x(r.x), Math.max(area.top + 7, y(r.mean)), textWidth(short(series.name)) / 2 + 1];
     const [above, below] = [Math.min(y(r.high), py - 7) - 5, Math.max(y(r.low), py + 7) + 13];
     const places = [["start", px + 10, py + 4], ["end", px - 10, py + 4], ["middle", px, above], ["middle", px, below]];
     for (const far of [24, 40, 60, 85, 115])  // farther away, with a thin line to the end
