@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Interrupt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import fedspan, rows, spec_file
 
+from conftest import Interrupt
 from fedspan import Spec, load, run
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.files import write_atomic
 from fedspan.core.errors import one_of
 from fedspan.core.extras import needs
+from fedspan.core.files import write_atomic
 from fedspan.core.method import Method
 from fedspan.study import tables
 from fedspan.study.curves import Axis

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from fedspan.core import registry
-from fedspan.core.files import write_atomic
 from fedspan.core.errors import DataError
+from fedspan.core.files import write_atomic
 from fedspan.core.spec import Spec, flat
 from fedspan.core.task import Task
 from fedspan.tasks.custom import Custom, Objects, _digest

@@ -33,9 +33,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedspan.api.run import run
 from fedspan.core import registry
-from fedspan.core.plugins import load_plugin
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError
+from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, Row
