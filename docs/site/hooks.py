@@ -7,6 +7,7 @@ one to a page that shows the file, and public names in code style become links i
 from __future__ import annotations
 
 import fnmatch
+import json
 import logging
 import posixpath
 import re
@@ -101,10 +102,23 @@ def _shown(path: Path) -> str:
         LOG.warning("a page links to %s, which does not exist", path)
         return ""
     name = path.relative_to(ROOT).as_posix()
+    if path.suffix == ".ipynb":
+        return _notebook(path)
     if path.is_file():
         return f"# {name}\n\n{_fenced(path)}"
     inside = sorted(file for file in path.rglob("*") if file.suffix in SHOWN)
     return f"# {name}\n\n" + "\n".join(f"## {file.relative_to(path)}\n\n{_fenced(file)}" for file in inside)
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as a page; links in its cells are relative to its own folder."""
+    folder, depth = path.parent.relative_to(ROOT).as_posix(), "../" * len(path.relative_to(ROOT).parts)
+
+    def on_site(target: re.Match[str]) -> str:
+        return depth + _page_of(posixpath.normpath(posixpath.join(folder, target[0])))
+
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+    return "\n\n".join(f"```python\n{s}\n```" if kind == "code" else LINK.sub(on_site, s) for kind, s in cells)
 
 
 def _fenced(path: Path) -> str:
