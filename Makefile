@@ -14,7 +14,7 @@ demo: .venv/demo
 demo-flower: .venv/dev
 	$(BIN)/python examples/flower/demo.py
 
-test: check
+test: check docs
 	$(BIN)/pytest -n 2
 
 test-slow: .venv/dev
@@ -25,6 +25,10 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Fails on a broken link or a public name without description (not with --quiet, which hides warnings from --strict).
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore $(BIN)/mkdocs build --strict
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/toy.py
@@ -42,6 +46,11 @@ reproduce: .venv/demo
 # What the checks need as well.
 .venv/dev: .venv/demo
 	$(PIP) -e '.[dev]'
+	touch $@
+
+# What the documentation site needs.
+.venv/docs: .venv/demo
+	$(PIP) -e '.[docs]'
 	touch $@
 
 clean:

@@ -29,7 +29,10 @@ FORBIDDEN = {
     r"\bcovered (?:layers?|weights?)\b": "fused",
     r"\bat a site\b": "on a client",
 }
-ALLOWED = {r"\bletters?\b": ("the paper's letters",)}
+ALLOWED = {
+    r"\bletters?\b": ("the paper's letters",),
+    r"\bsites?\b": ("documentation site", "docs/site", "out/site"),
+}
 
 
 def texts() -> list[tuple[str, str]]:

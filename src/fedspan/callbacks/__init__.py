@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedspan.callbacks.keep_best import KeepBest as KeepBest
     from fedspan.callbacks.progress import Progress as Progress
     from fedspan.callbacks.tensorboard import TensorBoard as TensorBoard
+    from fedspan.callbacks.training_loss import TrainingLoss as TrainingLoss
     from fedspan.callbacks.wandb import WandB as WandB
     from fedspan.core.callback import Callback as Callback
 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import io
 import json
@@ -31,6 +32,7 @@ def settings(cls: Any) -> list[Row]:
     return [(one.name, _type(hints[one.name]), _default(one), words.get(one.name, "")) for one in fields]
 
 
+@functools.cache
 def described(cls: type) -> dict[str, str]:
     """Field → description, from the class's own source and docstring."""
     try:

@@ -16,17 +16,19 @@ import torch
 from fedspan.core.errors import SpecError
 
 Vector = torch.Tensor
+"""A tensor of shape (runs, clients, size): seeds that are computed together, the clients of a round (one for what the
+server holds), and the numbers of the model or of the subspace."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Block:
-    """One tensor of the model. `axis` is its input side, which a projector shortens; None if it is sent in full."""
+    """One tensor of the model."""
 
-    name: str
-    shape: tuple[int, ...]
-    axis: int | None = None
+    name: str  # as in `model.state_dict()`
+    shape: tuple[int, ...]  # of the tensor
+    axis: int | None = None  # the input side, which a projector shortens; None if the tensor is sent in full
 
     @functools.cached_property
     def size(self) -> int:
@@ -67,8 +69,8 @@ class Block:
 class Layout:
     """The blocks of a model in order, and the type of number they are kept in."""
 
-    blocks: tuple[Block, ...]
-    dtype: torch.dtype = torch.float32
+    blocks: tuple[Block, ...]  # every trained tensor, in the order of the flat vector
+    dtype: torch.dtype = torch.float32  # of the flat vector
     fixed: str = ""  # a digest of the frozen parts of the model, which are never sent and must be the same everywhere
 
     @functools.cached_property

@@ -57,10 +57,10 @@ def flat_rows(ids: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.int64]
 class Round:
     """What server and clients know of a round without a message, for the clients that take part in it."""
 
-    t: int
+    t: int  # the number of the round, from 0
     seeds: tuple[int, ...]  # one per run
     clients: int  # N
-    layout: Layout
+    layout: Layout  # of the model
     ids: npt.NDArray[np.int64]  # (runs, S): who takes part
     last_round: npt.NDArray[np.int64]  # (runs, S): the round in which each one last took part, -1 for none
     weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each

@@ -30,8 +30,8 @@ Expand = Callable[[Any, int], Vector]  # (entry, round) → the change of x that
 class Log:
     """Changes of x in rounds `end - len(entries)` … `end - 1`, each as it is sent."""
 
-    entries: tuple[Entry, ...] = ()
-    end: int = 0
+    entries: tuple[Entry, ...] = ()  # the changes, oldest first
+    end: int = 0  # the round after the last change
 
     def push(self, entry: Entry, keep: int) -> Log:
         """The log with one more round, cut to the last `keep`."""
@@ -49,12 +49,13 @@ class Log:
 class ModelSync:
     """What each client of a cohort lacks of x.
 
-    `keep` says which log entries a client is sent even when it gets x in full: none, that of the round it last took
-    part in ("first"), or all that it missed.
+    Args:
+        keep: The log entries that a client is sent even if it gets x in full: none, that of the round in which it last
+            took part ("first"), or all that it missed.
     """
 
     x: Vector | None  # the server's; at a client on its own machine only if it was sent in full
-    log: Log
+    log: Log  # the changes of x in the last rounds
     last_round: npt.NDArray[np.int64]  # (runs, clients): the round of each client's copy, -1 for none
     keep: Keep = "none"
 
@@ -130,7 +131,7 @@ class ModelSync:
 class SyncedDown:
     """A download that brings the model as a `ModelSync`; methods derive from it and add their own fields."""
 
-    sync: ModelSync
+    sync: ModelSync  # what the client lacks of x
 
     def opened(self, copy: Vector | None, last_round: int, expand: Expand) -> Self:
         """At a client: the download with x rebuilt from the client's copy."""
