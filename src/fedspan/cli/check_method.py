@@ -16,7 +16,7 @@ def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file with a method, projector or compressor.")],
     change: Changes = None,
 ) -> int:
-    """Try every law on the method, projector or compressor of a file of yours.
+    """Check a method, projector or compressor file of yours.
 
     A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
     unanswered ones. --set gives its settings, as in --set mu=0.5.
