@@ -18,7 +18,7 @@ from fedspan.core import registry
 from fedspan.core.config import Engine
 from fedspan.methods.ssf import SSF
 
-COMMANDS = ["compare", "diagnose", "list", "partition", "plan", "report", "reproduce", "run", "version"]
+COMMANDS = ["compare", "diagnose", "list", "partition", "plan", "report", "reproduce", "roster", "run", "version"]
 KINDS = [(kind, name) for kind in registry.KINDS for name in registry.choices(kind)]
 
 

@@ -94,7 +94,7 @@ class FakeGrid:
 
 
 def serve(spec: Spec, grid: Any, run_dir: Path, **config: Any) -> Result:
-    config = {"run_dir": str(run_dir), "timeout": 0.5, "wait": 0.0} | config
+    config = {"run_dir": str(run_dir), "timeout": 0.5, "wait": 0.0, "pause": 0.0} | config
     return server.serve(spec, grid, RunConfig(**config))
 
 
@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "lying": (lying, "but holds"),
     "text": (lambda f, m: spoilt(f, m, a=Array("float32", (6,), "numpy.ndarray", b"six")), "not in NumPy's format"),
     "version": (of_another_version, "speaks protocol 7 (fedspan 9.9)"),
-    "type": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 6), np.complex64))), "complex64"),
+    "type": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 6), np.complex64))), "<c8"),
     "foreign": (lambda _, m: Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=m), "not one of fedspan's"),
 }
 
@@ -226,7 +226,7 @@ def test_a_client_under_a_new_node_and_one_that_leaves(tmp_path: Path) -> None:
 def test_of_two_nodes_for_one_client_the_newest_is_used(tmp_path: Path) -> None:
     spec = spec_of()
     grid = FakeGrid(spec, tmp_path / "states")
-    channel = server.GridChannel(grid, 7, 1.0, 1 << 20)  # type: ignore[arg-type]
+    channel = server.GridChannel(grid, 7, 1.0)  # type: ignore[arg-type]
     channel.find_nodes()
     assert channel.nodes == {i: 100 + i for i in range(7)}
     grid.clients[300] = 2

@@ -35,6 +35,13 @@ class ProtocolError(FedspanError):
     """Server and client do not agree on what they compute."""
 
 
+def one_line(text: object, most: int = 300) -> str:
+    """What somebody else said, safe for a log: printable, on one line, and not long."""
+    said = " ".join("".join(c if c.isprintable() else " " for c in str(text)[: 4 * most]).split())
+    kind = f"{type(text).__name__}: " if isinstance(text, Exception) and not isinstance(text, FedspanError) else ""
+    return f"{kind}{said}"[:most]
+
+
 def positive(name: str, value: object) -> None:
     """Refuses what is not a finite number above zero."""
     if not (_finite(value) and value > 0):

@@ -45,6 +45,7 @@ class RoundMessage:
     reason: str = ""  # why a client refuses or fails
     settings: str = ""  # the settings of a client that refuses because they differ, as JSON
     reply_dtype: str = "float32"  # type of the numbers in a reply
+    max_reply: int = 1 << 62  # bytes that the reply may have; not sent
     protocol: int = PROTOCOL
     version: str = fedspan.__version__
 

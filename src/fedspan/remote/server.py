@@ -8,6 +8,8 @@ or else as the initial state. Private fields of a state cannot be copied and sta
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import ProtocolError, SpecError, at_least, one_of
+from fedspan.core.errors import DiskError, FedspanError, ProtocolError, SpecError, at_least, one_line, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round, private_fields, restorable
 from fedspan.core.objective import Flat
@@ -31,6 +33,12 @@ from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, restore_arrays
 
 Ids = npt.NDArray[np.int64]
+ROOM = 1024  # bytes per array of a reply for its name and header
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
+
+
+class StalledError(FedspanError):
+    """No round can be done: the clients are away, or refuse."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Event:
     what: str
 
     def __str__(self) -> str:
-        return f"client {self.client}: {self.what}"
+        return f"client {self.client}: {one_line(self.what)}"
 
 
 @dataclass
@@ -82,6 +90,7 @@ class RemoteTransport:
     channel: Channel
     agreement: Agreement
     min_replies: int = 1  # a round with fewer accepted replies changes nothing
+    pause: float = 0.0  # seconds for which such a round is tried again before the run stops; 0: it is counted
     reply_dtype: str = "float32"  # type of the numbers in replies; "bfloat16" and "float16" halve their bytes
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
@@ -100,6 +109,7 @@ class RemoteTransport:
             )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
         self.first = self.method.init_client(x0[:1], self.layout)
+        self._x0 = x0[:1]
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self._copies: dict[str, States] | None = None
         if backup:
@@ -113,7 +123,21 @@ class RemoteTransport:
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Send a round's messages and wait for the replies; clients that lost their state get a second message."""
-        replies = self._exchange(rnd, down, {} if buffers is None else {BUFFERS: buffers})
+        extra: wire.Arrays = {} if buffers is None else {BUFFERS: buffers}
+        replies = self._exchange(rnd, down, extra)
+        began, delay = time.monotonic(), FIRST_DELAY
+        while self.pause and not len(replies.places):
+            if time.monotonic() - began > self.pause:
+                raise StalledError(
+                    f"round {rnd.t} had fewer than {self.min_replies} accepted replies for {self.pause:g} s "
+                    f"({'; '.join(replies.events[-2:])}); resume the run when the clients are back"
+                )
+            time.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
+            before, replies = replies, self._exchange(rnd, down, extra)
+            assert before.sent is not None
+            assert replies.sent is not None
+            replies = replace(replies, sent=before.sent + replies.sent, events=before.events + replies.events)
         if self.on_round is not None:
             self.on_round(rnd, replies)
         return replies
@@ -122,9 +146,10 @@ class RemoteTransport:
         cohort = rnd.ids.shape[1]
         found = _Collected(self._expect(rnd, down, extra), np.zeros(cohort, np.int64))
         downloads = [wire.pack(wire.pick(down, place)) for place in range(cohort)]
-        self._collect({place: self._message(rnd, place, own | extra) for place, own in enumerate(downloads)}, found)
-        again = {place: self._restore(rnd, place, down, extra, found.events) for place in found.lost}
-        self._collect({place: message for place, message in again.items() if message is not None}, found)
+        messages = {p: self._message(rnd, p, own | extra, found.expected) for p, own in enumerate(downloads)}
+        self._collect(messages, found, rnd)
+        again = {place: self._restore(rnd, place, down, extra, found) for place in found.lost}
+        self._collect({place: message for place, message in again.items() if message is not None}, found, rnd)
         named = {event.client for event in found.events}
         for place, client in enumerate(rnd.ids[0].tolist()):
             if place not in found.replies and client not in named:
@@ -135,13 +160,25 @@ class RemoteTransport:
             return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
         return self._accept(rnd, down, found, tuple(events))
 
-    def _message(self, rnd: Round, place: int, arrays: wire.Arrays) -> RoundMessage:
+    def _message(self, rnd: Round, place: int, arrays: wire.Arrays, expected: wire.Arrays) -> RoundMessage:
         client, mark = int(rnd.ids[0, place]), self.agreement.fingerprint
-        accepted = int(self.accepted[client])
-        return RoundMessage("train", rnd.t, client, accepted, mark, arrays, reply_dtype=self.reply_dtype)
+        most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
+        return RoundMessage(
+            "train",
+            rnd.t,
+            client,
+            int(self.accepted[client]),
+            mark,
+            arrays,
+            reply_dtype=self.reply_dtype,
+            max_reply=most,
+        )
 
-    def _collect(self, messages: dict[int, RoundMessage], found: _Collected) -> None:
-        """Send messages, by place in the cohort, and take in the replies as they arrive."""
+    def _collect(self, messages: dict[int, RoundMessage], found: _Collected, rnd: Round) -> None:
+        """Send messages, by place in the cohort, and take in the replies as they arrive.
+
+        Whatever goes wrong with one reply is that client's failure, never the run's.
+        """
         places = list(messages)
         for place, message in messages.items():
             found.sent[place] += message.bytes
@@ -155,9 +192,13 @@ class RemoteTransport:
                 if reply.status == "lost":
                     found.lost.append(place)
                     raise ProtocolError(f"state lost: {reply.reason}")
-                found.replies[place], found.received[place] = self._read(reply, found.expected), reply.bytes
-            except ProtocolError as error:
-                found.events.append(Event(messages[place].client, str(error)))
+                arrays = self._read(reply, found.expected)
+                self._try(arrays, rnd.subset(np.array([place])))
+                found.replies[place], found.received[place] = arrays, reply.bytes
+            except DiskError:
+                raise
+            except Exception as error:
+                found.events.append(Event(messages[place].client, one_line(error)))
 
     def _check(self, reply: RoundMessage, message: RoundMessage, again: bool) -> None:
         """Raise unless this is the first reply to a message, and one that says how the client's work went."""
@@ -181,10 +222,23 @@ class RemoteTransport:
             raise ProtocolError(f"reply refused: {error}") from None
         return arrays
 
-    def _restore(
-        self, rnd: Round, place: int, down: Any, extra: wire.Arrays, events: list[Event]
-    ) -> RoundMessage | None:
+    @functools.cached_property
+    def _first_server(self) -> Any:
+        return self.method.init_server(self._x0, self.layout)
+
+    def _try(self, arrays: wire.Arrays, rnd: Round) -> None:
+        """Raise where the server's own step could not take a reply; whole numbers may point outside a vector."""
+        if all(array.is_floating_point() for array in arrays.values()):
+            return
+        up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrays.items() if k != BUFFERS})
+        try:
+            self.method.server_step(self._first_server, up, rnd)
+        except Exception as error:
+            raise ProtocolError(f"reply refused: it cannot be decoded ({one_line(error, 80)})") from None
+
+    def _restore(self, rnd: Round, place: int, down: Any, extra: wire.Arrays, found: _Collected) -> RoundMessage | None:
         """A message that brings a client's state back, and x in full."""
+        events = found.events
         client, last_round = int(rnd.ids[0, place]), int(rnd.last_round[0, place])
         state: wire.Arrays = {}
         if self._copies is not None:
@@ -201,7 +255,7 @@ class RemoteTransport:
         except ProtocolError as error:
             events.append(Event(client, f"cannot be brought back: {error}"))
             return None
-        return self._message(rnd, place, arrays | state | extra)
+        return self._message(rnd, place, arrays | state | extra, found.expected)
 
     def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
         places = np.array(sorted(found.replies))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
@@ -39,13 +39,13 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         spec, problem = prepare(config.changes, client)
         received = read_message(message.content, max_bytes(problem))
         name = str(context.node_config.get("client-id", f"client-{client}"))
-        state_file = StateFile.of(states_dir(context, config), config.run_name, name)
+        state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
         reply = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds).reply(
             received
         )
-    except FedspanError as error:
-        reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=str(error)[:MAX_REASON])
+    except Exception as error:  # a hostile download is refused like any other that cannot be read
+        reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
     return write_message(reply)
 
 
@@ -87,7 +87,7 @@ def client_of(context: Context) -> int:
     return number
 
 
-def states_dir(context: Context, config: RunConfig) -> Path:
-    """Where a node keeps its client's state: from its own config, the environment, the run config, or a default."""
-    given = context.node_config.get("states-dir") or os.environ.get("FEDSPAN_STATES") or config.states_dir
+def states_dir(context: Context) -> Path:
+    """Where a node keeps its client's state: from its own config, the environment, or a default."""
+    given = context.node_config.get("states-dir") or os.environ.get("FEDSPAN_STATES")
     return Path(str(given)).expanduser() if given else Path.home() / ".fedspan" / "states"

@@ -18,7 +18,10 @@ from fedspan.core.objective import Problem
 from fedspan.remote.messages import RoundMessage
 
 HEADER, ARRAYS = "header", "arrays"
-DTYPES = {"float32", "float64", "float16", "int16", "int32", "int64", "uint8"}  # bfloat16 is sent as int16
+DTYPES = {"<f4", "<f8", "<f2", "<i2", "<i4", "<i8", "|u1"}  # little-endian; bfloat16 is sent as int16
+MAX_ARRAYS = 4096  # in one message
+MAX_HEADER = 64  # keys
+MAX_TEXT = 16_000  # characters of a value in a header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +31,12 @@ class RunConfig:
     run_dir: str = ""  # directory on the server for history, checkpoint, model and copies of states; required
     set: str = ""  # changes of the spec, separated by ";"
     run_name: str = "run"  # name under which clients keep their states
-    states_dir: str = ""  # directory on the clients for their states
     resume: bool = False  # continue the run in run_dir
     timeout: float = 600.0  # seconds that a round waits for replies
     wait: float = 120.0  # seconds to wait for all clients at the start
-    min_replies: int = 1  # a round with fewer accepted replies changes nothing
+    min_replies: int = 1  # a round with fewer accepted replies changes nothing and is tried again
+    pause: float = 3600.0  # seconds for which a round is tried again before the run stops
+    bind_clients: bool = False  # a client's number belongs to the first node that used it; needs authenticated nodes
     reply_dtype: str = "float32"  # "bfloat16" or "float16" halve the bytes of replies
     backup: bool = True  # keep a copy of every client's state on the server's disk
     checkpoint_every: int = 1  # rounds
@@ -49,7 +53,16 @@ class RunConfig:
             if type(value) is not kind:
                 raise SpecError(f"run config {key!r} must be {kind.__name__}, got {value!r}")
             values[field.name] = value
-        return RunConfig(**values)
+        found = RunConfig(**values)
+        for key, value in (("timeout", found.timeout), ("pause", found.pause)):
+            if not (math.isfinite(value) and value > 0):
+                raise SpecError(f"run config {key!r} must be a positive number of seconds, got {value!r}")
+        if not (math.isfinite(found.wait) and found.wait >= 0):
+            raise SpecError(f"run config 'wait' must be a number of seconds of at least 0, got {found.wait!r}")
+        for key, count in (("min-replies", found.min_replies), ("checkpoint-every", found.checkpoint_every)):
+            if count < 1:
+                raise SpecError(f"run config {key!r} must be a whole number of at least 1, got {count!r}")
+        return found
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -71,6 +84,10 @@ def read_message(content: RecordDict, max_bytes: int) -> RoundMessage:
     header, records = content.get(HEADER), content.get(ARRAYS)
     if not isinstance(header, ConfigRecord) or not isinstance(records, ArrayRecord):
         raise ProtocolError("the message is not one of fedspan's")
+    if len(records) > MAX_ARRAYS or len(header) > MAX_HEADER:
+        raise ProtocolError(f"the message has {len(records)} arrays and {len(header)} header keys; that is too many")
+    if any(isinstance(value, str | bytes | list) and len(value) > MAX_TEXT for value in header.values()):
+        raise ProtocolError(f"a value of the header is longer than {MAX_TEXT:,}")
     total = sum(len(array.data) for array in records.values())
     if total > max_bytes:
         raise ProtocolError(f"the message has {total:,} bytes of arrays; at most {max_bytes:,} are allowed")
@@ -89,11 +106,13 @@ def read_array(name: str, data: bytes) -> np.ndarray[Any, Any]:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
-    except ValueError:
+    except Exception:  # NumPy's parser raises many kinds
         raise ProtocolError(f"array {name!r:.40} is not in NumPy's format") from None
-    if dtype.name not in DTYPES or fortran:
+    if dtype.str not in DTYPES or (fortran and len(shape) > 1):
         allowed = ", ".join(sorted(DTYPES))
-        raise ProtocolError(f"array {name!r:.40} is of type {dtype.name!r:.40}; allowed in C order are {allowed}")
+        raise ProtocolError(f"array {name!r:.40} is of type {dtype.str!r:.40}; allowed in C order are {allowed}")
+    if len(shape) > 8 or any(not 0 <= size <= len(data) for size in shape):
+        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {len(data)} bytes")
     if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
         raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {len(data)} bytes")
     return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.errors import SpecError, one_line
 from fedspan.core.method import Round
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
@@ -20,11 +20,13 @@ from fedspan.engine.loop import Line, Loop, Replies, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.remote.flower.client import IDENTITY, agreement_of
-from fedspan.remote.flower.records import RunConfig, count_bytes, max_bytes, read_message, write_message
+from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import RoundMessage
+from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import Failure, RemoteTransport
 
 log = logging.getLogger("flwr")
+GRACE = 2.0  # seconds more for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
@@ -45,11 +47,12 @@ class GridChannel:
     grid: Grid
     clients: int
     timeout: float
-    max_bytes: int
+    roster: Roster | None = None  # which node each client's number belongs to; None: to the newest node
     nodes: dict[int, int] = field(default_factory=dict)  # client → node
     identified: dict[int, int] = field(default_factory=dict)  # node → client, in the order of the replies
     requests: dict[str, Request] = field(default_factory=dict)  # by message id
     refused: set[int] = field(default_factory=set)  # nodes
+    silent: set[int] = field(default_factory=set)  # clients that did not reply in time when last asked
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
 
@@ -66,31 +69,43 @@ class GridChannel:
             self.records_down += count_bytes(content)
             outgoing.append(Message(content, node, "train", ttl=self.timeout + 60, group_id=str(message.t)))
             indices.append(index)
-        waiting = dict(zip(self.grid.push_messages(outgoing), indices, strict=True))
-        for index in [i for ident, i in waiting.items() if not ident]:
-            yield index, Failure("the message could not be sent", sent=False)
-        for ident, reply in self._replies({ident for ident in waiting if ident}):
-            yield waiting[ident], self._read(reply)
+        waiting: dict[str, int] = {}
+        for ident, index in zip(self.grid.push_messages(outgoing), indices, strict=True):
+            if ident:
+                waiting[ident] = index
+            else:
+                yield index, Failure("the message could not be sent", sent=False)
+        for ident, reply in self._replies({ident: messages[index].client for ident, index in waiting.items()}):
+            index = waiting[ident]
+            yield index, self._read(reply, messages[index].max_reply)
 
-    def _read(self, reply: Message) -> RoundMessage | Failure:
+    def _read(self, reply: Message, max_bytes: int) -> RoundMessage | Failure:
         if reply.has_error():
-            return Failure(f"Flower error {reply.error.code}: {reply.error.reason}")
-        self.records_up += count_bytes(reply.content)
+            return Failure(f"Flower error {reply.error.code}: {one_line(reply.error.reason)}")
         try:
-            return read_message(reply.content, self.max_bytes)
-        except FedspanError as error:
-            return Failure(f"reply refused: {error}")
+            self.records_up += count_bytes(reply.content)
+            return read_message(reply.content, max_bytes)
+        except Exception as error:  # of whatever kind: it is this client's failure, never the run's
+            return Failure(f"reply refused: {one_line(error)}")
 
-    def _replies(self, missing: set[str]) -> Iterator[tuple[str, Message]]:
-        deadline = time.monotonic() + self.timeout
+    def _replies(self, missing: dict[str, int]) -> Iterator[tuple[str, Message]]:
+        """Replies to messages, given as message → client.
+
+        Once all others have replied, clients that were silent when last asked get as long again as the others took.
+        """
+        began = time.monotonic()
+        deadline, known = began + self.timeout, not self.silent.issuperset(missing.values())
         while missing and time.monotonic() < deadline:
-            for reply in self.grid.pull_messages(missing):
+            for reply in self.grid.pull_messages(list(missing)):
                 ident = reply.metadata.reply_to_message_id
                 if ident in missing:
-                    missing.discard(ident)
+                    self.silent.discard(missing.pop(ident))
                     yield ident, reply
+            if missing and known and self.silent.issuperset(missing.values()):
+                deadline, known = min(deadline, 2 * time.monotonic() - began + GRACE), False
             if missing:
                 time.sleep(REPLY_POLL)
+        self.silent |= set(missing.values())
 
     def find_nodes(self) -> None:
         """Request from new nodes which client they are, and read the replies that are there; never waits.
@@ -114,16 +129,21 @@ class GridChannel:
 
     def _identify(self, node: int, reply: Message) -> None:
         if reply.has_error():
-            log.warning("a node did not say which client it is: %s", reply.error.reason)
+            log.warning("a node did not say which client it is: %s", one_line(reply.error.reason))
             return
-        identity = dict(reply.content[IDENTITY]) if IDENTITY in reply.content else {}
+        record = reply.content.get(IDENTITY)
+        identity = dict(record) if isinstance(record, ConfigRecord) else {}
         client = identity.get("client")
         if isinstance(client, int) and 0 <= client < self.clients:
+            if self.roster is not None and not self.roster.admits(client, node):
+                self.refused.add(node)
+                log.warning("fedspan refuses node %d as client %d, which belongs to another node", node, client)
+                return
             self.identified[node] = client
         else:
             self.refused.add(node)
             reason = identity.get("reason") or f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
-            log.warning("fedspan ignores a node: %s", reason)
+            log.warning("fedspan ignores a node: %s", one_line(reason))
 
     def wait(self, seconds: float) -> None:
         """Wait until all clients are connected or the time is up."""
@@ -177,14 +197,20 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
             raise SpecError(f"callback {name} needs all clients' data, which a server does not have; leave it out")
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     problem = spec.task.server_problem((spec.seed,), spec)
-    channel = GridChannel(grid, problem.clients, config.timeout, max_bytes(problem))
+    clients_per_round = spec.clients_per_round or problem.clients
+    if config.min_replies > clients_per_round:
+        raise SpecError(
+            f"run config 'min-replies' is {config.min_replies}, more than the {clients_per_round} clients of a round"
+        )
+    roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
+    channel = GridChannel(grid, problem.clients, config.timeout, roster)
     run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
     transport = RemoteTransport(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
-        min_replies=config.min_replies, reply_dtype=config.reply_dtype, backup=config.backup,
+        min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
     )  # fmt: skip
-    clients_per_round, callbacks = spec.clients_per_round or problem.clients, (*spec.callbacks, run_log)
+    callbacks = (*spec.callbacks, run_log)
     loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir)
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.

@@ -1,0 +1,32 @@
+"""`fedspan roster`: which node each client's number belongs to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    run_dir: Annotated[Path, typer.Argument(help="The server's run directory.")],
+    forget: Annotated[
+        int | None, typer.Option("--forget", help="Free this client's number for another node, as after a new key.")
+    ] = None,
+) -> None:
+    """Show or free the nodes that clients' numbers belong to.
+
+    RUN_DIR is the server's run directory of a run with bind-clients=true.
+    """
+    from fedspan.core.errors import SpecError
+    from fedspan.remote.roster import ROSTER, Roster
+
+    path = run_dir / ROSTER
+    if not path.exists():
+        raise SpecError(f"there is no {str(path)!r}; a run binds its clients with the run config bind-clients=true")
+    roster = Roster.at(path)
+    if forget is not None:
+        typer.echo(f"client {forget} belonged to node {roster.forget(forget)}; the next node that uses it gets it")
+        return
+    for client, node in sorted(roster.nodes.items()):
+        typer.echo(f"client {client}  node {node}")

@@ -1,0 +1,326 @@
+"""Hostile and broken messages: none ends the run, hangs it or costs more memory than an honest one."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
+
+from conftest import METHODS
+from fedspan.core.errors import FedspanError, SpecError, one_line
+from fedspan.engine.loop import Loop
+from fedspan.remote import server as remote_server
+from fedspan.remote.flower import server
+from fedspan.remote.flower.client import agreement_of, preparing, reply_to
+from fedspan.remote.flower.records import RunConfig, read_message, write_message
+from fedspan.remote.messages import RoundMessage
+from fedspan.remote.roster import Roster
+from fedspan.remote.server import Failure, RemoteTransport, StalledError
+
+METHODS_TRIED = ("ssf", "ef", "compressed", "powersgd")
+MANY = {f"a{i}": Array(np.zeros(1, np.float32)) for i in range(5000)}
+DTYPES = ("<f4", ">f4", "<f8", "<f2", "<i8", ">i8", "<i2", "|u1", "|b1", "<c8", "<U4", "<M8[s]", "|V8")
+
+
+def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, RecordDict]:
+    """(the server's end, a round of one client, its download, the client's honest reply)."""
+    spec = spec_of({"name": name, "lr": 0.02, "local_steps": 2} | METHODS[name][0], clients_per_round=1)
+    problem = spec.task.server_problem((spec.seed,), spec)
+    agreement = agreement_of(spec, problem)
+    transport = RemoteTransport(
+        spec.method,
+        problem.layout,
+        problem.x0,
+        problem.clients,
+        None,
+        agreement,  # type: ignore[arg-type]
+    )
+    loop = Loop(spec.method, problem, transport, (spec.seed,), 1)
+    rnd = loop._round()
+    down = spec.method.broadcast(loop.server, rnd)
+    arrays = {k: v.clone() for k, v in transport._expect(rnd, down, {}).items()}
+    for array in arrays.values():
+        if array.is_floating_point():
+            array.normal_(generator=torch.Generator().manual_seed(1))
+    reply = RoundMessage("ok", rnd.t, int(rnd.ids[0, 0]), 0, agreement.fingerprint, arrays)
+    return transport, rnd, down, write_message(reply)
+
+
+def npy(descr: Any, shape: Any, data: bytes, fortran: bool = False) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": fortran, "shape": shape})
+    return stream.getvalue() + data
+
+
+def spoil_array(rng: random.Random, array: Array) -> Array:
+    """One array of a reply, changed."""
+    raw = bytearray(array.data)
+    size = max(1, len(raw) - 128)
+    choice = rng.randrange(8)
+    if choice == 0:
+        for _ in range(rng.randint(1, 12)):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+    elif choice == 1:
+        raw = raw[: rng.randrange(len(raw))]
+    elif choice == 2:
+        raw = bytearray(rng.randbytes(rng.randint(0, 300)))
+    elif choice == 3:
+        raw = bytearray(npy(rng.choice(DTYPES), (1, 1, size // 4), rng.randbytes(size), rng.random() < 0.3))
+    elif choice == 4:
+        raw = bytearray(npy("<f4", rng.choice([(), (0,), (10**12,), (1, 1, 2**62), (-1, 4), (1,) * 40]), b"0" * 16))
+    elif choice == 5:
+        raw[128:] = np.full(size // 4, rng.choice([np.nan, np.inf, 3e38]), np.float32).tobytes()
+    elif choice == 6:
+        raw[128:] = rng.randbytes(len(raw) - 128)  # for packed indices: places that do not exist
+    else:
+        raw += rng.randbytes(rng.randint(1, 10_000))
+    return Array(array.dtype, array.shape, array.stype, bytes(raw))
+
+
+def spoil_header(rng: random.Random, header: dict[str, Any]) -> dict[str, Any]:
+    """The header of a reply, changed."""
+    values = [0, -1, 2**63 - 1, 1.5, True, "", "ok", "lost", "refused", "failed", "\x1b[2J\nforged line", "é" * 20_000]
+    header = dict(header)
+    for _ in range(rng.randint(1, 3)):
+        key = rng.choice([*header, "settings", "reason", "more"])
+        if rng.random() < 0.2:
+            header.pop(key, None)
+        else:
+            header[key] = rng.choice(values)
+    if rng.random() < 0.05:
+        header |= {f"k{i}": i for i in range(5000)}
+    if rng.random() < 0.1:
+        header |= {
+            "status": "refused",
+            "settings": rng.choice(["[" * 3000, '{"a":' * 2000, "null", "[1]", '{"seed": []}']),
+        }
+    return header
+
+
+def spoil(rng: random.Random, content: RecordDict) -> RecordDict:
+    """A reply of somebody who wants to harm the server, or whose disk or program is broken."""
+    header, arrays = dict(content["header"]), dict(content["arrays"].items())
+    kind = rng.randrange(10)
+    if kind < 4 and arrays:
+        name = rng.choice(list(arrays))
+        arrays[name] = spoil_array(rng, arrays[name])
+    elif kind < 7:
+        header = spoil_header(rng, header)
+    elif kind == 7:
+        names = ["a", "x" * 500, "a.b.c", "restore.c", "sync.x", "__class__", "../../etc", "a\n\x07b", "buffers"]
+        arrays = {rng.choice(names): array for array in arrays.values()} | {rng.choice(names): Array(np.zeros(3))}
+    elif kind == 8:
+        arrays = dict(list(MANY.items())[: rng.choice([0, 2, 50, 5000])])
+    else:
+        broken = [RecordDict(), RecordDict({"header": ConfigRecord({})}), RecordDict({"arrays": ArrayRecord()})]
+        return rng.choice(broken)
+    return RecordDict({"header": ConfigRecord(header), "arrays": ArrayRecord(arrays)})
+
+
+class OneReply:
+    """A channel that answers every message with the given reply, as Flower's channel reads it."""
+
+    def __init__(self, contents: Callable[[], RecordDict]) -> None:
+        self.contents = contents
+        self.inner = server.GridChannel(None, 7, 1.0)  # type: ignore[arg-type]
+
+    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+        for index, message in enumerate(messages):
+            reply = Message(self.contents(), 1, "train")
+            yield index, self.inner._read(reply, message.max_reply)
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(2500, id="some"), pytest.param(50_000, id="many", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", METHODS_TRIED)
+def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Path) -> None:
+    transport, rnd, down, good = honest(name, tmp_path)
+    rng, accepted, refused, slowest = random.Random(7), 0, 0, 0.0
+    for _ in range(count):
+        hostile = spoil(rng, good)
+        transport.channel = OneReply(lambda hostile=hostile: hostile)  # type: ignore[misc]
+        began = time.perf_counter()
+        replies = transport._exchange(rnd, down, {})
+        slowest = max(slowest, time.perf_counter() - began)
+        for event in replies.events:
+            assert event.isprintable(), event
+            assert len(event) < 500
+        if len(replies.places):
+            accepted += 1
+            transport.method.server_step(transport._first_server, replies.up, rnd)
+        else:
+            refused += 1
+            assert replies.events
+    assert refused > 0.6 * count
+    assert accepted > 0, "some changes do no harm; where nothing is accepted the test shows nothing"
+    assert slowest < 2.0
+
+
+def test_a_large_reply_costs_no_memory(tmp_path: Path) -> None:
+    transport, rnd, down, good = honest("ssf", tmp_path)
+    header, arrays = good["header"], dict(good["arrays"].items())
+    honest_bytes = sum(len(array.data) for array in arrays.values())
+    name = next(iter(arrays))
+    claims = npy("<f4", (1, 1, 10**9), b"")
+    hostile = RecordDict(
+        {"header": header, "arrays": ArrayRecord(arrays | {name: Array("float32", (1,), "n", claims)})}
+    )
+    transport.channel = OneReply(lambda: hostile)
+    tracemalloc.start()
+    replies = transport._exchange(rnd, down, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not len(replies.places)
+    assert peak < 2 * honest_bytes + 200_000
+
+
+@pytest.mark.parametrize("count", [1500])
+def test_no_download_harms_a_client(count: int, tmp_path: Path) -> None:
+    """Whatever the server sends, the client replies, keeps to its own directory and does not lose its state."""
+    spec = spec_of()
+    grid, sent = FakeGrid(spec, tmp_path / "states"), []
+    grid.answer = lambda message: sent.append(message) or FakeGrid.answer(grid, message)  # type: ignore[method-assign, func-returns-value]
+    serve(spec, grid, tmp_path / "out")
+    messages = [m for m in sent if m.metadata.message_type == "train"]
+    last = messages[-1]
+    node = last.metadata.dst_node_id
+    config = {"partition-id": grid.clients[node], "states-dir": str(tmp_path / "states")}
+    file = tmp_path / "states" / "run" / f"client-{grid.clients[node]}.safetensors"
+    good_state, rng = file.read_bytes(), random.Random(3)
+    for _ in range(count):
+        context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        reply = reply_to(Message(spoil(rng, last.content), node, "train"), context, preparing(spec))
+        assert read_message(reply, 1 << 20).status in ("ok", "lost", "refused", "failed")
+        file.write_bytes(good_state)
+    outside = [
+        p
+        for p in tmp_path.rglob("*")
+        if p.is_file() and p.parent not in (file.parent, tmp_path / "out", tmp_path / "out" / "copies")
+    ]
+    assert outside == []
+
+
+def test_words_of_others_are_safe_in_a_log() -> None:
+    assert one_line("a\x1b[2J\nb\x07\r c" + "x" * 9999).startswith("a [2J b c")
+    assert len(one_line("x" * 9999)) == 300
+
+
+def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None:
+    """A second node that says it is client 0 is given neither its state nor its work."""
+    spec = spec_of(rounds=8)
+
+    class Impostor(FakeGrid):
+        def get_node_ids(self) -> list[int]:
+            if self.count > 12:
+                self.clients[666] = 0
+            return super().get_node_ids()
+
+        def answer(self, message: Message) -> Message | None:
+            if message.metadata.message_type == "train":
+                assert message.metadata.dst_node_id != 666, "the impostor was given work"
+            return super().answer(message)
+
+    result = serve(spec, Impostor(spec, tmp_path / "states"), tmp_path / "out", bind_clients=True)
+    assert result.status == "finished"
+    roster = Roster.at(tmp_path / "out" / "roster.json")
+    assert roster.nodes[0] == 100
+    assert not roster.admits(0, 666)
+    assert not roster.admits(5, 100), "one node stands for one client"
+    assert roster.forget(0) == 100
+    assert Roster.at(tmp_path / "out" / "roster.json").admits(0, 666)
+    with pytest.raises(SpecError, match="not bound"):
+        roster.forget(55)
+
+
+class Away(FakeGrid):
+    """Nodes that are all away for the first looks of the server."""
+
+    looks = 0
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return [] if 3 < self.looks < 9 or self.looks > self.gone else super().get_node_ids()
+
+    gone = 10**9
+
+
+def test_a_fleet_that_is_away_pauses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_server, "FIRST_DELAY", 0.001)
+    spec = spec_of()
+    paused = serve(spec, Away(spec, tmp_path / "a"), tmp_path / "away", pause=60.0)
+    plain = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "plain", pause=60.0)
+    assert paused.history[-1]["rel_err"] == plain.history[-1]["rel_err"]
+    assert any("not connected" in event for event in events_of(paused))
+
+
+def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_server, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(remote_server, "LONGEST_DELAY", 0.01)
+    spec = spec_of()
+    grid = Away(spec, tmp_path / "a")
+    grid.gone = 3
+    with pytest.raises(StalledError, match="resume the run when the clients are back") as stalled:
+        serve(spec, grid, tmp_path / "out", pause=0.2)
+    assert "\n" not in str(stalled.value)
+    assert not (tmp_path / "out" / "result.json").exists()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    grid.gone = 10**9
+    resumed = serve(spec, grid, tmp_path / "out", pause=60.0, resume=True)
+    plain = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "plain")
+    assert resumed.status == "finished"
+    assert resumed.history[-1]["rel_err"] == plain.history[-1]["rel_err"]
+
+
+def test_a_silent_client_costs_the_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "GRACE", 0.01)
+    spec = spec_of(rounds=8, clients_per_round=7)
+
+    class Silent(FakeGrid):
+        def answer(self, message: Message) -> Message | None:
+            found = super().answer(message)
+            train = message.metadata.message_type == "train"
+            return None if train and self.clients[message.metadata.dst_node_id] == 4 else found
+
+    began = time.monotonic()
+    result = serve(spec, Silent(spec, tmp_path / "s"), tmp_path / "out", timeout=5.0)
+    assert sum("client 4: no reply in time" in event for event in events_of(result)) == 8
+    assert time.monotonic() - began < 4 * 5.0, "eight rounds that each wait for it would take 40 s"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"timeout": -1.0}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"wait": -5.0}, "wait"),
+        ({"pause": 0.0}, "pause"),
+        ({"min-replies": 0}, "min-replies"),
+        ({"checkpoint-every": 0}, "checkpoint-every"),
+    ],
+)
+def test_run_configs_that_cannot_work_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(FedspanError, match=words):
+        RunConfig.read(config)
+
+
+def test_more_replies_than_clients_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    spec = spec_of()
+    with pytest.raises(SpecError, match="min-replies"):
+        serve(spec, FakeGrid(spec, tmp_path / "s"), tmp_path / "out", min_replies=4)
+    assert not (tmp_path / "out").exists()
