@@ -165,7 +165,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(FedspanError, match="disk full"):
         checkpoint.save(path, {"a": torch.zeros(3)}, {"round": 2})
     monkeypatch.undo()
     assert checkpoint.load(path)[1] == {"round": 1}
@@ -181,7 +181,7 @@ def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "History", die)
-        with pytest.raises(FedspanError, match="cannot write"):
+        with pytest.raises(InterruptedError):
             run(spec, tmp_path / "cut")
     assert not (tmp_path / "cut" / "history.jsonl").exists()
     run(spec, tmp_path / "cut", resume=True)
