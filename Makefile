@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install -qq -c constraints.txt
 .PHONY: demo demo-flower test test-slow check bench reproduce docs clean
 
 demo: .venv/demo
-	$(BIN)/fedspan reproduce toy --scale smoke --jobs 2 --out out/demo --again
+	$(BIN)/python examples/quickstart.py
 
 demo-flower: .venv/dev
 	$(BIN)/python examples/flower/demo.py
@@ -40,7 +40,7 @@ reproduce: .venv/demo
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[plot]'
+	$(PIP) -e '.[plot,vision]'
 	touch $@
 
 # What the checks need as well.

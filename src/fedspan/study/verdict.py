@@ -60,7 +60,7 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
         many = f"in each of the {seeds} seeds; more seeds" if seeds > 1 else "in one seed; more"
         return f"{best.series.label} is ahead{where}: {second} {many} would make it sure."
     noisy = [_named(part, one) for one, told in zip(others, apart, strict=True) if not told]
-    but = f", except against {_listed(noisy)}, which vary too much" if noisy else ""
+    but = f" (less so against {_listed(noisy)}: results spread widely there)" if noisy else ""
     return f"Take {best.series.label}{where}: {second}; the {seeds} seeds support it{but}."
 
 

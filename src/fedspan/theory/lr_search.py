@@ -2,7 +2,8 @@
 
 1. Probes of a few rounds halve or double the rate until they find the largest one that does not diverge.
 2. Longer trials follow at falling rates. Where the task knows the error itself (`rel_err`), `lr_forecast` predicts
-   from them which rate is best at the end of the run. Elsewhere trials are equally long and the lowest loss wins.
+   from them which rate is best at the end of the run. Elsewhere trials are equally long and the lowest loss wins,
+   among rates of at most a third of the lowest one that diverged.
    The lowest error of a short trial favors large steps, which are ahead early and stop at a higher noise floor.
 
 A server that scales its own steps (FedAdam) moves about as far at every local rate: none diverges, and at first all
@@ -41,6 +42,7 @@ WORSE = 2.0  # a trial whose measure is above this multiple of the start has div
 TURNED = 1.3  # so has one above this multiple of its lowest value and above half the start
 FALL = 3.0  # factor between the rates of two trials; its square root after a trial that never fell
 POINTS = 30  # evaluations per trial
+MARGIN = 3.0  # factor that a rate keeps from the lowest one that diverged, where only the loss is known
 EQUAL_TRIALS = 4  # trials where only the loss is known, or where the server scales its steps
 ALIKE = 0.9  # a trial that falls this share of the largest fall is as fast
 WIDE = 8  # factor between rates, and number of rates, where the server scales its steps
@@ -99,6 +101,8 @@ def search(
     stable = [trial for trial in trials if trial.lr < edge]
     if not stable:
         raise SpecError(f"no rate down to {trials[-1].lr:g} lowers the {run.metric}; set `search.start` lower")
+    if not known:  # a few rounds do not show the instability of rates that are near it
+        stable = [trial for trial in stable if trial.lr <= edge / MARGIN] or stable
     best = best_lr(stable, rounds) if known else min(stable, key=lambda trial: trial.tail).lr
     return SearchResult(best, [*probes, *trials], run.metric, rounds)
 
