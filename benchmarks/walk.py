@@ -39,7 +39,7 @@ def of_run() -> dict[str, int]:
     trace = Trace()
     method = {"name": "ssf", "lr": 0.01, "local_steps": 5, "rank": 20}
     table = {"rounds": 8, "eval_every": 100, "clients_per_round": 10, "batch_size": 20, "method": method}
-    fedspan.run(table | {"task": {"name": "regression"}}, callbacks=[trace])
+    fedspan.run(table | {"task": {"name": "regression"}}, callbacks=[trace], progress=False)
     return trace.files
 
 
