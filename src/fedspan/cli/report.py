@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,7 @@ def _follow(run_dirs: list[Path], metric: str | None, port: int) -> None:
     """Serve the live page until Ctrl-C, which is its usual end."""
     from fedspan.study.live import serve
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
     with serve(run_dirs, metric, command_line(), port) as server, suppress(KeyboardInterrupt):
         typer.echo(f"http://127.0.0.1:{server.server_port}/ follows {', '.join(map(str, run_dirs))}; Ctrl-C ends it")
         server.serve_forever(poll_interval=0.2)

@@ -85,7 +85,8 @@ class ModuleTask(Task):
         names = made.names or [str(number) for number in range(made.clients)]
         targets = [_classes_of(data) for data in given]
         if any(one is None for one in targets):
-            sizes = [len(model_adapter(made.model, Settings()).client_data(data, "a client")) for data in given]
+            adapter = model_adapter(made.model, Settings(), made.loss, made.objective)
+            sizes = [len(adapter.client_data(data, made.who(number))) for number, data in enumerate(given)]
             return Holdings(np.array(sizes)[:, None], names)
         number = 1 + max(int(one.max()) for one in targets if one is not None)
         counts = np.stack([np.bincount(one, minlength=number) for one in targets if one is not None])
