@@ -324,3 +324,32 @@ def test_more_replies_than_clients_are_refused_before_anything_is_written(tmp_pa
     with pytest.raises(SpecError, match="min-replies"):
         serve(spec, FakeGrid(spec, tmp_path / "s"), tmp_path / "out", min_replies=4)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(tmp_path: Path) -> None:
+    """A reply of finite but absurd numbers cannot be told from an honest one; what it ruins can be undone."""
+    spec = spec_of(rounds=8)
+
+    class Absurd(FakeGrid):
+        lies = True
+
+        def answer(self, message: Message) -> Message | None:
+            found = super().answer(message)
+            assert found is not None
+            if message.metadata.message_type == "train" and self.lies and self.count > 20:
+                arrays = {k: Array(np.full_like(v.numpy(), 3e38)) for k, v in found.content["arrays"].items()}
+                return Message(
+                    RecordDict({"header": found.content["header"], "arrays": ArrayRecord(arrays)}), reply_to=message
+                )
+            return found
+
+    grid = Absurd(spec, tmp_path / "states")
+    with pytest.warns(UserWarning, match="diverged"):
+        ruined = serve(spec, grid, tmp_path / "out")
+    assert ruined.status.startswith("diverged")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in ruined.weights[0].values())
+    grid.lies = False
+    mended = serve(spec, grid, tmp_path / "out", resume=True)
+    plain = serve(spec, FakeGrid(spec, tmp_path / "plain-states"), tmp_path / "plain")
+    assert mended.status == "finished"
+    assert mended.history[-1]["rel_err"] == plain.history[-1]["rel_err"]

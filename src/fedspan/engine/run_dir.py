@@ -58,6 +58,7 @@ class Keeping:
     resume: bool = False
     checkpoint_every: int | None = None  # rounds; None: with an evaluation every few seconds
     keep_checkpoint: bool = False  # also after the run has finished, so that it can be made longer
+    retry_diverged: bool = False  # a diverged run keeps its last good checkpoint, and resuming goes on from it
     signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
 
 
@@ -102,7 +103,7 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
     result.weights = [loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)]
     for callback in loop.callbacks:
         callback.on_run_end(loop, result)
-    files.close(result, keep=keeping.keep_checkpoint)
+    files.close(result, keeping)
     for seed, status in zip(loop.seeds, statuses, strict=True):
         if status.startswith("diverged"):
             warnings.warn(f"the run of seed {seed} {status}; try a smaller lr", stacklevel=4)
@@ -142,13 +143,15 @@ class _Files:
 
     def save(self) -> None:
         assert self.loop.run_dir is not None
+        if not torch.isfinite(self.loop.model().square().sum(-1)).any():
+            return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
-    def close(self, result: Result, keep: bool) -> None:
-        run_dir = self.loop.run_dir
+    def close(self, result: Result, keeping: Keeping) -> None:
+        run_dir, keep = self.loop.run_dir, keeping.keep_checkpoint
         if run_dir is None:
             return
         if keep or not result.finished:
@@ -159,7 +162,7 @@ class _Files:
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder)
         write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
-        if not keep:
+        if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
                 remove(run_dir / name)
 
@@ -203,7 +206,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     if keeping.resume:
         if (out / OUTCOME).exists():
             _same_run(read_outcome(out), spec, loop.seeds)
-            if not _longer(out, spec):
+            again = keeping.retry_diverged and load(out).status.startswith("diverged")
+            if not again and not _longer(out, spec):
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)

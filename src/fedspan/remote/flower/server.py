@@ -216,7 +216,9 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir)
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
-    keeping = Keeping(resume=config.resume, checkpoint_every=config.checkpoint_every, signals=False)
+    keeping = Keeping(
+        resume=config.resume, checkpoint_every=config.checkpoint_every, retry_diverged=True, signals=False
+    )
     result = execute(loop, spec, keeping)
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
