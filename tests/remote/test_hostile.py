@@ -23,12 +23,13 @@ from conftest import METHODS
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.engine.loop import Loop
 from fedspan.remote import server as remote_server
+from fedspan.remote.channel import Failure, StalledError
 from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of, preparing, reply_to
 from fedspan.remote.flower.records import RunConfig, read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.roster import Roster
-from fedspan.remote.server import Failure, RemoteTransport, StalledError
+from fedspan.remote.server import RemoteTransport
 
 METHODS_TRIED = ("ssf", "ef", "compressed", "powersgd")
 MANY = {f"a{i}": Array(np.zeros(1, np.float32)) for i in range(5000)}

@@ -16,8 +16,8 @@ from conftest import advance, build, close, model, small
 from fedspan.checks.bench import simulated
 from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
 from fedspan.core.errors import SpecError
+from fedspan.remote.channel import Failure
 from fedspan.remote.messages import RoundMessage
-from fedspan.remote.server import Failure
 
 
 def after_saving(channel: LocalChannel) -> Fault:

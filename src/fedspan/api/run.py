@@ -15,8 +15,9 @@ from fedspan.core.errors import SpecError, at_least
 from fedspan.core.files import make_dir
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, write_json, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
-from fedspan.engine.result import CHECKPOINT, LR, OUTCOME, Result, write_json, write_outcome
+from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem

@@ -12,7 +12,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
 from fedspan.core.registry import register
 from fedspan.engine.judging import higher_is_better, judged_by
-from fedspan.engine.result import BEST
+from fedspan.engine.outcome import BEST
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

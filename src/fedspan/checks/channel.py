@@ -10,9 +10,10 @@ from fedspan.checks.bench import ROUNDS, AnyMethod, start
 from fedspan.core import registry
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
+from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
-from fedspan.remote.server import Failure, RemoteTransport
+from fedspan.remote.server import RemoteTransport
 
 Fault = Callable[[RoundMessage], list[Any]]
 

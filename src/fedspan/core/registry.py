@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import pkgutil
@@ -116,10 +115,9 @@ def _discover(folder: str) -> None:
 
 def name_of(value: object) -> str:
     """The registered name of a value's class."""
-    for known in _known.values():
-        for name, cls in known.items():
-            if cls is type(value):
-                return name
+    for name, cls in ((name, cls) for known in _known.values() for name, cls in known.items()):
+        if cls is type(value):
+            return name
     raise SpecError(f"{type(value).__name__} is not registered; put @fedspan.register above the class")
 
 

@@ -35,18 +35,8 @@ from fedspan.engine import history
 from fedspan.engine.history import History
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.result import (
-    BEST,
-    CHECKPOINT,
-    MODEL,
-    OUTCOME,
-    SPEC,
-    Result,
-    load,
-    read_outcome,
-    seed_dirs,
-    write_outcome,
-)
+from fedspan.engine.outcome import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, read_outcome, seed_dirs, write_outcome
+from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
 

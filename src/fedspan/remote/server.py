@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import DiskError, FedspanError, ProtocolError, SpecError, at_least, one_line, one_of
+from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line, one_of
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, Round, private_fields, restorable
 from fedspan.core.objective import Flat
@@ -29,42 +29,13 @@ from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
 from fedspan.engine.states import InMemory, OnDisk, States
 from fedspan.engine.worker import BUFFERS
+from fedspan.remote.channel import Channel, Event, Failure, StalledError
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, restore_arrays
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
-
-
-class StalledError(FedspanError):
-    """No round can be done: the clients are away, or refuse."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no reply to a message."""
-
-    reason: str
-    sent: bool = True  # False: the message never left the server
-
-
-class Channel(Protocol):
-    """Carries messages to clients and returns their replies."""
-
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
-        """Yield (index of the message, its reply) as replies arrive; ends when the time is up or all have replied."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that went wrong with a client."""
-
-    client: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"client {self.client}: {one_line(self.what)}"
 
 
 @dataclass

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedspan.core.errors import SpecError, at_least
 from fedspan.engine.lock import lock_dir
-from fedspan.engine.result import CHECKPOINT
+from fedspan.engine.outcome import CHECKPOINT
 from fedspan.study import parse, report, results, tables
 from fedspan.study.fingerprint import changed, fingerprint
 from fedspan.study.jobs import execute

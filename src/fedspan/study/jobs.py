@@ -39,7 +39,8 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.result import CHECKPOINT, OUTCOME, load
+from fedspan.engine.outcome import CHECKPOINT, OUTCOME
+from fedspan.engine.result import load
 from fedspan.study.fingerprint import digest, fingerprint
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback

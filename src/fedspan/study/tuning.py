@@ -13,7 +13,7 @@ import numpy as np
 
 from fedspan.core.errors import CheckpointError
 from fedspan.engine import history
-from fedspan.engine.result import LR
+from fedspan.engine.outcome import LR
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Part, Point, Row, Study, Variant, settings

@@ -19,11 +19,12 @@ from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Line, Loop, Replies, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
+from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
-from fedspan.remote.server import Failure, RemoteTransport
+from fedspan.remote.server import RemoteTransport
 
 log = logging.getLogger("flwr")
 GRACE = 2.0  # seconds more for clients that were silent when last asked

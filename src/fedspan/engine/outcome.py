@@ -1,0 +1,60 @@
+"""The files of a run directory, and how a run ended: `result.json` with the checksums of what the run has left."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedspan.core.errors import CheckpointError
+from fedspan.core.files import write_atomic
+from fedspan.engine import history
+
+MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
+LR = "lr.json"  # how the step size was found
+BEST = "best.safetensors"  # the best model so far of an unfinished run
+
+
+def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
+    """The directories of a run's seeds: the run directory itself for one, `seed-*` below it for several."""
+    return [run_dir] if len(seeds) == 1 else [run_dir / f"seed-{seed}" for seed in seeds]
+
+
+def write_outcome(
+    run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
+) -> None:
+    """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
+    files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL)]
+    sums = {str(path.relative_to(run_dir)): _checksum(path) for path in files if path.exists()}
+    write_json(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
+
+
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    """A small table as a file."""
+    write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def read_outcome(run_dir: Path) -> dict[str, Any]:
+    """How a run ended; empty where it has not. The files that it left must be as it left them."""
+    path = run_dir / OUTCOME
+    if not path.exists():
+        return {}
+    try:
+        found = dict(json.loads(path.read_bytes()))
+        sums = dict(found.get("files", {}))
+    except (ValueError, TypeError):
+        raise CheckpointError(f"{str(path)!r} is damaged; put it back, or run again in another directory") from None
+    for name, checksum in sums.items():
+        if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
+            raise CheckpointError(
+                f"{str(run_dir / name)!r} is missing or was changed after the run; put it back, or run again"
+            )
+    return found
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
