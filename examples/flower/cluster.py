@@ -53,7 +53,7 @@ class Cluster:
             self.start_link()
             for number in range(0 if self.simulation else self.count):
                 if self.tls:
-                    self._flwr("supernode", "register", str(self.key(number).with_suffix(".pub")), "dep")
+                    self.register(number)
                 self.start_node(number)
         except BaseException:
             self.__exit__()
@@ -114,8 +114,13 @@ class Cluster:
             quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path))
         return path
 
-    def start_node(self, number: int, key: Path | None = None) -> None:
-        """Start a SuperNode; `key` is another than its own."""
+    def register(self, number: int) -> None:
+        """Make a node's key known to the SuperLink."""
+        self._flwr("supernode", "register", str(self.key(number).with_suffix(".pub")), "dep")
+
+    def start_node(self, number: int, key: Path | None = None, client: int | None = None) -> None:
+        """Start a SuperNode; `key` is another than its own, and `client` another number that it claims."""
+        client = number if client is None else client
         safety = ["--insecure"]
         if self.tls:
             mine = str(key or self.key(number))
@@ -123,7 +128,7 @@ class Cluster:
         self._start(
             f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
             "--host", "127.0.0.1", "--port", str(free_port()),
-            "--node-config", f'partition-id={number} client-id="client-{number}"',
+            "--node-config", f'partition-id={client} client-id="client-{client}"',
         )  # fmt: skip
 
     def _start(self, name: str, command: str, *arguments: str) -> None:

@@ -26,6 +26,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import StateFile
 from fedspan.remote.flower.client import agreement_of
+from fedspan.remote.roster import ROSTER, Roster
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 
@@ -73,6 +74,27 @@ def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_p
         assert cluster.processes["node7"].wait(60) != 0  # nobody has registered its key
     assert cluster.living() == []
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_registered_node_cannot_take_the_place_of_another_client(tmp_path: Path) -> None:
+    """Its own key is known and it claims client 0: it is given neither that client's state nor its work."""
+    spec, out = spec_of(10, 3, 2), tmp_path / "out"
+    with Cluster(tmp_path, nodes=3, tls=True) as cluster:
+        number = cluster.run(run_dir=str(out), set=changes(spec), bind_clients=True)
+        until = time.monotonic() + 120
+        while not (out / ROSTER).exists() or len(Roster.at(out / ROSTER).nodes) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        bound = Roster.at(out / ROSTER).nodes
+        cluster.register(8)
+        cluster.start_node(8, client=0)
+        status = cluster.wait(number, 400)
+        assert status["status"] == "finished:completed", status
+    events = [event for one in Rounds(out / "rounds.jsonl").read() for event in one.get("events", [])]
+    assert any("refused as client 0, which belongs to another node" in event for event in events)
+    assert Roster.at(out / ROSTER).nodes == bound
+    same_as_simulated(spec, out, tmp_path / "here")
 
 
 def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # no
 
 from conftest import METHODS
 from fedspan.core.errors import FedspanError, SpecError, one_line
+from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Loop
 from fedspan.remote import server as remote_server
 from fedspan.remote.channel import Failure, StalledError
@@ -237,6 +238,8 @@ def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None
 
     result = serve(spec, Impostor(spec, tmp_path / "states"), tmp_path / "out", bind_clients=True)
     assert result.status == "finished"
+    events = [event for one in Rounds(tmp_path / "out" / "rounds.jsonl").read() for event in one.get("events", [])]
+    assert any("node 666 is refused as client 0" in event for event in events)
     roster = Roster.at(tmp_path / "out" / "roster.json")
     assert roster.nodes[0] == 100
     assert not roster.admits(0, 666)

@@ -54,6 +54,7 @@ class GridChannel:
     requests: dict[str, Request] = field(default_factory=dict)  # by message id
     refused: set[int] = field(default_factory=set)  # nodes
     silent: set[int] = field(default_factory=set)  # clients that did not reply in time when last asked
+    news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
 
@@ -138,7 +139,7 @@ class GridChannel:
         if isinstance(client, int) and 0 <= client < self.clients:
             if self.roster is not None and not self.roster.admits(client, node):
                 self.refused.add(node)
-                log.warning("fedspan refuses node %d as client %d, which belongs to another node", node, client)
+                self.news.append(f"node {node} is refused as client {client}, which belongs to another node")
                 return
             self.identified[node] = client
         else:
@@ -174,9 +175,11 @@ class RunLog(Callback):
         line["payload_up"] = 0 if replies.received is None else int(replies.received.sum())
         line["payload_down"] = 0 if replies.sent is None else int(replies.sent.sum())
         line["records_up"], line["records_down"] = (new - old for new, old in zip(now, self.logged, strict=True))
-        self.rounds.append(line | ({"events": list(replies.events)} if replies.events else {}))
+        events = [*replies.events, *(f"round {rnd.t}: {one}" for one in self.channel.news)]
+        self.channel.news.clear()
+        self.rounds.append(line | ({"events": events} if events else {}))
         self.logged = now
-        for event in replies.events:
+        for event in events:
             log.warning("fedspan %s", event)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
