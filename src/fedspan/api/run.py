@@ -11,7 +11,7 @@ from typing import Any
 from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, at_least
+from fedspan.core.errors import SpecError, at_least, at_most
 from fedspan.core.files import make_dir
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
@@ -54,6 +54,7 @@ def run(
         KeyboardInterrupt: The run was interrupted by Ctrl-C. What was done so far is in `run_dir`.
     """
     at_least("seeds", seeds, 1)
+    at_most("seeds", seeds, 10_000)
     spec = as_spec(spec)
     out = None if run_dir is None else Path(run_dir)
     if resume and out is None:
@@ -136,7 +137,7 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
         return spec, None
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
     else:
         if run_dir is not None:
             check_vacant(run_dir)

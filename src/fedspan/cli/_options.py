@@ -41,11 +41,13 @@ Plugin = Annotated[
 
 def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = None) -> Spec:
     """The spec of a file with changes, after torch is given its threads."""
+    from fedspan.core.errors import at_most
     from fedspan.core.spec import Spec
 
     if threads is not None:
         import torch
 
+        at_most("--threads", threads, 1024)
         torch.set_num_threads(threads)
     return Spec.load(path, tuple(changes or ()))
 

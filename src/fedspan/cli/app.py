@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import pkgutil
 import sys
 import warnings
@@ -50,6 +51,9 @@ app = build()
 
 def main() -> None:
     """Runs the command line; a mistake of the user is one line, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 shows other characters as "?"
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # noqa: T201
     try:
         code = app(standalone_mode=False, prog_name="fedspan")

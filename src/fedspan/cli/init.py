@@ -53,6 +53,7 @@ def command(
 ) -> None:
     """Write a small project that runs at once."""
     from fedspan.core.errors import SpecError
+    from fedspan.core.files import make_dir, write_atomic
 
     package = name.resolve().name.replace("-", "_")
     if not package.isidentifier() or package != package.lower():
@@ -60,8 +61,8 @@ def command(
     if name.exists() and (not name.is_dir() or any(name.iterdir())):
         raise SpecError(f"{str(name)!r} is not empty; choose another name")
     for place, text in project(package, kind).items():
-        (name / place).parent.mkdir(parents=True, exist_ok=True)
-        (name / place).write_text(text)
+        make_dir((name / place).parent)
+        write_atomic(name / place, text.encode())
     typer.echo(f"{name}: a project of kind {kind}; next:")
     for line in (f"cd {name}", "fedspan run spec.toml", "python -m pytest"):
         typer.echo(f"    {line}")
@@ -70,8 +71,8 @@ def command(
 def project(package: str, kind: str) -> dict[str, str]:
     """Path in the project → content."""
     common = TEMPLATES / "common"
-    files = {str(p.relative_to(common)): p.read_text() for p in sorted(common.rglob("*")) if _is_source(p)}
-    files[f"{NAME}/task.py"] = (TEMPLATES / f"{kind}.py").read_text()
+    files = {str(p.relative_to(common)): p.read_text("utf-8") for p in sorted(common.rglob("*")) if _is_source(p)}
+    files[f"{NAME}/task.py"] = (TEMPLATES / f"{kind}.py").read_text("utf-8")
     for old, new in KINDS[kind].spec.items():
         files["spec.toml"] = files["spec.toml"].replace(old, new)
     files["README.md"] = files["README.md"].replace("DATA_SECTION", KINDS[kind].data)

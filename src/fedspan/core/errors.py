@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import TypeGuard
 
+LARGEST = 1e15  # of a step size and the like; float32 overflows not far above its square
+
 
 class FedspanError(Exception):
     """Base class of errors that the user can correct; the message says how."""
@@ -44,14 +46,14 @@ def one_line(text: object, most: int = 300) -> str:
 
 def positive(name: str, value: object) -> None:
     """Refuses what is not a finite number above zero."""
-    if not (_finite(value) and value > 0):
-        raise SpecError(f"`{name}` must be a positive number, got {value!r}")
+    if not (_finite(value) and 0 < value <= LARGEST):
+        raise SpecError(f"`{name}` must be a positive number of at most {LARGEST:g}, got {_short(value)}")
 
 
 def not_negative(name: str, value: object) -> None:
     """Refuses what is not a finite number of at least zero."""
-    if not (_finite(value) and value >= 0):
-        raise SpecError(f"`{name}` must be a number of at least 0, got {value!r}")
+    if not (_finite(value) and 0 <= value <= LARGEST):
+        raise SpecError(f"`{name}` must be a number from 0 to {LARGEST:g}, got {_short(value)}")
 
 
 def below_one(name: str, value: object) -> None:
@@ -69,13 +71,26 @@ def positive_share(name: str, value: object) -> None:
 def at_least(name: str, value: object, least: int) -> None:
     """Refuses what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
+        raise SpecError(f"`{name}` must be a whole number of at least {least}, got {_short(value)}")
 
 
 def count_or_ratio(name: str, value: object) -> None:
     """Refuses what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
     if not (_finite(value) and (value >= 1 if isinstance(value, int) else 0 < value <= 1)):
         raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {value!r}")
+
+
+def at_most(name: str, value: int, most: int) -> None:
+    """Refuses a number above `most`, which would take for ever or not fit into memory."""
+    if value > most:
+        raise SpecError(f"`{name}` must be at most {most:,}, got {_short(value)}")
+
+
+def _short(value: object) -> str:
+    try:
+        return one_line(repr(value), 80)
+    except ValueError:  # a whole number of thousands of digits
+        return "a number of thousands of digits"
 
 
 def _finite(value: object) -> TypeGuard[int | float]:

@@ -8,9 +8,11 @@ by a later version that has more settings.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import inspect
 import json
+import math
 import tomllib
 import warnings
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ import tomli_w
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
-from fedspan.core.errors import SpecError, at_least, positive
+from fedspan.core.errors import SpecError, at_least, at_most, one_line, positive
 from fedspan.core.method import Method
 from fedspan.core.task import Task
 
@@ -78,8 +80,10 @@ class Spec(Settings):
                     f"`eval_clients_every` must be a multiple of `eval_every`, {self.eval_every}, got "
                     f"{self.eval_clients_every}"
                 )
+        at_most("rounds", self.rounds, 10**9)
         if self.epochs is not None:
             positive("epochs", self.epochs)
+            at_most("epochs", math.ceil(self.epochs), 10**6)
         if self.clients_per_round is not None:
             at_least("clients_per_round", self.clients_per_round, 1)
         at_least("seed", self.seed, 0)
@@ -150,10 +154,23 @@ def read_toml(path: Path) -> Table:
     if not path.is_file():
         raise SpecError(f"spec file {str(path)!r} does not exist")
     try:
-        table: Table = _anchored(tomllib.loads(path.read_text()), path.resolve().parent)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"spec file {str(path)!r} is not TOML: {error}") from None
+        table: Table = _anchored(tomllib.loads(path.read_text("utf-8")), path.resolve().parent)
+    except (ValueError, RecursionError) as error:  # not TOML, not text, a number of thousands of digits, deep nesting
+        raise SpecError(f"spec file {str(path)!r} is not TOML: {one_line(str(error))}") from None
+    except OSError as error:
+        raise SpecError(f"spec file {str(path)!r} cannot be read: {error.strerror}") from None
+    _no_dates(table)
     return table
+
+
+def _no_dates(value: Any, key: str = "") -> None:
+    """Refuses the dates and times of TOML, which no setting is."""
+    if isinstance(value, datetime.date | datetime.time):
+        raise SpecError(f"`{key}` is a date or a time ({value}), which no setting takes; put text in quotes")
+    for name, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        _no_dates(inner, f"{key}.{name}" if key else str(name))
 
 
 def _anchored(value: Any, folder: Path, key: str = "") -> Any:
@@ -223,9 +240,13 @@ def _origin(cls: type, field: str) -> type | None:
 def toml_value(text: str) -> Any:
     """A value as TOML has it, or else the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    _no_dates(table)
+    if len(table) > 1:
+        raise SpecError(f"one setting per change, got {one_line(text)!r}; give another --set for the next")
+    return table["value"]
 
 
 def with_values(table: Mapping[str, Any], values: Mapping[str, Any]) -> Table:

@@ -158,7 +158,7 @@ def read(path: Path) -> list[Line]:
     """The rows of a file; none where there is no file. A last line that was cut short is left out."""
     if not path.exists():
         return []
-    return [json.loads(text) for text in path.read_text().split("\n")[:-1]]
+    return [json.loads(text) for text in path.read_text("utf-8").split("\n")[:-1]]
 
 
 def _finite(row: Line) -> Line:

@@ -233,7 +233,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text()) if found.exists() else None,
+        read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text("utf-8")) if found.exists() else None,
         PerClient(rows),
     )  # fmt: skip
 

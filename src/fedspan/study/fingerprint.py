@@ -49,7 +49,7 @@ def digest(found: Mapping[str, str]) -> str:
 def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
     """What has changed since the runs in a directory were made. Notes the new fingerprint there."""
     path = runs / FILE
-    before = json.loads(path.read_text()) if path.exists() else {}
+    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if found:
         runs.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({**before, **found}, indent=1).encode())

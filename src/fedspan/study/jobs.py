@@ -79,7 +79,7 @@ class Job:
     def failure(self) -> str | None:
         """Why the run failed, in one line; None: it did not."""
         path = self.run_dir / FAILED
-        return path.read_text().partition("\n")[0] if path.exists() and not self.complete() else None
+        return path.read_text("utf-8").partition("\n")[0] if path.exists() and not self.complete() else None
 
     def seconds(self) -> float:
         """Computing time; the seeds of a batched computation share one clock."""
@@ -272,7 +272,7 @@ def _run(job: Job, seen: Seen) -> End:
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
         job.run_dir.mkdir(parents=True, exist_ok=True)
-        failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}")
+        failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8")
         return "failed"
     _release_memory()
     return "finished" if result.finished else "stopped"

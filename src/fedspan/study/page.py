@@ -50,7 +50,7 @@ def template(
 ) -> str:
     """A page of sections, each with a title, about, notes, charts, grids, drawings (SVG files) and specs."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string((WEB / "page.html").read_text()).render(
+    return environment.from_string((WEB / "page.html").read_text("utf-8")).render(
         title=title,
         verdict=[coded(text) for text in verdict],
         lead=[coded(text) for text in lead],
@@ -75,7 +75,7 @@ def coded(text: str) -> Markup:
 
 
 def _own(name: str) -> Markup:
-    return Markup((WEB / name).read_text())  # noqa: S704 (our own file)
+    return Markup((WEB / name).read_text("utf-8"))  # noqa: S704 (our own file)
 
 
 def _section(section: Section) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _complete(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drawing(path: Path) -> Markup:
-    return Markup(f"<svg{path.read_text().partition('<svg')[2]}")  # noqa: S704 (our own file)
+    return Markup(f"<svg{path.read_text('utf-8').partition('<svg')[2]}")  # noqa: S704 (our own file)
 
 
 def _grid(grid: Grid) -> Grid:

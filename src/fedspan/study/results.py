@@ -138,7 +138,7 @@ def announce(study: Study, out: Path, line: str) -> str:
     out.mkdir(parents=True, exist_ok=True)
     (out / CURVES).unlink(missing_ok=True)
     text = tomli_w.dumps(table_of(study))
-    before = (out / STUDY).read_text() if (out / STUDY).exists() and "--resume" in line.split() else ""
+    before = (out / STUDY).read_text("utf-8") if (out / STUDY).exists() and "--resume" in line.split() else ""
     lines = [one.removeprefix(MADE_BY) for one in before.splitlines() if one.startswith(MADE_BY)]
     if not lines:
         lines = [line.replace(" --resume", "")]

@@ -96,7 +96,7 @@ class Runs:
     def found_lr(self, cell: Cell) -> list[float]:
         """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
         files = [job.run_dir / LR for job in self.running(cell)]
-        return [json.loads(file.read_text())["values"]["lr"] for file in files if file.exists()]
+        return [json.loads(file.read_text("utf-8"))["values"]["lr"] for file in files if file.exists()]
 
     # ---- results
 

@@ -55,7 +55,7 @@ def _encoded(rows: list[tuple[str, str]]) -> Data:
 
 def _read(file: Path) -> Data:
     """A file with one JSON object per line: text, label."""
-    lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
     return _encoded([(str(line["text"]), str(line["label"])) for line in lines])
 
 
