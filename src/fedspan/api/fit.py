@@ -130,7 +130,7 @@ def spec_of(
     if clients_per_round is not None and clients_per_round > len(clients):
         raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
     metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    if metrics and test is None and validation is None:
+    if metrics and test is None and validation is None and not _own_tests(clients):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
     if batch_size is not None:
@@ -178,3 +178,9 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
     if not isinstance(given, Method):
         raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {given!r}")
     return given
+
+
+def _own_tests(clients: Any) -> bool:
+    """Whether clients have test data of their own."""
+    every = clients.values() if isinstance(clients, Mapping) else clients
+    return any(isinstance(data, Mapping) and {"train", "test"} <= set(data) for data in every)

@@ -84,4 +84,6 @@ def _is_source(path: Path) -> bool:
 
 
 def _named(text: str, package: str) -> str:
+    hyphens = NAME.replace("_", "-")  # names of Flower apps have no underscores
+    text = text.replace(hyphens, package.replace("_", "-"))
     return text.replace(NAME, package).replace(NAME.upper(), package.upper())

@@ -8,6 +8,7 @@ Both ends read the same spec. A client is known by its number (`partition-id` in
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
@@ -25,6 +26,8 @@ except ImportError as missing:
 from fedspan.remote.flower.client import identify, load_spec, preparing, reply_to
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.flower.server import log, serve
+
+LOG_SECONDS = 3.0  # in which Flower sends the last lines of its log
 
 
 def server_app(spec: Spec | Path | str) -> ServerApp:
@@ -46,6 +49,7 @@ def server_app(spec: Spec | Path | str) -> ServerApp:
                 serve(load_spec(spec, config.changes), grid, config)
         except FedspanError as error:
             log.error("fedspan error: %s", error)
+            time.sleep(LOG_SECONDS)  # else `flwr log` ends before the reason
             raise SystemExit(2) from None
 
     return app
