@@ -46,14 +46,16 @@ def one_line(text: object, most: int = 300) -> str:
 
 def positive(name: str, value: object) -> None:
     """Refuses what is not a finite number above zero."""
-    if not (_finite(value) and 0 < value <= LARGEST):
-        raise SpecError(f"`{name}` must be a positive number of at most {LARGEST:g}, got {_short(value)}")
+    if not (_finite(value) and value > 0):
+        raise SpecError(f"`{name}` must be a positive number, got {_short(value)}")
+    at_most(name, value, LARGEST)
 
 
 def not_negative(name: str, value: object) -> None:
     """Refuses what is not a finite number of at least zero."""
-    if not (_finite(value) and 0 <= value <= LARGEST):
-        raise SpecError(f"`{name}` must be a number from 0 to {LARGEST:g}, got {_short(value)}")
+    if not (_finite(value) and value >= 0):
+        raise SpecError(f"`{name}` must be a number of at least 0, got {_short(value)}")
+    at_most(name, value, LARGEST)
 
 
 def below_one(name: str, value: object) -> None:
@@ -80,8 +82,8 @@ def count_or_ratio(name: str, value: object) -> None:
         raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {value!r}")
 
 
-def at_most(name: str, value: int, most: int) -> None:
-    """Refuses a number above `most`, which would take for ever or not fit into memory."""
+def at_most(name: str, value: float, most: float) -> None:
+    """Refuses a number above `most`, which would take for ever, overflow or not fit into memory."""
     if value > most:
         raise SpecError(f"`{name}` must be at most {most:,}, got {_short(value)}")
 

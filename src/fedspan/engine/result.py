@@ -175,9 +175,13 @@ class Result:
         return path
 
     def __repr__(self) -> str:
-        last = self.history[-1] if self.history else {}
-        values = [f"{name}={last[name]:.4g}" for name in self.metrics if last.get(name) is not None]
-        sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down"
+        ends = [lines[-1] for lines in self.runs if lines]
+        last = ends[-1] if ends else {}
+        known = {name: [end[name] for end in ends if end.get(name) is not None] for name in self.metrics}
+        values = [f"{name}={sum(every) / len(every):.4g}" for name, every in known.items() if every]
+        values += [f"means of {len(ends)} seeds"] if len(ends) > 1 else []
+        together = " in all" if len(ends) > 1 else ""
+        sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
         found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
         weights = [f"weights={self.spec['participation']['weights']}"] if "participation" in self.spec else []
         return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found, *weights])})"
