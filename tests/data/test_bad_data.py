@@ -46,3 +46,35 @@ def test_numbers_written_as_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(f'{{"x": "{i}.5", "y": {i % 2}}}' for i in range(8)))
     refused(OwnData(path=str(path), target="y"), "'x'", "'0.5' in row 1", "without quotes")
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors", "parquet", "csv.gz"])
+def test_damaged_files(ending: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for number, content in enumerate((b"", b"PK\x03\x04 no archive", b"\xff" * 64, b"\x1f\x8b\x08" + bytes(40))):
+        path = tmp_path / f"{number}.{ending}"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=path.name) as error:
+            columns.read(path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_archive_with_any_byte_changed(packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    (np.savez_compressed if packed else np.savez)(path, x=np.arange(12.0), y=np.arange(12) % 2)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        try:
+            columns.read(path)
+        except DataError as error:
+            assert "a.npz" in str(error)  # noqa: PT017 - many changes do no harm
+
+
+@pytest.mark.parametrize("wrong", [np.array(3.0), np.empty(0), np.empty((8, 0))])
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_arrays_without_rows(wrong: Any, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, **({"x": np.ones((8, 2)), "y": np.arange(8) % 2} | {name: wrong}))
+    refused(OwnData(path=str(path)), repr(name), "a.npz", "one row per example")

@@ -11,18 +11,26 @@ import functools
 import gzip
 import hashlib
 import json
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+UNREADABLE = (  # what the readers raise on damaged files and on types that they do not know
+    *(ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
+    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
+)
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 
 
@@ -39,8 +47,9 @@ def read(path: Path) -> Columns:
         raise DataError(f"`task.data`: {str(path)!r} does not exist")
     try:
         columns = READERS[suffix](path)
-    except (ValueError, OSError, EOFError, UnicodeError, csv.Error) as error:
-        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+    except UNREADABLE as error:
+        why = one_line(str(error) or type(error).__name__)
+        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; write the file again") from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
@@ -64,7 +73,9 @@ def digest(path: Path) -> str:
 
 
 def _npz(path: Path) -> Columns:
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, zipfile.ZipFile(file):  # refuses what is no archive, such as a lone array
+        file.seek(0)
+        arrays = np.load(file, allow_pickle=False)
         return {name: arrays[name] for name in arrays.files}
 
 

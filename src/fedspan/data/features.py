@@ -35,7 +35,14 @@ def column_of(found: Columns, name: str, key: str, path: Path) -> Array:
     if name not in found:
         hint = did_you_mean(name, set(found))
         raise DataError(f"`task.data.{key}`: {str(path)!r} has no column {name!r}{hint}; it has {known(found)}")
-    return found[name]
+    column = found[name]
+    if column.ndim == 0 or not column.size:
+        what = "is a single value" if column.ndim == 0 else f"is empty, of shape {column.shape}"
+        raise DataError(
+            f"`task.data.{key}`: {name!r} of {str(path)!r} {what}; a column has one row per example, name the columns "
+            "to use"
+        )
+    return column
 
 
 def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
