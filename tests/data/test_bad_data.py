@@ -78,3 +78,29 @@ def test_arrays_without_rows(wrong: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, **({"x": np.ones((8, 2)), "y": np.arange(8) % 2} | {name: wrong}))
     refused(OwnData(path=str(path)), repr(name), "a.npz", "one row per example")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"features": ()}, "`features` is empty"),
+        ({"features": ("a", "b", "a")}, "'a' twice"),
+        ({"features": ("a", "y"), "target": "y"}, "the target 'y'"),
+        ({"image_size": 1_000_000}, "at most 4096 pixels, got 1000000"),
+    ],
+)
+def test_settings_that_cannot_be_meant(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        OwnData(path="a.csv", **settings)
+
+
+def test_the_usual_target_among_the_features(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((8, 2)), y=np.arange(8) % 2)
+    refused(OwnData(path=str(tmp_path / "a.npz"), features=("x", "y")), "the target 'y'")
+
+
+def test_two_columns_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,label\nhi,there,0\nho,you,1\n")
+    own = OwnData(path=str(tmp_path / "a.csv"), features=("a", "b"))
+    with pytest.raises(SpecError, match="one column of texts, got a, b"):
+        own.divide("texts", IID(clients=2), 0)

@@ -7,11 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from fedspan.core.errors import DataError, did_you_mean
+from fedspan.core.errors import DataError, SpecError, did_you_mean
 from fedspan.data.columns import Array, Columns
 
 
-def stacked(found: Columns, given: tuple[str, ...], others: set[str | None], path: Path) -> Array:
+def check(given: tuple[str, ...], target: str | None) -> None:
+    """Refuses an empty list of features, a feature named twice, and the target among them."""
+    if not given:
+        raise SpecError(
+            "`features` is empty; name the columns of inputs, or leave it out to use all columns of numbers"
+        )
+    if twice := [name for name in given if given.count(name) > 1]:
+        raise SpecError(f"`features` names {twice[0]!r} twice; name it once")
+    if target in given:
+        raise SpecError(f"`features` has the target {target!r}, which the model must not see; remove it")
+
+
+def stacked(found: Columns, given: tuple[str, ...] | None, others: set[str | None], path: Path) -> Array:
     """The given columns side by side; where none are given, all columns of numbers besides the others."""
     names = given or tuple(_numeric(found, others, path))
     parts = [_feature(column_of(found, name, "features", path), name, path) for name in names]

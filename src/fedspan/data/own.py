@@ -22,6 +22,7 @@ from fedspan.data.features import column_of, first_row, known
 from fedspan.data.partitions.natural import Natural
 
 TEST_SHARE = 0.2
+MOST_PIXELS = 4096
 Kind = Literal["classes", "numbers", "texts"]  # classes of features, numbers of features, classes of texts
 
 
@@ -34,7 +35,7 @@ class OwnData:
 
     path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, or a directory; relative to the spec file
     target: str | None = None  # column to predict; by default `y` in .npz and .safetensors, `label` of texts
-    features: tuple[str, ...] = ()  # columns of inputs; by default all other columns of numbers, or `text`
+    features: tuple[str, ...] | None = None  # columns of inputs; by default all other columns of numbers, or `text`
     images: str | None = None  # column with the paths of images, which are the inputs
     image_size: int | None = None  # images are made this many pixels wide and high; by default they keep their size
     client: str | None = None  # column that says whose a row is, for the partition `natural`
@@ -51,6 +52,10 @@ class OwnData:
             raise SpecError(f"`test_share` must be at least 0 and below 1, got {self.test_share!r}")
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
+            if self.image_size > MOST_PIXELS:
+                raise SpecError(f"`image_size` must be at most {MOST_PIXELS} pixels, got {self.image_size}")
+        if self.features is not None:
+            features.check(self.features, self.target)
 
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
@@ -193,7 +198,11 @@ def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -
         return images.read(
             [path.parent / str(file) for file in column_of(found, own.images, "images", path)], own.image_size
         )
+    if own.features is not None:
+        features.check(own.features, target)
     if kind == "texts":
+        if own.features is not None and len(own.features) > 1:
+            raise SpecError(f"`task.data.features` must be one column of texts, got {', '.join(own.features)}")
         name = own.features[0] if own.features else "text"
         texts = column_of(found, name, "features", path)
         if texts.dtype.kind != "U":
