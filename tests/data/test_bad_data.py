@@ -104,3 +104,29 @@ def test_two_columns_of_texts(tmp_path: Path) -> None:
     own = OwnData(path=str(tmp_path / "a.csv"), features=("a", "b"))
     with pytest.raises(SpecError, match="one column of texts, got a, b"):
         own.divide("texts", IID(clients=2), 0)
+
+
+ONES, LABELS = np.ones((6, 2)), np.arange(6) % 2
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        ({}, "client 0 has no columns"),
+        ((np.ma.masked_equal(np.eye(6), 1), LABELS), "masked values"),
+        ({"x": np.ma.masked_equal(np.eye(6), 1), "y": LABELS}, "'x' has masked values"),
+        ((torch.eye(6).to_sparse(), LABELS), "sparse_coo.*to_dense"),
+        ((torch.empty(6, 2, device="meta"), LABELS), "'meta'"),
+        ((torch.tensor(1.0), torch.tensor(0)), "one row per example"),
+        ((-ONES * 1e300, LABELS), "1e\\+300, which float32 cannot hold"),
+    ],
+)
+def test_client_data_that_would_be_misread(data: Any, word: str) -> None:
+    with pytest.raises(DataError, match=word) as error:
+        as_client_data(data, "client 0")
+    assert "\n" not in str(error.value)
+
+
+def test_a_masked_array_without_masked_values_is_data() -> None:
+    read = as_client_data((np.ma.array(ONES), LABELS), "client 0")
+    assert torch.equal(read.take(torch.tensor([1]))[0], torch.ones(1, 2, dtype=torch.float64))
