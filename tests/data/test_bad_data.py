@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +129,37 @@ def test_client_data_that_would_be_misread(data: Any, word: str) -> None:
 def test_a_masked_array_without_masked_values_is_data() -> None:
     read = as_client_data((np.ma.array(ONES), LABELS), "client 0")
     assert torch.equal(read.take(torch.tensor([1]))[0], torch.ones(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("groups", "word"),
+    [
+        ([1.0, float("nan")], "nan in place 1"),
+        (np.array([1.0, np.nan]), "nan in place 1"),
+        (["a", None], "None in place 1"),
+        (["a", float("nan")], "nan in place 1"),
+        ([1, "a"], "1 and 'a' in place 1"),
+        (np.array(["a", 1], object), "'a' and 1 in place 1"),
+    ],
+)
+def test_groups_without_a_name(groups: Any, word: str) -> None:
+    for divide in (fedspan.data.natural, fedspan.data.dirichlet, fedspan.data.classes):
+        with pytest.raises(SpecError, match=word):
+            divide(groups)
+
+
+@pytest.mark.parametrize("alpha", [10**20, 10**400, 1e300, float("nan"), float("inf"), "1", None])
+@pytest.mark.parametrize("name", ["dirichlet", "quantity"])
+def test_alpha_out_of_range(name: str, alpha: Any) -> None:
+    with pytest.raises(SpecError, match="`alpha` must be"):
+        getattr(fedspan.data, name)(LABELS, 2, alpha)
+
+
+@pytest.mark.parametrize("seed", ["0", 1.5, None, True, [1]])
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "classes", "quantity"])
+def test_a_seed_is_a_whole_number(name: str, seed: Any) -> None:
+    divide = getattr(fedspan.data, name)
+    with pytest.raises(SpecError, match="`seed` must be a whole number"):
+        divide(LABELS, 2, seed=seed)
+    pairs = zip(divide(LABELS, 2, seed=3), divide(LABELS, 2, seed=np.int64(3)), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
