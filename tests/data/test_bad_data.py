@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,25 @@ def test_a_seed_is_a_whole_number(name: str, seed: Any) -> None:
         divide(LABELS, 2, seed=seed)
     pairs = zip(divide(LABELS, 2, seed=3), divide(LABELS, 2, seed=np.int64(3)), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("most", [columns.MOST_BYTES, 0])
+@pytest.mark.parametrize("table", [False, True])
+def test_a_changed_image_of_the_same_size_is_noticed(
+    table: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "MOST_BYTES", most)
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "1.png").write_bytes(b"one")
+    (tmp_path / "a.csv").write_text("file,y\nin/cat/1.png,0\nin/dog/1.png,1\n")
+    own = OwnData(path=str(tmp_path / "a.csv"), images="file") if table else OwnData(path=str(tmp_path / "in"))
+    before = own.digest()
+    assert own.digest() == before
+    image = tmp_path / "in" / "dog" / "1.png"
+    image.write_bytes(b"two")
+    os.utime(image, ns=(10**18, 10**18))
+    changed = own.digest()
+    assert changed != before
+    image.unlink()
+    assert own.digest() not in (before, changed)

@@ -11,10 +11,11 @@ import functools
 import gzip
 import hashlib
 import json
+import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ UNREADABLE = (  # what the readers raise on damaged files and on types that they
     *(ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
     *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
 )
+MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 
 
@@ -55,21 +57,44 @@ def read(path: Path) -> Columns:
     return columns
 
 
-@functools.lru_cache(maxsize=64)
-def _digest(path: Path, _changed: int, _size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-
-
 def digest(path: Path) -> str:
-    """A hash of a file's bytes, or of the names and sizes of a directory's files; "missing" where there is none."""
+    """A hash of a file's bytes, or of all files of a directory; "missing" where there is none."""
     if path.is_dir():
-        files = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
-        return hashlib.blake2b(repr(files).encode(), digest_size=8).hexdigest()
+        return digest_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
     if not path.is_file():
         return "missing"
     about = path.stat()
     return _digest(path, about.st_mtime_ns, about.st_size)
+
+
+def digest_of(root: Path, files: Iterable[Path]) -> str:
+    """A hash of the names and bytes of files; of more than 200 MB, of names, sizes and times of change."""
+    return _digest_of(root, tuple(_state(file) for file in files))
+
+
+def _state(file: Path) -> tuple[Path, int, int]:
+    about = file.stat() if file.is_file() else None
+    return (file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, _changed: int, _size: int) -> str:
+    return _content(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...]) -> str:
+    large = sum(size for *_, size in states) > MOST_BYTES
+    found = hashlib.blake2b(digest_size=8)
+    for file, changed, size in states:
+        said = "missing" if size < 0 else changed if large else _content(file)
+        found.update(repr((os.path.relpath(file, root), size, said)).encode())
+    return found.hexdigest()
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
 
 def _npz(path: Path) -> Columns:

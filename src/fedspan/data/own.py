@@ -68,7 +68,14 @@ class OwnData:
 
     def digest(self) -> str:
         """A hash of the files, by which changed data is noticed."""
-        return "-".join(columns.digest(Path(path)) for path in (self.path, self.test_path) if path is not None)
+        paths = [Path(path) for path in (self.path, self.test_path) if path is not None]
+        return "-".join(part for path in paths for part in self._digests(path))
+
+    def _digests(self, path: Path) -> list[str]:
+        own = columns.digest(path)
+        if self.images is None or not path.is_file():
+            return [own]
+        return [own, columns.digest_of(path.parent, _listed(path, own, self.images))]
 
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
         """Reads the files and divides their examples among clients."""
@@ -193,11 +200,19 @@ def _usual(found: Columns, name: str) -> str:
     raise SpecError(f"`task.data.target` is missing, the column to predict; there are {known(found)}")
 
 
+@functools.lru_cache(maxsize=4)
+def _listed(path: Path, _digest: str, name: str) -> list[Path]:
+    return _places(columns.read(path), name, path)
+
+
+def _places(found: Columns, name: str, path: Path) -> list[Path]:
+    """The images that a column lists."""
+    return [path.parent / str(file) for file in column_of(found, name, "images", path)]
+
+
 def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
     if own.images is not None:
-        return images.read(
-            [path.parent / str(file) for file in column_of(found, own.images, "images", path)], own.image_size
-        )
+        return images.read(_places(found, own.images, path), own.image_size)
     if own.features is not None:
         features.check(own.features, target)
     if kind == "texts":
