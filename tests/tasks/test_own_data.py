@@ -214,7 +214,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "text": (rows(), {"features": ["age", "split"]}, r"'split' of .* is text \('test' in row 1\); leave it out"),
     "float labels": (rows(), {"target": "cost"}, "classes are whole numbers or names, got floating-point numbers"),
     "empty cell": (broken(age=with_cell("age", "")), {}, "'age' of .* has no number in row 7; fill it or drop the row"),
-    "a word": (broken(age=with_cell("age", "old")), {"features": []}, "'age' of .* has numbers but 'old' in row 7"),
+    "a word": (broken(age=with_cell("age", "old")), {"features": None}, "'age' of .* has numbers but 'old' in row 7"),
     "one class": (broken(kind=["ill"] * 120), {}, "has one class only, 'ill'"),
     "empty label": (broken(kind=with_cell("kind", "")), {}, "`task.data.target` is empty in row 7"),
     "empty client": (broken(city=with_cell("city", "")), {}, "`task.data.client`: 'city' is empty in row 7"),

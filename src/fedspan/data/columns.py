@@ -11,18 +11,28 @@ import functools
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+UNREADABLE = (  # what the readers raise on damaged files and on types that they do not know
+    *(ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
+    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
+)
+MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 
 
@@ -39,32 +49,58 @@ def read(path: Path) -> Columns:
         raise DataError(f"`task.data`: {str(path)!r} does not exist")
     try:
         columns = READERS[suffix](path)
-    except (ValueError, OSError, EOFError, UnicodeError, csv.Error) as error:
-        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+    except UNREADABLE as error:
+        why = one_line(str(error) or type(error).__name__)
+        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; write the file again") from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
 
 
-@functools.lru_cache(maxsize=64)
-def _digest(path: Path, _changed: int, _size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-
-
 def digest(path: Path) -> str:
-    """A hash of a file's bytes, or of the names and sizes of a directory's files; "missing" where there is none."""
+    """A hash of a file's bytes, or of all files of a directory; "missing" where there is none."""
     if path.is_dir():
-        files = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
-        return hashlib.blake2b(repr(files).encode(), digest_size=8).hexdigest()
+        return digest_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
     if not path.is_file():
         return "missing"
     about = path.stat()
     return _digest(path, about.st_mtime_ns, about.st_size)
 
 
+def digest_of(root: Path, files: Iterable[Path]) -> str:
+    """A hash of the names and bytes of files; of more than 200 MB, of names, sizes and times of change."""
+    return _digest_of(root, tuple(_state(file) for file in files))
+
+
+def _state(file: Path) -> tuple[Path, int, int]:
+    about = file.stat() if file.is_file() else None
+    return (file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, _changed: int, _size: int) -> str:
+    return _content(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...]) -> str:
+    large = sum(size for *_, size in states) > MOST_BYTES
+    found = hashlib.blake2b(digest_size=8)
+    for file, changed, size in states:
+        said = "missing" if size < 0 else changed if large else _content(file)
+        found.update(repr((os.path.relpath(file, root), size, said)).encode())
+    return found.hexdigest()
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
 def _npz(path: Path) -> Columns:
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, zipfile.ZipFile(file):  # refuses what is no archive, such as a lone array
+        file.seek(0)
+        arrays = np.load(file, allow_pickle=False)
         return {name: arrays[name] for name in arrays.files}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, SpecError
 from fedspan.core.partition import Indices
 from fedspan.data.partitions.classes import Classes
 from fedspan.data.partitions.dirichlet import Dirichlet
@@ -33,7 +33,7 @@ def iid(labels: Labels, clients: int = 20, *, seed: int = 0) -> list[Indices]:
     Returns:
         The example numbers of each client.
     """
-    return IID(clients=clients).split(_column(labels, "labels"), seed)
+    return IID(clients=clients).split(_column(labels, "labels"), _seed(seed))
 
 
 def dirichlet(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0) -> list[Indices]:
@@ -48,7 +48,7 @@ def dirichlet(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: in
     Returns:
         The example numbers of each client. Every client has at least one.
     """
-    return Dirichlet(clients=clients, alpha=alpha).split(_column(labels, "labels"), seed)
+    return Dirichlet(clients=clients, alpha=alpha).split(_named(labels, "labels"), _seed(seed))
 
 
 def classes(labels: Labels, clients: int = 20, classes_per_client: int = 2, *, seed: int = 0) -> list[Indices]:
@@ -64,7 +64,7 @@ def classes(labels: Labels, clients: int = 20, classes_per_client: int = 2, *, s
         The example numbers of each client. A class that no client has is left out.
     """
     parts = Classes(clients=clients, classes_per_client=classes_per_client)
-    return parts.split(_column(labels, "labels"), seed)
+    return parts.split(_named(labels, "labels"), _seed(seed))
 
 
 def quantity(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0) -> list[Indices]:
@@ -79,7 +79,7 @@ def quantity(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int
     Returns:
         The example numbers of each client. Every client has at least one.
     """
-    return Quantity(clients=clients, alpha=alpha).split(_column(labels, "labels"), seed)
+    return Quantity(clients=clients, alpha=alpha).split(_column(labels, "labels"), _seed(seed))
 
 
 def natural(groups: Labels, clients: int | None = None) -> dict[str, Indices]:
@@ -93,13 +93,34 @@ def natural(groups: Labels, clients: int | None = None) -> dict[str, Indices]:
         Name of the group → its example numbers, in the order of the sorted groups; `fedspan.fit` takes a dictionary
         of clients with the same names.
     """
-    column = _column(groups, "groups")
+    column = _named(groups, "groups")
     parts = Natural(clients=clients).split(column, owners=column)
     return {str(column[part[0]]): part for part in parts}
 
 
 def _column(given: Labels, name: str) -> npt.NDArray[Any]:
-    column = np.asarray(given)
+    try:
+        column = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError):
+        raise DataError(f"`{name}` must be a column with one entry per example, got {type(given).__name__}") from None
     if column.ndim != 1 or not len(column):
         raise DataError(f"`{name}` must be a column with one entry per example, got an array of shape {column.shape}")
     return column
+
+
+def _named(given: Labels, name: str) -> npt.NDArray[Any]:
+    """A column whose every entry names a class or a group."""
+    column = _column(given, name)
+    entries = given if isinstance(given, list | tuple) else column.tolist()  # NumPy turns [1, "a"] into text
+    for place, entry in enumerate(entries):
+        if entry is None or type(entry).__name__ in ("NAType", "NaTType") or entry != entry:
+            raise SpecError(f"`{name}` has {entry!r} in place {place}; fill it or leave the example out")
+        if isinstance(entry, str) != isinstance(entries[0], str):
+            raise SpecError(f"`{name}` has {entries[0]!r} and {entry!r} in place {place}; use text or numbers for all")
+    return column
+
+
+def _seed(seed: object) -> int:
+    if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
+        raise SpecError(f"`seed` must be a whole number, got {seed!r}")
+    return int(seed)

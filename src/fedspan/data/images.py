@@ -32,7 +32,12 @@ def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8
     for file in files:
         try:
             with Image.open(file) as image:
-                plain = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
+                if image.mode[0] in "IF":  # converting them would clip the pixels to 255
+                    raise DataError(
+                        f"`task.data`: the image {str(file)!r} has pixels of more than 8 bits (mode {image.mode!r}); "
+                        "save it with 8 bits per channel"
+                    )
+                plain = image.convert("L" if image.mode in ("1", "L") else "RGB")
                 found.append(np.asarray(plain if size is None else plain.resize((size, size))))
         except OSError as error:
             raise DataError(f"`task.data`: the image {str(file)!r} cannot be read: {error}") from None

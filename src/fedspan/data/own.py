@@ -12,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, SpecError, at_least, did_you_mean
+from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.partition import Indices, Partition
 from fedspan.core.task import Holdings
-from fedspan.data import columns, images
+from fedspan.data import columns, features, images
 from fedspan.data.columns import Array, Columns
 from fedspan.data.datasets import Split
+from fedspan.data.features import column_of, first_row, known
 from fedspan.data.partitions.natural import Natural
 
 TEST_SHARE = 0.2
+MOST_PIXELS = 4096
 Kind = Literal["classes", "numbers", "texts"]  # classes of features, numbers of features, classes of texts
 
 
@@ -33,7 +35,7 @@ class OwnData:
 
     path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, or a directory; relative to the spec file
     target: str | None = None  # column to predict; by default `y` in .npz and .safetensors, `label` of texts
-    features: tuple[str, ...] = ()  # columns of inputs; by default all other columns of numbers, or `text`
+    features: tuple[str, ...] | None = None  # columns of inputs; by default all other columns of numbers, or `text`
     images: str | None = None  # column with the paths of images, which are the inputs
     image_size: int | None = None  # images are made this many pixels wide and high; by default they keep their size
     client: str | None = None  # column that says whose a row is, for the partition `natural`
@@ -50,6 +52,10 @@ class OwnData:
             raise SpecError(f"`test_share` must be at least 0 and below 1, got {self.test_share!r}")
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
+            if self.image_size > MOST_PIXELS:
+                raise SpecError(f"`image_size` must be at most {MOST_PIXELS} pixels, got {self.image_size}")
+        if self.features is not None:
+            features.check(self.features, self.target)
 
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
@@ -62,7 +68,14 @@ class OwnData:
 
     def digest(self) -> str:
         """A hash of the files, by which changed data is noticed."""
-        return "-".join(columns.digest(Path(path)) for path in (self.path, self.test_path) if path is not None)
+        paths = [Path(path) for path in (self.path, self.test_path) if path is not None]
+        return "-".join(part for path in paths for part in self._digests(path))
+
+    def _digests(self, path: Path) -> list[str]:
+        own = columns.digest(path)
+        if self.images is None or not path.is_file():
+            return [own]
+        return [own, columns.digest_of(path.parent, _listed(path, own, self.images))]
 
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
         """Reads the files and divides their examples among clients."""
@@ -164,11 +177,13 @@ def _table(own: OwnData, path: Path, kind: Kind) -> tuple[Array, Array, Array | 
         return images.read(files, own.image_size), np.array(names), None, None
     found, only_test = columns.read(path), own.test_path is not None and path == Path(own.test_path)
     target = own.target or _usual(found, "label" if kind == "texts" else "y")
-    goal = _column(found, target, "target", path)
-    marks = None if own.test_column is None else _column(found, own.test_column, "test_column", path)
-    owner = None if own.client is None or only_test else _column(found, own.client, "client", path)
+    goal = column_of(found, target, "target", path)
+    marks = None if own.test_column is None else column_of(found, own.test_column, "test_column", path)
+    owner = None if own.client is None or only_test else column_of(found, own.client, "client", path)
     if owner is not None and (empty := np.isin(owner.astype(str), ("", "nan"))).any():
-        raise DataError(f"`task.data.client`: {own.client!r} is empty in row {_first(empty)}; fill it or drop the row")
+        raise DataError(
+            f"`task.data.client`: {own.client!r} is empty in row {first_row(empty)}; fill it or drop the row"
+        )
     x = _inputs(found, own, target, path, kind)
     for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
         if array is not None and len(array) != len(goal):
@@ -182,84 +197,33 @@ def _table(own: OwnData, path: Path, kind: Kind) -> tuple[Array, Array, Array | 
 def _usual(found: Columns, name: str) -> str:
     if name in found:
         return name
-    raise SpecError(f"`task.data.target` is missing, the column to predict; there are {_known(found)}")
+    raise SpecError(f"`task.data.target` is missing, the column to predict; there are {known(found)}")
 
 
-def _known(found: Columns) -> str:
-    names = list(found)
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+@functools.lru_cache(maxsize=4)
+def _listed(path: Path, _digest: str, name: str) -> list[Path]:
+    return _places(columns.read(path), name, path)
 
 
-def _column(found: Columns, name: str, key: str, path: Path) -> Array:
-    if name not in found:
-        hint = did_you_mean(name, set(found))
-        raise DataError(f"`task.data.{key}`: {str(path)!r} has no column {name!r}{hint}; it has {_known(found)}")
-    return found[name]
+def _places(found: Columns, name: str, path: Path) -> list[Path]:
+    """The images that a column lists."""
+    return [path.parent / str(file) for file in column_of(found, name, "images", path)]
 
 
 def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
     if own.images is not None:
-        return images.read(
-            [path.parent / str(file) for file in _column(found, own.images, "images", path)], own.image_size
-        )
+        return images.read(_places(found, own.images, path), own.image_size)
+    if own.features is not None:
+        features.check(own.features, target)
     if kind == "texts":
+        if own.features is not None and len(own.features) > 1:
+            raise SpecError(f"`task.data.features` must be one column of texts, got {', '.join(own.features)}")
         name = own.features[0] if own.features else "text"
-        texts = _column(found, name, "features", path)
+        texts = column_of(found, name, "features", path)
         if texts.dtype.kind != "U":
             raise DataError(f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts")
         return texts
-    names = own.features or tuple(_numeric(found, {target, own.client, own.test_column}, path))
-    parts = [_feature(_column(found, name, "features", path), name, path) for name in names]
-    if len(parts) == 1 and parts[0].ndim > 1:
-        return parts[0]
-    lengths = {len(part) for part in parts}
-    if len(lengths) > 1 or any(part.ndim > 2 for part in parts):
-        shapes = ", ".join(f"{name!r} {part.shape}" for name, part in zip(names, parts, strict=True))
-        raise DataError(f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use")
-    return np.column_stack(parts)
-
-
-def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
-    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
-    for name, column in found.items():
-        if name not in others and column.dtype.kind in "US" and column.ndim == 1:
-            numbers = np.array([_is_number(cell) for cell in column[:1000]])
-            if 2 * numbers.sum() > len(numbers):
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has numbers but {str(column[~numbers][0])!r} in row "
-                    f"{_first(~numbers)}; mend it, or name the columns to use in `features`"
-                )
-    names = [name for name, column in found.items() if name not in others and column.dtype.kind in "biuf"]
-    if not names:
-        raise DataError(
-            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
-        )
-    return names
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _feature(column: Array, name: str, path: Path) -> Array:
-    if column.dtype.kind not in "biuf":
-        raise DataError(
-            f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(column.flat[0])!r} in row 1); leave it out "
-            "or write it as numbers"
-        )
-    if column.dtype.kind == "f" and not np.isfinite(column).all():
-        row = _first(~np.isfinite(column.reshape(len(column), -1)).all(1))
-        raise DataError(f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row")
-    return column
-
-
-def _first(mask: Any) -> int:
-    """The first row that is marked, from 1."""
-    return int(np.argmax(mask)) + 1
+    return features.stacked(found, own.features, {target, own.client, own.test_column}, path)
 
 
 def _classes(goal: Array) -> tuple[Array, list[str]]:
@@ -271,7 +235,7 @@ def _classes(goal: Array) -> tuple[Array, list[str]]:
         )
     names, y = np.unique(goal, return_inverse=True)
     if names.dtype.kind in "US" and "" in names:
-        raise DataError(f"`task.data.target` is empty in row {_first(goal == '')}; fill it or drop the row")
+        raise DataError(f"`task.data.target` is empty in row {first_row(goal == '')}; fill it or drop the row")
     if len(names) < 2:
         raise DataError(f"`task.data.target` has one class only, {str(names[0])!r}")
     return y.astype(np.int64), [str(name) for name in names]
@@ -282,7 +246,7 @@ def _numbers(goal: Array) -> Array:
         raise DataError(f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'")
     y = goal.reshape(len(goal), -1).astype(np.float64)
     if not np.isfinite(y).all():
-        raise DataError(f"`task.data.target` has no number in row {_first(~np.isfinite(y).all(1))}; drop the row")
+        raise DataError(f"`task.data.target` has no number in row {first_row(~np.isfinite(y).all(1))}; drop the row")
     return y
 
 
@@ -292,7 +256,7 @@ def _marked(marks: Array, own: OwnData) -> npt.NDArray[np.bool_]:
     wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
     if wrong.any():
         raise DataError(
-            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first(wrong)}; write "
-            "'train' or 'test', or 0 and 1 for test"
+            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {first_row(wrong)}; "
+            "write 'train' or 'test', or 0 and 1 for test"
         )
     return test

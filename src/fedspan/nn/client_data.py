@@ -121,6 +121,8 @@ def as_client_data(data: Any, who: str) -> ClientData:
     if (columns := table_columns(data)) is not None:
         data = columns
     if isinstance(data, Mapping):
+        if not data:
+            raise DataError(f"{who} has no columns; give it inputs and a target, or leave it out")
         arrays = {str(name): as_tensor(column, f"{who}: {name!r}") for name, column in data.items()}
         return _not_empty(NamedTensors(dict(zip(arrays, _checked(arrays.values(), who), strict=True))), who)
     if isinstance(data, list) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data):
@@ -159,7 +161,9 @@ def table_columns(data: Any) -> dict[str, Any] | None:
 def as_tensor(part: Any, who: str) -> torch.Tensor:
     """A tensor from a tensor, an array, a pandas column or frame, or nested lists of numbers."""
     if isinstance(part, torch.Tensor):
-        return part
+        return _dense(part, who)
+    if np.ma.is_masked(part):
+        raise DataError(f"{who} has masked values, which would count as data; fill them by .filled() or drop the rows")
     if hasattr(part, "iloc") and hasattr(part, "to_numpy"):
         part = part.to_numpy()
     if isinstance(part, np.ndarray) and part.dtype == object:
@@ -178,14 +182,28 @@ def as_tensor(part: Any, who: str) -> torch.Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
+def _dense(part: torch.Tensor, who: str) -> torch.Tensor:
+    """Refuses a tensor whose rows cannot be taken."""
+    if part.is_meta:
+        raise DataError(f"{who} has a tensor on the device 'meta', which has no values; load it on a real device")
+    if part.layout != torch.strided:
+        kind = str(part.layout).removeprefix("torch.")
+        raise DataError(f"{who} has a tensor of layout {kind!r}; make it dense by .to_dense()")
+    if part.ndim == 0:
+        raise DataError(f"{who} has a tensor of one number, {part.item()}; give one row per example")
+    return part
+
+
 def _checked(data: Iterable[torch.Tensor], who: str) -> tuple[torch.Tensor, ...]:
-    """Tensors of equal length without a value that is not finite."""
+    """Tensors of equal length without a value that is not finite, or that a model in float32 would take for ∞."""
     parts = tuple(data)
     if len({part.shape[0] for part in parts}) > 1:
         raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
     for part in parts:
         if part.is_floating_point() and not torch.isfinite(part).all():
             raise DataError(f"{who} has values that are not finite; remove or fill them")
+        if part.dtype == torch.float64 and not torch.isfinite(part.float()).all():
+            raise DataError(f"{who} has the value {part.abs().max():.3g}, which float32 cannot hold; scale the column")
     return parts
 
 

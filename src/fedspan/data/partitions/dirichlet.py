@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspan.core.errors import positive
 from fedspan.core.partition import Indices, Partition, fill_empty
 from fedspan.core.registry import register
+from fedspan.data.proportions import check_alpha, cuts
 
 
 @register
@@ -20,13 +20,13 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("alpha", self.alpha)
+        check_alpha(self.alpha)
 
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            cuts = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))[:-1]
-            for client, share in enumerate(np.split(members, (cuts * len(members)).astype(int))):
+            places = cuts(self.alpha, clients, len(members), rng)
+            for client, share in enumerate(np.split(members, places)):
                 parts[client].append(share)
         return fill_empty([np.sort(np.concatenate(part)) for part in parts], rng)

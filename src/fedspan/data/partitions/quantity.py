@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspan.core.errors import positive
 from fedspan.core.partition import Indices, Partition, fill_empty
 from fedspan.core.registry import register
+from fedspan.data.proportions import check_alpha, cuts
 
 
 @register
@@ -20,9 +20,9 @@ class Quantity(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("alpha", self.alpha)
+        check_alpha(self.alpha)
 
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
-        cuts = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))[:-1]
-        parts = np.split(rng.permutation(len(labels)), (cuts * len(labels)).astype(int))
+        places = cuts(self.alpha, clients, len(labels), rng)
+        parts = np.split(rng.permutation(len(labels)), places)
         return fill_empty([np.sort(part) for part in parts], rng)

@@ -1,0 +1,188 @@
+"""Data that cannot be used is refused in one line that names the file, the column or the value."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedspan
+from fedspan.core.errors import DataError, FedspanError, SpecError
+from fedspan.data import columns, images
+from fedspan.data.own import OwnData
+from fedspan.data.partitions.iid import IID
+from fedspan.nn.client_data import as_client_data
+
+
+def refused(own: OwnData, *words: str) -> None:
+    """Reading the data fails in one line with these words."""
+    with pytest.raises(FedspanError) as error:
+        own.divide("classes", IID(clients=2), 0)
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_images_of_more_than_8_bits(kind: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.full((4, 4), 1000, kind)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep\.tif.*8 bits per channel"):
+        images.read([tmp_path / "deep.tif"])
+
+
+def test_a_word_among_many_numbers(tmp_path: Path) -> None:
+    cells = [str(i) for i in range(1500)]
+    cells[1200] = "high"
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + "\n".join(f"{cell},{i % 2}" for i, cell in enumerate(cells)))
+    refused(OwnData(path=str(path), target="y"), "'x'", "'high' in row 1201", "`features`")
+
+
+def test_numbers_written_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(f'{{"x": "{i}.5", "y": {i % 2}}}' for i in range(8)))
+    refused(OwnData(path=str(path), target="y"), "'x'", "'0.5' in row 1", "without quotes")
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors", "parquet", "csv.gz"])
+def test_damaged_files(ending: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for number, content in enumerate((b"", b"PK\x03\x04 no archive", b"\xff" * 64, b"\x1f\x8b\x08" + bytes(40))):
+        path = tmp_path / f"{number}.{ending}"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=path.name) as error:
+            columns.read(path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_archive_with_any_byte_changed(packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    (np.savez_compressed if packed else np.savez)(path, x=np.arange(12.0), y=np.arange(12) % 2)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        try:
+            columns.read(path)
+        except DataError as error:
+            assert "a.npz" in str(error)  # noqa: PT017 - many changes do no harm
+
+
+@pytest.mark.parametrize("wrong", [np.array(3.0), np.empty(0), np.empty((8, 0))])
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_arrays_without_rows(wrong: Any, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, **({"x": np.ones((8, 2)), "y": np.arange(8) % 2} | {name: wrong}))
+    refused(OwnData(path=str(path)), repr(name), "a.npz", "one row per example")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"features": ()}, "`features` is empty"),
+        ({"features": ("a", "b", "a")}, "'a' twice"),
+        ({"features": ("a", "y"), "target": "y"}, "the target 'y'"),
+        ({"image_size": 1_000_000}, "at most 4096 pixels, got 1000000"),
+    ],
+)
+def test_settings_that_cannot_be_meant(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        OwnData(path="a.csv", **settings)
+
+
+def test_the_usual_target_among_the_features(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((8, 2)), y=np.arange(8) % 2)
+    refused(OwnData(path=str(tmp_path / "a.npz"), features=("x", "y")), "the target 'y'")
+
+
+def test_two_columns_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,label\nhi,there,0\nho,you,1\n")
+    own = OwnData(path=str(tmp_path / "a.csv"), features=("a", "b"))
+    with pytest.raises(SpecError, match="one column of texts, got a, b"):
+        own.divide("texts", IID(clients=2), 0)
+
+
+ONES, LABELS = np.ones((6, 2)), np.arange(6) % 2
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        ({}, "client 0 has no columns"),
+        ((np.ma.masked_equal(np.eye(6), 1), LABELS), "masked values"),
+        ({"x": np.ma.masked_equal(np.eye(6), 1), "y": LABELS}, "'x' has masked values"),
+        ((torch.eye(6).to_sparse(), LABELS), "sparse_coo.*to_dense"),
+        ((torch.empty(6, 2, device="meta"), LABELS), "'meta'"),
+        ((torch.tensor(1.0), torch.tensor(0)), "one row per example"),
+        ((-ONES * 1e300, LABELS), "1e\\+300, which float32 cannot hold"),
+    ],
+)
+def test_client_data_that_would_be_misread(data: Any, word: str) -> None:
+    with pytest.raises(DataError, match=word) as error:
+        as_client_data(data, "client 0")
+    assert "\n" not in str(error.value)
+
+
+def test_a_masked_array_without_masked_values_is_data() -> None:
+    read = as_client_data((np.ma.array(ONES), LABELS), "client 0")
+    assert torch.equal(read.take(torch.tensor([1]))[0], torch.ones(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("groups", "word"),
+    [
+        ([1.0, float("nan")], "nan in place 1"),
+        (np.array([1.0, np.nan]), "nan in place 1"),
+        (["a", None], "None in place 1"),
+        (["a", float("nan")], "nan in place 1"),
+        ([1, "a"], "1 and 'a' in place 1"),
+        (np.array(["a", 1], object), "'a' and 1 in place 1"),
+    ],
+)
+def test_groups_without_a_name(groups: Any, word: str) -> None:
+    for divide in (fedspan.data.natural, fedspan.data.dirichlet, fedspan.data.classes):
+        with pytest.raises(SpecError, match=word):
+            divide(groups)
+
+
+@pytest.mark.parametrize("alpha", [10**20, 10**400, 1e300, float("nan"), float("inf"), "1", None])
+@pytest.mark.parametrize("name", ["dirichlet", "quantity"])
+def test_alpha_out_of_range(name: str, alpha: Any) -> None:
+    with pytest.raises(SpecError, match="`alpha` must be"):
+        getattr(fedspan.data, name)(LABELS, 2, alpha)
+
+
+@pytest.mark.parametrize("seed", ["0", 1.5, None, True, [1]])
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "classes", "quantity"])
+def test_a_seed_is_a_whole_number(name: str, seed: Any) -> None:
+    divide = getattr(fedspan.data, name)
+    with pytest.raises(SpecError, match="`seed` must be a whole number"):
+        divide(LABELS, 2, seed=seed)
+    pairs = zip(divide(LABELS, 2, seed=3), divide(LABELS, 2, seed=np.int64(3)), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("most", [columns.MOST_BYTES, 0])
+@pytest.mark.parametrize("table", [False, True])
+def test_a_changed_image_of_the_same_size_is_noticed(
+    table: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "MOST_BYTES", most)
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "1.png").write_bytes(b"one")
+    (tmp_path / "a.csv").write_text("file,y\nin/cat/1.png,0\nin/dog/1.png,1\n")
+    own = OwnData(path=str(tmp_path / "a.csv"), images="file") if table else OwnData(path=str(tmp_path / "in"))
+    before = own.digest()
+    assert own.digest() == before
+    image = tmp_path / "in" / "dog" / "1.png"
+    image.write_bytes(b"two")
+    os.utime(image, ns=(10**18, 10**18))
+    changed = own.digest()
+    assert changed != before
+    image.unlink()
+    assert own.digest() not in (before, changed)
