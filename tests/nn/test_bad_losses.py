@@ -1,0 +1,87 @@
+"""Losses of one's own that would be silently wrong, or that would fail far from the call."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import fedspan
+from fedspan.core.errors import FedspanError
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Flat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.inner(x).squeeze(1)
+
+
+def trained(model, targets, loss, **more):
+    torch.manual_seed(0)
+    for p in model.parameters():
+        nn.init.constant_(p, 0.1)
+    fedspan.fit(model, [(X, targets)] * 2, loss=loss, rounds=3, progress=False, **more)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: ((o - t) ** 2).mean(),
+        lambda o, t: F.mse_loss(o, t),
+        lambda o, t: ((o.reshape(-1) - t.reshape(-1)) ** 2).mean(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_of_ones_own_does_not_broadcast(loss):
+    torch.testing.assert_close(trained(nn.Linear(4, 1), X[:, 0], loss), trained(nn.Linear(4, 1), X[:, 0], nn.MSELoss()))
+    torch.testing.assert_close(trained(Flat(), X[:, :1], loss), trained(Flat(), X[:, :1], nn.MSELoss()))
+
+
+def test_a_loss_that_squeezes_outputs_itself_keeps_its_targets():
+    own = trained(nn.Linear(4, 1), X[:, 0], lambda o, t: ((o.squeeze(1) - t) ** 2).mean())
+    torch.testing.assert_close(own, trained(nn.Linear(4, 1), X[:, 0], nn.MSELoss()))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda o, t: (o[:, 0] - t) ** 2, "shape"),
+        (lambda o, t: None, "None"),
+        (lambda o, t: 1.0, "float"),
+        (lambda o, t: (o.mean(), 1), "tuple"),
+        (lambda o, t: o.mean().to(torch.complex64), "complex"),
+        (lambda o, t: o.mean().detach(), "gradient"),
+        (lambda o: o.mean(), "function of"),
+        (lambda o, t: F.mse_loss(o[:, 0], t, reduction="sum"), "is a sum"),
+        (5, "function of"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused_in_one_line(loss, words):
+    with pytest.raises(FedspanError, match=words) as caught:
+        trained(nn.Linear(4, 1), X[:, 0], loss)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_are_matched_by_name():
+    pd = pytest.importorskip("pandas")
+    frame, target = pd.DataFrame(X.numpy(), columns=list("abcd")), X[:, 0]
+
+    def weights(second, **more):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        result = fedspan.fit(model, [(frame, target), second], loss=nn.MSELoss(), rounds=2, progress=False, **more)
+        return model.weight.detach(), result
+
+    same, other = weights((frame, target)), weights((frame[list("dcba")], target), test=(frame[list("dcba")], target))
+    torch.testing.assert_close(same[0], other[0])
+    with pytest.raises(FedspanError, match="client 1 has the columns a, b, c, z"):
+        weights((frame.rename(columns={"d": "z"}), target))
+    with pytest.raises(FedspanError, match="test set has the columns"):
+        weights((frame, target), test=(frame.rename(columns={"d": "z"}), target))
+    with pytest.raises(FedspanError, match="client 1 has the columns"):
+        weights(frame.assign(target=target.numpy()))
