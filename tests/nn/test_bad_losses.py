@@ -85,3 +85,60 @@ def test_columns_are_matched_by_name():
         weights((frame, target), test=(frame.rename(columns={"d": "z"}), target))
     with pytest.raises(FedspanError, match="client 1 has the columns"):
         weights(frame.assign(target=target.numpy()))
+
+
+class Returns(nn.Linear):
+    def __init__(self, make):
+        super().__init__(4, 2)
+        self.make = make
+
+    def forward(self, x):
+        return self.make(super().forward(x))
+
+
+def named(name):
+    def metric(outputs, targets):
+        return 1.0
+
+    metric.__name__ = name
+    return metric
+
+
+LABELS = torch.arange(12) % 2
+
+
+def refused(words, model=None, labels=LABELS, **more):
+    with pytest.raises(FedspanError, match=words) as caught:
+        fedspan.fit(model or nn.Linear(4, 2), [(X, labels)] * 2, rounds=1, progress=False, **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_cannot_be_trained():
+    refused("returns a tuple", Returns(lambda o: (o, o)))
+    refused("returns None", Returns(lambda o: None))
+    refused("no shape yet", nn.LazyLinear(2))
+    refused("no parameters", nn.Flatten())
+
+
+@pytest.mark.parametrize("name", ["up_bytes", "round", "seconds", "loss", "down_bytes", "diverged", "events"])
+def test_a_metric_does_not_take_the_name_of_a_column(name):
+    refused("column of every run", metrics=[named(name)], test=(X, LABELS))
+
+
+def test_metrics_that_are_none():
+    refused("there twice", metrics=[lambda o, t: 1.0, lambda o, t: 2.0], test=(X, LABELS))
+    for make in (lambda o, t: o, lambda o, t: None, lambda o, t: "a", lambda o, t: {"a": 1}):
+        refused("must return one number", metrics=[make], test=(X, LABELS))
+    refused("function of", metrics=[lambda o: 1.0], test=(X, LABELS))
+    refused("must be a list", metrics=None, test=(X, LABELS))
+    refused("must be a list", metrics=1, test=(X, LABELS))
+
+
+def test_objectives_that_are_none():
+    refused("function of .model, batch., got 5", objective=5)
+    refused("got None", objective=lambda model, batch: None)
+    refused("gradient", objective=lambda model, batch: model(batch[0]).mean().detach())
+
+
+def test_a_negative_label_without_a_loss():
+    refused("class -100", labels=torch.where(LABELS == 1, -100, 0))

@@ -55,6 +55,7 @@ class ProblemKind:
     outputs: tuple[int, ...] = ()  # the shape of one example's outputs
     dtype: torch.dtype = torch.float32  # of the model's numbers
     logits: bool | None = None  # whether one output per target is a logit or a probability; None: not known
+    guessed: bool = False  # whether no loss is given; then every target must be a class
     reshaped: bool = False  # whether targets of a loss of one's own get the shape of the outputs
 
     def batch(self, batch: Batch, who: str) -> tuple[Any, Any]:
@@ -82,7 +83,7 @@ class ProblemKind:
             raise DataError(f"{who} has targets that are not class numbers, such as {_odd(targets):g}; {LOSSES}")
         targets = targets.long()
         ignored = getattr(self.loss, "ignore_index", IGNORED)
-        wrong = targets[((targets < 0) | (targets >= count)) & (targets != ignored)]
+        wrong = targets[((targets < 0) | (targets >= count)) & ((targets != ignored) | self.guessed)]
         if wrong.numel():
             raise DataError(
                 f"{who} has a target of class {int(wrong[0])}, but the model has {count} outputs, for classes 0 to "
@@ -121,6 +122,10 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     inputs, targets = as_pair(batch, who)
     outputs, cast = tried(model, inputs, who)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    applied = isinstance(inputs, Tensor) and not any(p.is_meta for p in model.parameters())
+    if applied and not isinstance(outputs, Tensor) and (outputs is None or loss is None or _named(loss)[0] != "other"):
+        found = "None" if outputs is None else f"a {type(outputs).__name__}"
+        raise SpecError(f"the model returns {found}, not a tensor; return outputs alone, or give `objective`")
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ProblemKind("other", F.cross_entropy if loss is None else loss, cast, dtype=dtype)
     kind, measure, logits = _named(loss) if loss is not None else _guessed(outputs, targets, who)
@@ -132,7 +137,7 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     if kind == "binary" and outputs[0].numel() > 1:
         kind = "labels"
     reshaped = kind == "other" and _check_own(measure, outputs, targets)
-    return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, reshaped)
+    return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped)
 
 
 def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:

@@ -17,9 +17,10 @@ from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError
 from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
 from fedspan.huggingface.text_data import as_texts, by_length
-from fedspan.metrics._collected import Labels
-from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data
+from fedspan.metrics._collected import Labels, one_number
+from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data, placed
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs, chosen
+from fedspan.nn.loaders import drawing
 from fedspan.nn.problem import Evaluate
 from fedspan.nn.problem_kind import USUAL, OutputLoss, ProblemKind, converted, problem_kind, tried
 
@@ -55,14 +56,33 @@ def model_adapter(
         )
     if objective is not None:
         score = by_objective(objective, bool(metrics))
+        if not callable(objective):
+            raise SpecError(f"`objective` must be a function of (model, batch), got {objective!r}")
         columns = _Columns()
         return ModelAdapter(
-            lambda data, who: as_client_data(columns.ordered(data, who), who),
+            lambda data, who: _tried(model, objective, as_client_data(columns.ordered(data, who), who)),
             objective,
             lambda test: Evaluator(test, score, metrics, device),
         )
     pairs = _Pairs(model, settings, loss)
     return ModelAdapter(pairs.client_data, pairs.objective, pairs.evaluator)
+
+
+def _tried(model: nn.Module, objective: Loss, data: ClientData) -> ClientData:
+    """The data, after the objective has given a number with a gradient on two examples; the model stays as it was."""
+    parameter = next(model.parameters())
+    if parameter.is_meta:
+        return data
+    batch = placed(data.take(torch.arange(min(PROBED, len(data)))), parameter.device)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad(), drawing(0, parameter.device):
+            one_number(lambda: objective(model, batch), "`objective`", "(model, batch)", trains=True)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return data
 
 
 class _Columns:
