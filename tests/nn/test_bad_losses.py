@@ -7,6 +7,8 @@ from torch import nn
 
 import fedspan
 from fedspan.core.errors import FedspanError
+from fedspan.tasks._imports import model_from
+from fedspan.tasks.custom import Custom
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 
@@ -142,3 +144,35 @@ def test_objectives_that_are_none():
 
 def test_a_negative_label_without_a_loss():
     refused("class -100", labels=torch.where(LABELS == 1, -100, 0))
+
+
+GOOD = "import torch\nfrom torch import nn\ndef model(): return nn.Linear(4, 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "def model(): return None\ndef data(client): pass\n",
+            r"model\(\) must return a torch.nn.Module, got NoneType",
+        ),
+        ("def model(:\n", "cannot be imported: SyntaxError"),
+        ("import sys\nsys.exit(1)\n", "calls sys.exit"),
+        (GOOD + "def data(): pass\n", r"data\(\) must take one argument"),
+    ],
+)
+def test_errors_of_a_task_module_name_it(tmp_path, text, words):
+    (tmp_path / "nets.py").write_text(text)
+    task = Custom(module="nets.py", clients=2, module_dir=str(tmp_path))
+    with pytest.raises(FedspanError, match=words) as caught:
+        list(task.material(0, torch.float32).examples([0]))
+    assert "nets.py" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_makes_a_model_is_called_without_arguments(tmp_path):
+    (tmp_path / "nets_of_test.py").write_text("def fn(width): pass\nother = 5\n")
+    with pytest.raises(FedspanError, match=r"fn\(\) must take no argument"):
+        model_from("nets_of_test:fn", str(tmp_path), 0)
+    with pytest.raises(FedspanError, match="a int, not a function"):
+        model_from("nets_of_test:other", str(tmp_path), 0)
