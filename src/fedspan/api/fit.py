@@ -129,6 +129,8 @@ def spec_of(
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
     if clients_per_round is not None and clients_per_round > len(clients):
         raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
+    if not isinstance(metrics, str | list | tuple | set | frozenset):
+        raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {metrics!r}")
     metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     if metrics and test is None and validation is None and not _own_tests(clients):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.metric import IGNORED, Metric
 
 Tensor = torch.Tensor
@@ -109,7 +111,34 @@ class Function(Collected):
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """What the function returns for all outputs and targets."""
-        return self.function(outputs, targets)
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return one_number(lambda: self.function(outputs, targets), f"`metrics` {name}", "(outputs, targets)")
+
+
+def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:
+    """What a function of one's own returns, if it is one number; a loss that trains returns it with a gradient."""
+    try:
+        value = call()
+    except FedspanError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{what} must be a function of {arguments}; it fails with {one_line(error)}") from error
+    tensor = value if trains or isinstance(value, Tensor) else torch.as_tensor(value) if _plain(value) else None
+    if not isinstance(tensor, Tensor):
+        found = "None" if value is None else f"a {type(value).__name__}"
+    elif tensor.numel() != 1:
+        found = f"the shape {tuple(tensor.shape)}; take its mean"
+    elif tensor.is_complex() or (trains and not tensor.is_floating_point()):
+        found = f"a tensor of {tensor.dtype}"
+    elif trains and not tensor.requires_grad:
+        found = "a tensor without a gradient; leave out detach(), item() and no_grad()"
+    else:
+        return float(tensor.detach())
+    raise SpecError(f"{what} must return one number{' as a tensor' if trains else ''}, got {found}")
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex | np.ndarray | np.number | np.bool_)
 
 
 def by_class(outputs: Tensor, targets: Tensor) -> bool:

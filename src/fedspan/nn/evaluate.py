@@ -17,6 +17,7 @@ from fedspan.metrics._collected import Function, Labels, by_class
 from fedspan.nn.client_data import Batch, ClientData, Loss, placed
 from fedspan.nn.problem_kind import OutputLoss
 
+RESERVED = ("round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged")
 AT_ONCE = 512  # examples evaluated at a time
 
 
@@ -83,10 +84,19 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
         elif isinstance(one, Metric):
             found[registry.name_of(one)] = copy.deepcopy(one)
         elif callable(one):
-            found[str(getattr(one, "__name__", type(one).__name__))] = Function(one)
+            found[_own_name(one, found)] = Function(one)
         else:
             raise SpecError(f"`metrics` must be names, metrics or functions of (outputs, targets), got {one!r}")
     return found
+
+
+def _own_name(function: Any, taken: Mapping[str, Metric]) -> str:
+    """The name of a function's column; it must be its own."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if name in RESERVED or name in taken:
+        why = "is the name of a column of every run" if name in RESERVED else "is there twice"
+        raise SpecError(f"`metrics` {name!r} {why}; give the function another `__name__`")
+    return name
 
 
 def by_outputs(loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets) -> Score:

@@ -15,6 +15,7 @@ where it has one output per target. Floating-point targets need a loss, because 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from torch import nn
 
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.metric import IGNORED
+from fedspan.metrics._collected import one_number
 from fedspan.nn.client_data import Batch, ClientData, NamedTensors, Tensors
 from fedspan.nn.loaders import Loader, drawing
 
@@ -53,6 +55,8 @@ class ProblemKind:
     outputs: tuple[int, ...] = ()  # the shape of one example's outputs
     dtype: torch.dtype = torch.float32  # of the model's numbers
     logits: bool | None = None  # whether one output per target is a logit or a probability; None: not known
+    guessed: bool = False  # whether no loss is given; then every target must be a class
+    reshaped: bool = False  # whether targets of a loss of one's own get the shape of the outputs
 
     def batch(self, batch: Batch, who: str) -> tuple[Any, Any]:
         """(inputs, targets) as the model and the loss take them."""
@@ -62,7 +66,8 @@ class ProblemKind:
         if not isinstance(targets, Tensor):
             return inputs, targets
         if self.kind == "other":
-            return inputs, targets if targets.is_floating_point() else targets.long()
+            targets = targets if targets.is_floating_point() else targets.long()
+            return inputs, targets.reshape(len(targets), *self.outputs) if self.reshaped else targets
         return inputs, self._classes(targets, who) if self.kind == "classes" else self._numbers(targets, who)
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
@@ -78,7 +83,7 @@ class ProblemKind:
             raise DataError(f"{who} has targets that are not class numbers, such as {_odd(targets):g}; {LOSSES}")
         targets = targets.long()
         ignored = getattr(self.loss, "ignore_index", IGNORED)
-        wrong = targets[((targets < 0) | (targets >= count)) & (targets != ignored)]
+        wrong = targets[((targets < 0) | (targets >= count)) & ((targets != ignored) | self.guessed)]
         if wrong.numel():
             raise DataError(
                 f"{who} has a target of class {int(wrong[0])}, but the model has {count} outputs, for classes 0 to "
@@ -117,6 +122,10 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     inputs, targets = as_pair(batch, who)
     outputs, cast = tried(model, inputs, who)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    applied = isinstance(inputs, Tensor) and not any(p.is_meta for p in model.parameters())
+    if applied and not isinstance(outputs, Tensor) and (outputs is None or loss is None or _named(loss)[0] != "other"):
+        found = "None" if outputs is None else f"a {type(outputs).__name__}"
+        raise SpecError(f"the model returns {found}, not a tensor; return outputs alone, or give `objective`")
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ProblemKind("other", F.cross_entropy if loss is None else loss, cast, dtype=dtype)
     kind, measure, logits = _named(loss) if loss is not None else _guessed(outputs, targets, who)
@@ -127,7 +136,46 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         )
     if kind == "binary" and outputs[0].numel() > 1:
         kind = "labels"
-    return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits)
+    reshaped = kind == "other" and _check_own(measure, outputs, targets)
+    return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped)
+
+
+def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
+    """Tries a loss of one's own; True: targets must get the shape of the outputs, so that nothing is broadcast."""
+    what, trains = f"`loss` {_name(loss)}", outputs.is_floating_point()
+    targets = (targets if targets.is_floating_point() else targets.long()).to(outputs.device)
+    outputs = outputs.detach().requires_grad_(trains)
+    with drawing(0, outputs.device), torch.enable_grad():
+        other = outputs.shape != targets.shape and outputs.numel() == targets.numel()
+        reshaped = other and _broadcasts(loss, outputs, targets)
+        targets = targets.reshape(outputs.shape) if reshaped else targets
+        batches = [(torch.cat([outputs] * n), torch.cat([targets] * n)) for n in (1, 2)]
+        once, twice = (
+            one_number(functools.partial(loss, *pair), what, "(outputs, targets)", trains) for pair in batches
+        )
+    if abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4):
+        raise SpecError(f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch")
+    return reshaped
+
+
+def _broadcasts(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
+    """Whether a loss is the mean of its single examples only if targets have the shape of the outputs.
+
+    A loss that squeezes outputs itself needs targets as they are. The examples are made up: real ones may be equal.
+    """
+    made = torch.rand(5, *outputs.shape[1:]).to(outputs)
+    wanted = (torch.arange(5 * targets[0].numel()) % 2).reshape(5, *targets.shape[1:]).to(targets)
+
+    def value(o: Tensor, t: Tensor) -> float:
+        try:
+            with torch.no_grad():
+                return float(loss(o, t))
+        except Exception:
+            return math.nan
+
+    mean = sum(value(made[i : i + 1], wanted[i : i + 1]) for i in range(len(made))) / len(made)
+    as_given, as_outputs = value(made, wanted), value(made, wanted.reshape(made.shape))
+    return math.isclose(as_outputs, mean, rel_tol=1e-3) and not math.isclose(as_given, mean, rel_tol=1e-3)
 
 
 def _named(loss: OutputLoss) -> tuple[Kind, OutputLoss, bool | None]:

@@ -67,6 +67,10 @@ def projection_rules(
         SpecError: A pattern matches nothing, or nothing is left to train.
     """
     names = _names(model)
+    if not names:
+        raise SpecError("the model has no parameters, so there is nothing to train; give one with layers")
+    if lazy := [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
+        raise SpecError(f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run")
     _must_match(frozen_modules, names, "frozen_modules", "tensor")
     for name, parameter in model.named_parameters():
         if _matches(names[name], frozen_modules):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import FedspanError, SpecError, one_line
+
+T = TypeVar("T")
 
 
 def load_module(name: str, folder: str | None, key: str = "task.module") -> ModuleType:
@@ -35,10 +40,11 @@ def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
     module = load_module(where, folder, "task.model")
     make: Any = getattr(module, function, None)
     if not callable(make):
-        raise SpecError(f"`task.model` {name!r}: the module {where!r} has no function {function!r}")
+        found = "no function" if make is None else f"a {type(make).__name__}, not a function,"
+        raise SpecError(f"`task.model` {name!r}: the module {where!r} has {found} {function!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = make()
+        model = called(make, f"`task.model` {name!r}: {function}")
     if not isinstance(model, nn.Module):
         raise SpecError(f"`task.model` {name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -46,10 +52,36 @@ def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
 
 def _import(name: str, key: str) -> ModuleType:
     importlib.invalidate_caches()  # the file may be new
+    return _loaded(lambda: importlib.import_module(name), name, key)
+
+
+def _loaded(load: Callable[[], T], name: str, key: str) -> T:
+    """What `load` imports; whatever the module raises is an error of the spec."""
     try:
-        return importlib.import_module(name)
+        return load()
+    except FedspanError:
+        raise
     except ModuleNotFoundError as error:
         raise SpecError(f"`{key}` {name!r} cannot be imported: {error}") from None
+    except SystemExit as error:
+        raise SpecError(f"`{key}` {name!r} calls sys.exit when it is imported; remove the call") from error
+    except Exception as error:
+        raise SpecError(f"`{key}` {name!r} cannot be imported: {one_line(error)}") from error
+
+
+def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """What a user's function returns; `what` names it where it does not take these arguments, or exits."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        wanted = "one argument, the client's number" if arguments else "no argument"
+        raise SpecError(f"{what}() must take {wanted}: {error}") from None
+    except ValueError:
+        pass  # a builtin has no signature
+    try:
+        return function(*arguments)
+    except SystemExit as error:
+        raise SpecError(f"{what}() calls sys.exit; remove the call") from error
 
 
 def _forget_others(name: str, folder: Path) -> None:
@@ -74,6 +106,10 @@ def _from_file(path: Path, key: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            _loaded(functools.partial(spec.loader.exec_module, module), path.name, key)
+        except BaseException:
+            del sys.modules[name]  # half a module must not be found by the next call
+            raise
     return sys.modules[name]

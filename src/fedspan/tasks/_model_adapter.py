@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from fedspan.core.config import Settings
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import DataError, SpecError
 from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
 from fedspan.huggingface.text_data import as_texts, by_length
-from fedspan.metrics._collected import Labels
-from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data
+from fedspan.metrics._collected import Labels, one_number
+from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data, placed
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs, chosen
+from fedspan.nn.loaders import drawing
 from fedspan.nn.problem import Evaluate
 from fedspan.nn.problem_kind import USUAL, OutputLoss, ProblemKind, converted, problem_kind, tried
 
@@ -55,9 +56,64 @@ def model_adapter(
         )
     if objective is not None:
         score = by_objective(objective, bool(metrics))
-        return ModelAdapter(as_client_data, objective, lambda test: Evaluator(test, score, metrics, device))
+        if not callable(objective):
+            raise SpecError(f"`objective` must be a function of (model, batch), got {objective!r}")
+        columns = _Columns()
+        return ModelAdapter(
+            lambda data, who: _tried(model, objective, as_client_data(columns.ordered(data, who), who)),
+            objective,
+            lambda test: Evaluator(test, score, metrics, device),
+        )
     pairs = _Pairs(model, settings, loss)
     return ModelAdapter(pairs.client_data, pairs.objective, pairs.evaluator)
+
+
+def _tried(model: nn.Module, objective: Loss, data: ClientData) -> ClientData:
+    """The data, after the objective has given a number with a gradient on two examples; the model stays as it was."""
+    parameter = next(model.parameters())
+    if parameter.is_meta:
+        return data
+    batch = placed(data.take(torch.arange(min(PROBED, len(data)))), parameter.device)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad(), drawing(0, parameter.device):
+            one_number(lambda: objective(model, batch), "`objective`", "(model, batch)", trains=True)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return data
+
+
+class _Columns:
+    """Columns of tables by name: those of the first client decide their order."""
+
+    def __init__(self) -> None:
+        self.names: list[Any] | None = None
+
+    def ordered(self, data: Any, who: str) -> Any:
+        """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
+        if isinstance(data, list | tuple) and len(data) == 2 and _is_frame(data[0]):
+            return type(data)((self.ordered(data[0], who), data[1]))
+        if not _is_frame(data):
+            return data
+        names = list(data.columns)
+        self.names = self.names or names
+        if len(set(names)) < len(names):
+            raise DataError(f"{who} has two columns of one name among {_shown(names)}; rename one")
+        if set(names) != set(self.names):
+            raise DataError(
+                f"{who} has the columns {_shown(names)}, the first client {_shown(self.names)}; rename them"
+            )
+        return data if names == self.names else data[self.names]
+
+
+def _is_frame(data: Any) -> bool:
+    return hasattr(data, "columns") and hasattr(data, "iloc")
+
+
+def _shown(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
 
 
 class _Pairs:
@@ -66,10 +122,11 @@ class _Pairs:
     def __init__(self, model: nn.Module, settings: Settings, loss: OutputLoss | None) -> None:
         self.model, self.settings, self.loss = model, settings, loss
         self.kind: ProblemKind | None = None
+        self.columns = _Columns()
         self.shape: torch.Size | None = None  # of the inputs of an example that the model takes
 
     def client_data(self, data: Any, who: str) -> ClientData:
-        read = as_client_data(data, who)
+        read = as_client_data(self.columns.ordered(data, who), who)
         few = read.take(torch.arange(min(PROBED, len(read))))
         if self.kind is None:
             self.kind = problem_kind(self.model, few, self.loss, who)

@@ -25,7 +25,7 @@ from fedspan.core.registry import register, source_of
 from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
-from fedspan.tasks._imports import load_module
+from fedspan.tasks._imports import called, load_module
 from fedspan.tasks._module import Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
@@ -111,6 +111,10 @@ class Custom(ModuleTask):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = self._call(module, "model")
+        if not isinstance(model, nn.Module):
+            raise SpecError(
+                f"`task.module` {self.module!r}: model() must return a torch.nn.Module, got {type(model).__name__}"
+            )
         if not any(p.dtype == torch.bfloat16 for p in model.parameters()):  # its x has the run's type all the same
             model = model.to(dtype)
         nothing: Callable[[], Any] = lambda: None  # noqa: E731
@@ -140,7 +144,7 @@ class Custom(ModuleTask):
             raise SpecError(
                 f"`task.module` {self.module!r} has no function {name}(); it needs model() and data(client)"
             )
-        return getattr(module, name)(*arguments)
+        return called(getattr(module, name), f"`task.module` {self.module!r}: {name}", *arguments)
 
 
 def _hash(data: bytes) -> str:
