@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, at_least
-from fedspan.core.files import make_dir
+from fedspan.core.files import make_dir, remove
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, resolve
 from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, write_json, write_outcome
@@ -60,17 +61,28 @@ def run(
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
     if progress and isinstance(spec.method.lr, str):
         say(f"lr = {spec.method.lr!r}: short trials before the run")
+    begun = out is not None and (out / LR).exists()
     spec, found = with_lr(spec, out, resume=resume)
     shown = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
     every = [*spec.callbacks, *as_callbacks(callbacks), *shown]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    if seeds == 1 or spec.task.several_seeds:
-        result = _run(spec, out, of_runs, keeping, every)
-    else:
-        result = _one_by_one(spec, out, of_runs, keeping, every)
+    runs = _run if seeds == 1 or spec.task.several_seeds else _one_by_one
+    try:
+        result = runs(spec, out, of_runs, keeping, every)
+    except Exception:
+        if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
+            remove(out / LR)
+            with suppress(OSError):  # it holds something else
+                out.rmdir()
+        raise
     result.lr_search = found
     return result
+
+
+def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
+    """Whether a directory has something to resume."""
+    return any((folder / CHECKPOINT).exists() for folder in (out, *(out / f"seed-{seed}" for seed in of_runs)))
 
 
 def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:

@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.errors import CheckpointError, DiskError, SpecError
 from fedspan.core.files import remove, write_atomic
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.engine import history
@@ -61,7 +61,8 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
     with directory:
-        result, interrupted = _execute(loop, spec, keeping)
+        with nullcontext() if keeping.resume else _removed_on_failure(loop, spec):
+            result, interrupted = _execute(loop, spec, keeping)
     if interrupted:
         raise KeyboardInterrupt
     return result
@@ -98,6 +99,35 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
         if status.startswith("diverged"):
             warnings.warn(f"the run of seed {seed} {status}; try a smaller lr", stacklevel=4)
     return result, signal.SIGINT in received
+
+
+@contextmanager
+def _removed_on_failure(loop: Loop, spec: Spec) -> Iterator[None]:
+    """Removes what a run has written that fails before its first round is done, so that a corrected call can begin."""
+    before = _written(loop, spec)
+    try:
+        yield
+    except DiskError:  # what was saved can be resumed
+        raise
+    except Exception:
+        if loop.t == 0:
+            for path in sorted(_written(loop, spec) - before, reverse=True):  # a folder after what is in it
+                with suppress(OSError, DiskError):
+                    path.rmdir() if path.is_dir() else remove(path)
+        raise
+
+
+def _written(loop: Loop, spec: Spec) -> set[Path]:
+    """The files and folders that the first evaluation of a run may have left."""
+    out, paths = loop.run_dir, []
+    if out is not None:
+        paths += [out / name for name in (CHECKPOINT, SPEC, BEST)]
+        for folder in seed_dirs(out, loop.seeds):
+            paths += [folder / history.NAME, *([folder] if folder != out else [])]
+    if spec.engine.states_dir is not None:
+        states = Path(spec.engine.states_dir)
+        paths += [states, *(path for one in states.glob("*.states") for path in states.glob(f"{one.stem}.*"))]
+    return {path for path in paths if path.exists()}
 
 
 def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
