@@ -92,12 +92,21 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
         files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
     result = Result(loop.seeds, loop.lines, statuses, spec.table(), loop.run_dir)
     result.weights = [loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)]
+    failed: Exception | None = None
     for callback in loop.callbacks:
-        callback.on_run_end(loop, result)
+        try:
+            callback.on_run_end(loop, result)
+        except Exception as error:  # a mistake there must not cost the trained model
+            failed = failed or error
     files.close(result, keeping)
+    if failed is not None:
+        raise failed
     for seed, status in zip(loop.seeds, statuses, strict=True):
         if status.startswith("diverged"):
-            warnings.warn(f"the run of seed {seed} {status}; try a smaller lr", stacklevel=4)
+            remedy = "try a smaller lr"
+            if status == "diverged at round 0":
+                remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
+            warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
     return result, signal.SIGINT in received
 
 
@@ -231,6 +240,11 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)
+        if spec.rounds < meta["round"]:
+            raise CheckpointError(
+                f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
+                f"at least {meta['round']}"
+            )
         loop.load(arrays)
     else:
         check_vacant(out)
