@@ -67,3 +67,65 @@ def test_a_failed_call_keeps_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, callbacks=[Raises("on_run_start")])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("where", ["on_run_end", "on_evaluate_last", "on_round_end_last"])
+def test_a_mistake_in_a_callback_does_not_cost_the_model(where: str) -> None:
+    class Late(fedspan.Callback):
+        def on_round_end(self, run: Any) -> None:
+            assert where != "on_round_end_last" or run.t < 2
+
+        def on_evaluate(self, run: Any, row: Any) -> None:
+            assert where != "on_evaluate_last" or row.round < 2
+
+        def on_run_end(self, run: Any, result: Any) -> None:
+            raise AssertionError
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    with pytest.raises(AssertionError):
+        fit(model=model, callbacks=[Late()])
+    torch.manual_seed(0)
+    assert torch.equal(model.weight, fit(model=nn.Linear(3, 2)).weights[0]["weight"])
+
+
+def test_a_mistake_at_the_end_of_a_run_leaves_its_files(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, callbacks=[Raises("on_run_end")])
+    assert fedspan.load(tmp_path).finished
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_run_is_not_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> None:
+    class Stop(fedspan.Callback):
+        def on_evaluate(self, run: Any, row: Any) -> None:
+            run.stop = row.round == 2
+
+    fedspan.run(spec_of_rounds(6), tmp_path, callbacks=[Stop()], progress=False)
+    with pytest.raises(fedspan.FedspanError, match="`rounds` is 1, but .* is at round 2"):
+        fedspan.run(spec_of_rounds(1), tmp_path, resume=True, progress=False)
+    assert len(fedspan.run(spec_of_rounds(6), tmp_path, resume=True, progress=False).history) == 7
+
+
+def spec_of_rounds(rounds: int) -> dict[str, Any]:
+    task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
+    return {"rounds": rounds, "batch_size": "full", "method": {"name": "fedavg", "lr": 0.01}, "task": task}
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_number_of_seeds_is_refused(first: int, then: int, resume: bool, tmp_path: Path) -> None:
+    fit(tmp_path, seeds=first)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(fedspan.FedspanError, match=f"`seeds` is {then}, but .* holds a run of {first}"):
+        fit(tmp_path, seeds=then, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+    fit(tmp_path, seeds=first, resume=True)
+
+
+def test_a_loss_that_is_not_finite_from_the_start_is_no_matter_of_lr() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, float("nan"))
+    with pytest.warns(UserWarning, match="not finite before the first round: look at the data") as said:
+        fit(model=model)
+    assert not any("smaller lr" in str(one.message) for one in said)

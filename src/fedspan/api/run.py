@@ -15,8 +15,9 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.files import make_dir, remove
 from fedspan.core.spec import Spec
+from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, write_json, write_outcome
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_json, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
@@ -59,6 +60,8 @@ def run(
     out = None if run_dir is None else Path(run_dir)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
+    if out is not None:
+        _check_seeds(out, seeds)
     if progress and isinstance(spec.method.lr, str):
         say(f"lr = {spec.method.lr!r}: short trials before the run")
     begun = out is not None and (out / LR).exists()
@@ -78,6 +81,18 @@ def run(
         raise
     result.lr_search = found
     return result
+
+
+def _check_seeds(out: Path, seeds: int) -> None:
+    """Refuses a directory with a run of another number of seeds."""
+    several = len(list(out.glob(f"seed-*/{history.NAME}")))
+    held = 1 if (out / history.NAME).exists() else several
+    ended = len(read_outcome(out).get("seeds", ())) if several else 0
+    if (held == 1 < seeds and not several) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
+        raise SpecError(
+            f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
+            "with, or choose another `run_dir`"
+        )
 
 
 def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
