@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import fedspan
+from fedspan.api.fit import spec_of
 
 
 def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -129,3 +132,67 @@ def test_a_loss_that_is_not_finite_from_the_start_is_no_matter_of_lr() -> None:
     with pytest.warns(UserWarning, match="not finite before the first round: look at the data") as said:
         fit(model=model)
     assert not any("smaller lr" in str(one.message) for one in said)
+
+
+class Own(torch.utils.data.Dataset[Any]):
+    """A data set that computes its examples."""
+
+    def __init__(self, shift: float) -> None:
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> Any:
+        return torch.full((3,), self.shift + place), place % 2
+
+
+def smooth(outputs: Any, targets: Any, by: float = 0.1) -> Any:
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=by)
+
+
+def made(by: float) -> Any:
+    def inner(outputs: Any, targets: Any) -> Any:
+        return smooth(outputs, targets, by)
+
+    return inner
+
+
+def two_layers(between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), between, nn.Linear(3, 2))
+
+
+def labels(kind: int) -> list[Any]:
+    return [(x.numpy(), pd.Series((y.numpy() + kind) % 2)) for x, y in data()]
+
+
+LAMBDAS = (lambda o, t: smooth(o, t, 0.1), lambda o, t: smooth(o, t, 0.2))
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "series": ({"clients": labels(0)}, {"clients": labels(1)}),
+    "dataset": ({"clients": [Own(0.0)] * 3}, {"clients": [Own(1.0)] * 3}),
+    "test": ({}, {"test": data(2)[0]}),
+    "no test": ({}, {"test": None}),
+    "validation": ({}, {"validation": data(2)[0]}),
+    "smoothing": ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+    "weight": (
+        {"loss": nn.CrossEntropyLoss(weight=torch.ones(2))},
+        {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2]))},
+    ),
+    "partial": ({"loss": functools.partial(smooth, by=0.1)}, {"loss": functools.partial(smooth, by=0.2)}),
+    "closure": ({"loss": made(0.1)}, {"loss": made(0.2)}),
+    "lambda": ({"loss": LAMBDAS[0]}, {"loss": LAMBDAS[1]}),
+    "activation": ({"model": two_layers(nn.ReLU())}, {"model": two_layers(nn.Tanh())}),
+    "dropout": ({"model": two_layers(nn.Dropout(0.1))}, {"model": two_layers(nn.Dropout(0.2))}),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_change_of_what_was_given_is_noticed(name: str) -> None:
+    def identity(change: dict[str, Any]) -> str:
+        given = {"model": nn.Linear(3, 2), "clients": data(), "test": data(1)[0]} | change
+        return spec_of(**given).identity()
+
+    first, then = PAIRS[name]
+    assert identity(first) == identity(first)
+    assert identity(first) != identity(then)

@@ -106,7 +106,8 @@ def fit(
         metrics=metrics, eval_every=eval_every, eval_clients_every=eval_clients_every, training=training,
         participation=participation, projection=projection, engine=engine, callbacks=callbacks,
     )  # fmt: skip
-    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=_LastWeights(model, spec.seed))
+    last = [_LastWeights(model, seed)] if run_dir is None else []  # else the model can begin a resumed run
+    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=last)
     model.load_state_dict(result.weights[0])
     result.module = model
     return result
