@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fedspan
+from conftest import Interrupt
 from fedspan.api.fit import spec_of
 
 
@@ -105,7 +106,7 @@ def test_a_run_is_not_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> Non
             run.stop = row.round == 2
 
     fedspan.run(spec_of_rounds(6), tmp_path, callbacks=[Stop()], progress=False)
-    with pytest.raises(fedspan.FedspanError, match="`rounds` is 1, but .* is at round 2"):
+    with pytest.raises(fedspan.FedspanError, match=r"`rounds` is 1, but .* is at round 2"):
         fedspan.run(spec_of_rounds(1), tmp_path, resume=True, progress=False)
     assert len(fedspan.run(spec_of_rounds(6), tmp_path, resume=True, progress=False).history) == 7
 
@@ -196,3 +197,15 @@ def test_a_change_of_what_was_given_is_noticed(name: str) -> None:
     first, then = PAIRS[name]
     assert identity(first) == identity(first)
     assert identity(first) != identity(then)
+
+
+def test_other_initial_weights_are_named_and_the_checkpoint_is_continued(tmp_path: Path) -> None:
+    def start(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Linear(3, 2)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, start(0), rounds=4, callbacks=[Interrupt(2)])
+    with pytest.warns(UserWarning, match="does not have the initial weights"):
+        result = fit(tmp_path, start(1), rounds=4, resume=True)
+    assert torch.equal(result.weights[0]["weight"], fit(model=start(0), rounds=4).weights[0]["weight"])

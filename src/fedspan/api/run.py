@@ -12,7 +12,7 @@ from typing import Any
 from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, at_least
+from fedspan.core.errors import CheckpointError, SpecError, at_least
 from fedspan.core.files import make_dir, remove
 from fedspan.core.spec import Spec
 from fedspan.engine import history
@@ -89,7 +89,7 @@ def _check_seeds(out: Path, seeds: int) -> None:
     held = 1 if (out / history.NAME).exists() else several
     ended = len(read_outcome(out).get("seeds", ())) if several else 0
     if (held == 1 < seeds and not several) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
-        raise SpecError(
+        raise CheckpointError(
             f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
             "with, or choose another `run_dir`"
         )

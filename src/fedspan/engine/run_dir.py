@@ -10,6 +10,7 @@ no checkpoint, unless it is asked for.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import platform
 import signal
@@ -39,6 +40,7 @@ from fedspan.engine.outcome import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, read_
 from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
+SAMPLED = 64  # initial weights that are looked at
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,8 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
     """
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
-    with directory:
-        with nullcontext() if keeping.resume else _removed_on_failure(loop, spec):
-            result, interrupted = _execute(loop, spec, keeping)
+    with directory, nullcontext() if keeping.resume else _removed_on_failure(loop, spec):
+        result, interrupted = _execute(loop, spec, keeping)
     if interrupted:
         raise KeyboardInterrupt
     return result
@@ -155,6 +156,7 @@ class _Files:
         self.loop, self.spec, self.every = loop, spec, every
         self.histories: list[History] = []
         self.saved = time.monotonic()
+        self.start = _start(loop)  # what the run was begun from; a resumed run keeps it
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
 
     def add(self, row: Row) -> None:
@@ -175,6 +177,7 @@ class _Files:
         if not torch.isfinite(self.loop.model().square().sum(-1)).any():
             return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
+        meta |= {"start": self.start}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
@@ -245,6 +248,11 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
                 f"at least {meta['round']}"
             )
+        if meta.get("start", _start(loop)) != _start(loop):  # no error: who draws a model anew could never resume
+            warnings.warn(
+                "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
+                stacklevel=5,
+            )
         loop.load(arrays)
     else:
         check_vacant(out)
@@ -253,7 +261,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
             )
     files = _Files(loop, spec, keeping.checkpoint_every)
-    if not keeping.resume:
+    if keeping.resume:
+        files.start = meta.get("start", files.start)
+    else:
         files.save()  # first of all: from here on the run can be resumed
     write_atomic(out / SPEC, spec.toml().encode())
     files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
@@ -262,6 +272,12 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
         loop._each_round = [*loop._each_round, loop.callbacks[-1]]
     return files
+
+
+def _start(loop: Loop) -> str:
+    """A hash of sampled initial weights."""
+    numbers = loop.problem.x0[:, :: max(1, loop.problem.x0.shape[-1] // SAMPLED)]
+    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
 def _longer(out: Path, spec: Spec) -> bool:

@@ -195,7 +195,7 @@ def _digest(data: Any) -> str:
 def _examples(data: Any, size: int) -> str:
     """A hash of a few examples of a Dataset; of none where they are drawn anew each time."""
     places = sorted({0, size // 3, 2 * size // 3, size - 1})
-    states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[]):
             twice = [[_digest(data[place]) for place in places] for _ in range(2)]
@@ -203,5 +203,5 @@ def _examples(data: Any, size: int) -> str:
         return ""
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])
+        np.random.set_state(states[1])  # noqa: NPY002
     return _hash(repr(twice[0]).encode()) if twice[0] == twice[1] else ""
