@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -105,10 +106,27 @@ def fit(
         metrics=metrics, eval_every=eval_every, eval_clients_every=eval_clients_every, training=training,
         participation=participation, projection=projection, engine=engine, callbacks=callbacks,
     )  # fmt: skip
-    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress)
+    last = [_LastWeights(model, seed)] if run_dir is None else []  # else the model can begin a resumed run
+    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=last)
     model.load_state_dict(result.weights[0])
     result.module = model
     return result
+
+
+class _LastWeights(Callback):
+    """Gives the user's model what was trained before an error."""
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self.model, self.seed = model, seed
+
+    def on_run_error(self, run: Any) -> None:
+        weights = run.state_dict() if run.t and run.seeds[0] == self.seed else {}
+        if weights and all(torch.isfinite(value).all() for value in weights.values()):
+            self.model.load_state_dict(weights)
+
+    def on_run_end(self, run: Any, result: Result) -> None:
+        if run.seeds[0] == self.seed:
+            self.model.load_state_dict(result.weights[0])
 
 
 def spec_of(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, at_least, at_most
-from fedspan.core.files import make_dir
+from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most
+from fedspan.core.files import make_dir, remove
 from fedspan.core.spec import Spec
+from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, write_json, write_outcome
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_json, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
@@ -59,19 +61,44 @@ def run(
     out = None if run_dir is None else Path(run_dir)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
+    if out is not None:
+        _check_seeds(out, seeds)
     if progress and isinstance(spec.method.lr, str):
         say(f"lr = {spec.method.lr!r}: short trials before the run")
+    begun = out is not None and (out / LR).exists()
     spec, found = with_lr(spec, out, resume=resume)
     shown = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
     every = [*spec.callbacks, *as_callbacks(callbacks), *shown]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    if seeds == 1 or spec.task.several_seeds:
-        result = _run(spec, out, of_runs, keeping, every)
-    else:
-        result = _one_by_one(spec, out, of_runs, keeping, every)
+    runs = _run if seeds == 1 or spec.task.several_seeds else _one_by_one
+    try:
+        result = runs(spec, out, of_runs, keeping, every)
+    except Exception:
+        if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
+            remove(out / LR)
+            with suppress(OSError):  # it holds something else
+                out.rmdir()
+        raise
     result.lr_search = found
     return result
+
+
+def _check_seeds(out: Path, seeds: int) -> None:
+    """Refuses a directory with a run of another number of seeds."""
+    several = len(list(out.glob(f"seed-*/{history.NAME}")))
+    held = 1 if (out / history.NAME).exists() else several
+    ended = len(read_outcome(out).get("seeds", ())) if several else 0
+    if (held == 1 < seeds and not several) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
+        raise CheckpointError(
+            f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
+            "with, or choose another `run_dir`"
+        )
+
+
+def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
+    """Whether a directory has something to resume."""
+    return any((folder / CHECKPOINT).exists() for folder in (out, *(out / f"seed-{seed}" for seed in of_runs)))
 
 
 def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib.util
 import inspect
 import pkgutil
@@ -28,6 +27,7 @@ from fedspan.core.metric import Metric
 from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
+from fedspan.core.source import source_of as source_of
 from fedspan.core.task import Task
 
 C = TypeVar("C", bound=type)
@@ -241,16 +241,6 @@ def describe(value: Any) -> Any:
         return str(value)
     scalar = isinstance(value, str | int | float | bool)
     return value if scalar else {"name": name_of(value)} if is_registered(value) else source_of(value)
-
-
-def source_of(function: Any) -> str:
-    """A function's name and a hash of its source, so that a changed one is noticed."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    try:
-        text = inspect.getsource(function if hasattr(function, "__code__") else type(function))
-    except (OSError, TypeError):
-        return f"{name} (source not known)"
-    return f"{name}#{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ no checkpoint, unless it is asked for.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import platform
 import signal
@@ -17,7 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ import torch
 import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.errors import CheckpointError, DiskError, SpecError
 from fedspan.core.files import remove, write_atomic
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.engine import history
@@ -39,6 +40,7 @@ from fedspan.engine.outcome import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, read_
 from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
+SAMPLED = 64  # initial weights that are looked at
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
     """
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
-    with directory:
+    with directory, nullcontext() if keeping.resume else _removed_on_failure(loop, spec):
         result, interrupted = _execute(loop, spec, keeping)
     if interrupted:
         raise KeyboardInterrupt
@@ -91,13 +93,51 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
         files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
     result = Result(loop.seeds, loop.lines, statuses, spec.table(), loop.run_dir)
     result.weights = [loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)]
+    failed: Exception | None = None
     for callback in loop.callbacks:
-        callback.on_run_end(loop, result)
+        try:
+            callback.on_run_end(loop, result)
+        except Exception as error:  # a mistake there must not cost the trained model
+            failed = failed or error
     files.close(result, keeping)
+    if failed is not None:
+        raise failed
     for seed, status in zip(loop.seeds, statuses, strict=True):
         if status.startswith("diverged"):
-            warnings.warn(f"the run of seed {seed} {status}; try a smaller lr", stacklevel=4)
+            remedy = "try a smaller lr"
+            if status == "diverged at round 0":
+                remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
+            warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
     return result, signal.SIGINT in received
+
+
+@contextmanager
+def _removed_on_failure(loop: Loop, spec: Spec) -> Iterator[None]:
+    """Removes what a run has written that fails before its first round is done, so that a corrected call can begin."""
+    before = _written(loop, spec)
+    try:
+        yield
+    except DiskError:  # what was saved can be resumed
+        raise
+    except Exception:
+        if loop.t == 0:
+            for path in sorted(_written(loop, spec) - before, reverse=True):  # a folder after what is in it
+                with suppress(OSError, DiskError):
+                    path.rmdir() if path.is_dir() else remove(path)
+        raise
+
+
+def _written(loop: Loop, spec: Spec) -> set[Path]:
+    """The files and folders that the first evaluation of a run may have left."""
+    out, paths = loop.run_dir, []
+    if out is not None:
+        paths += [out / name for name in (CHECKPOINT, SPEC, BEST)]
+        for folder in seed_dirs(out, loop.seeds):
+            paths += [folder / history.NAME, *([folder] if folder != out else [])]
+    if spec.engine.states_dir is not None:
+        states = Path(spec.engine.states_dir)
+        paths += [states, *(path for one in states.glob("*.states") for path in states.glob(f"{one.stem}.*"))]
+    return {path for path in paths if path.exists()}
 
 
 def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
@@ -116,6 +156,7 @@ class _Files:
         self.loop, self.spec, self.every = loop, spec, every
         self.histories: list[History] = []
         self.saved = time.monotonic()
+        self.start = _start(loop)  # what the run was begun from; a resumed run keeps it
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
 
     def add(self, row: Row) -> None:
@@ -136,6 +177,7 @@ class _Files:
         if not torch.isfinite(self.loop.model().square().sum(-1)).any():
             return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
+        meta |= {"start": self.start}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
@@ -201,6 +243,16 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)
+        if spec.rounds < meta["round"]:
+            raise CheckpointError(
+                f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
+                f"at least {meta['round']}"
+            )
+        if meta.get("start", _start(loop)) != _start(loop):  # no error: who draws a model anew could never resume
+            warnings.warn(
+                "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
+                stacklevel=5,
+            )
         loop.load(arrays)
     else:
         check_vacant(out)
@@ -209,7 +261,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
             )
     files = _Files(loop, spec, keeping.checkpoint_every)
-    if not keeping.resume:
+    if keeping.resume:
+        files.start = meta.get("start", files.start)
+    else:
         files.save()  # first of all: from here on the run can be resumed
     write_atomic(out / SPEC, spec.toml().encode())
     files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
@@ -218,6 +272,12 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
         loop._each_round = [*loop._each_round, loop.callbacks[-1]]
     return files
+
+
+def _start(loop: Loop) -> str:
+    """A hash of sampled initial weights."""
+    numbers = loop.problem.x0[:, :: max(1, loop.problem.x0.shape[-1] // SAMPLED)]
+    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
 def _longer(out: Path, spec: Spec) -> bool:

@@ -8,7 +8,9 @@ alone, the server `model`, `test` and `validation`.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -21,7 +23,8 @@ from torch.utils.data import DataLoader
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
-from fedspan.core.registry import register, source_of
+from fedspan.core.registry import register
+from fedspan.core.source import module_text, source_of
 from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
@@ -71,9 +74,19 @@ class Objects:
 
     def describe(self) -> dict[str, Any]:
         """Sizes and sampled hashes, by which a changed model, loss or data set is noticed."""
-        shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
-        table = {"name": "custom", "model": _hash(repr(shapes).encode()), "data": _digest(list(self.clients))}
-        table |= {"clients": len(self.clients)}  # type: ignore[dict-item]
+        return dict(self._description)
+
+    @functools.cached_property
+    def _description(self) -> dict[str, Any]:
+        trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
+        state = self.model.state_dict()
+        shapes = [(name, tuple(value.shape)) for name, value in state.items()]
+        frozen = [_digest(value) for name, value in state.items() if name not in trained]
+        about = repr((shapes, module_text(self.model), frozen))
+        table: dict[str, Any] = {"name": "custom", "model": _hash(about.encode()), "data": _digest(list(self.clients))}
+        table |= {"clients": len(self.clients)}
+        parts = {"test": self.test, "validation": self.validation}
+        table |= {name: _digest(one) for name, one in parts.items() if one is not None}
         functions = {"loss": self.loss, "objective": self.objective}
         return table | {name: source_of(one) for name, one in functions.items() if one is not None}
 
@@ -155,7 +168,11 @@ def _digest(data: Any) -> str:
     """A hash of sizes and sampled numbers; objects that are neither arrays nor containers count by type and length."""
     if isinstance(data, torch.Tensor):
         data = data.detach().cpu().numpy() if data.dtype != torch.bfloat16 else data.float().numpy()
-    if isinstance(data, np.ndarray) and data.dtype.kind in "biufcSU":
+    if hasattr(data, "to_numpy") and hasattr(data, "iloc") and not hasattr(data, "columns"):  # a pandas Series
+        data = data.to_numpy()
+    if isinstance(data, np.ndarray | np.generic) and data.dtype.kind == "O":
+        data = data.tolist()
+    if isinstance(data, np.ndarray | np.generic) and data.dtype.kind in "biufcSU":
         flat = np.ascontiguousarray(data).reshape(-1)
         step = max(1, len(flat) // SAMPLED)
         return _hash(f"{data.shape} {data.dtype}".encode() + flat[::step].tobytes())
@@ -175,4 +192,20 @@ def _digest(data: Any) -> str:
     if isinstance(data, str | int | float | bool | None):
         return repr(data)
     size = len(data) if hasattr(data, "__len__") else 0
-    return f"{type(data).__name__} {size}"
+    about = f"{type(data).__name__} {size}"
+    return f"{about} {_examples(data, size)}" if size and hasattr(data, "__getitem__") else about
+
+
+def _examples(data: Any, size: int) -> str:
+    """A hash of a few examples of a Dataset; of none where they are drawn anew each time."""
+    places = sorted({0, size // 3, 2 * size // 3, size - 1})
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            twice = [[_digest(data[place]) for place in places] for _ in range(2)]
+    except Exception:  # what cannot be read is named when it is trained on
+        return ""
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+    return _hash(repr(twice[0]).encode()) if twice[0] == twice[1] else ""

@@ -1,0 +1,211 @@
+"""Calls that fail: what they leave behind, and what is said."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedspan
+from conftest import Interrupt
+from fedspan.api.fit import spec_of
+
+
+def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(8, 3, generator=draw) for _ in range(3)]
+    return [(one, (one[:, 0] > 0).long()) for one in inputs]
+
+
+def fit(run_dir: Path | None = None, model: nn.Module | None = None, **settings: Any) -> fedspan.Result:
+    torch.manual_seed(0)
+    settings = {"method": {"name": "fedavg", "lr": 0.1}, "rounds": 2, "test": data(1)[0], "progress": False} | settings
+    return fedspan.fit(model or nn.Linear(3, 2), data(), run_dir=run_dir, **settings)
+
+
+class Raises(fedspan.Callback):
+    """A callback with a mistake in one of its functions."""
+
+    def __init__(self, where: str) -> None:
+        setattr(self, where, self.fail)
+
+    def fail(self, *_: Any) -> None:
+        raise ZeroDivisionError("a mistake")
+
+
+def none(outputs: Any, targets: Any) -> Any:
+    return None
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "metric": {"metrics": ["r2"]},
+    "none": {"metrics": [none]},
+    "early_stopping": {"callbacks": [fedspan.callbacks.EarlyStopping("acuracy")]},
+    "callback": {"callbacks": [Raises("on_run_start")]},
+    "states": {"callbacks": [Raises("on_run_start")], "method": {"name": "scaffold", "lr": 0.1}},
+    "search": {"callbacks": [Raises("on_run_start")], "method": {"name": "fedavg", "lr": "search"}},
+    "seeds": {"callbacks": [Raises("on_run_start")], "seeds": 2},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_call_that_fails_before_its_first_round_leaves_nothing(name: str, tmp_path: Path) -> None:
+    out, settings = tmp_path / "run", dict(BAD[name])
+    if name == "states":
+        settings["engine"] = fedspan.Engine(states_dir=str(tmp_path / "states"))
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        fit(out, **settings)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    settings.pop("callbacks", None)
+    settings.pop("metrics", None)
+    assert fit(out, **settings).finished
+
+
+def test_a_failed_call_keeps_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, callbacks=[Raises("on_run_start")])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("where", ["on_run_end", "on_evaluate_last", "on_round_end_last"])
+def test_a_mistake_in_a_callback_does_not_cost_the_model(where: str) -> None:
+    class Late(fedspan.Callback):
+        def on_round_end(self, run: Any) -> None:
+            assert where != "on_round_end_last" or run.t < 2
+
+        def on_evaluate(self, run: Any, row: Any) -> None:
+            assert where != "on_evaluate_last" or row.round < 2
+
+        def on_run_end(self, run: Any, result: Any) -> None:
+            raise AssertionError
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    with pytest.raises(AssertionError):
+        fit(model=model, callbacks=[Late()])
+    torch.manual_seed(0)
+    assert torch.equal(model.weight, fit(model=nn.Linear(3, 2)).weights[0]["weight"])
+
+
+def test_a_mistake_at_the_end_of_a_run_leaves_its_files(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, callbacks=[Raises("on_run_end")])
+    assert fedspan.load(tmp_path).finished
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_run_is_not_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> None:
+    class Stop(fedspan.Callback):
+        def on_evaluate(self, run: Any, row: Any) -> None:
+            run.stop = row.round == 2
+
+    fedspan.run(spec_of_rounds(6), tmp_path, callbacks=[Stop()], progress=False)
+    with pytest.raises(fedspan.FedspanError, match=r"`rounds` is 1, but .* is at round 2"):
+        fedspan.run(spec_of_rounds(1), tmp_path, resume=True, progress=False)
+    assert len(fedspan.run(spec_of_rounds(6), tmp_path, resume=True, progress=False).history) == 7
+
+
+def spec_of_rounds(rounds: int) -> dict[str, Any]:
+    task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
+    return {"rounds": rounds, "batch_size": "full", "method": {"name": "fedavg", "lr": 0.01}, "task": task}
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_number_of_seeds_is_refused(first: int, then: int, resume: bool, tmp_path: Path) -> None:
+    fit(tmp_path, seeds=first)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(fedspan.FedspanError, match=f"`seeds` is {then}, but .* holds a run of {first}"):
+        fit(tmp_path, seeds=then, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+    fit(tmp_path, seeds=first, resume=True)
+
+
+def test_a_loss_that_is_not_finite_from_the_start_is_no_matter_of_lr() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, float("nan"))
+    with pytest.warns(UserWarning, match="not finite before the first round: look at the data") as said:
+        fit(model=model)
+    assert not any("smaller lr" in str(one.message) for one in said)
+
+
+class Own(torch.utils.data.Dataset[Any]):
+    """A data set that computes its examples."""
+
+    def __init__(self, shift: float) -> None:
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> Any:
+        return torch.full((3,), self.shift + place), place % 2
+
+
+def smooth(outputs: Any, targets: Any, by: float = 0.1) -> Any:
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=by)
+
+
+def made(by: float) -> Any:
+    def inner(outputs: Any, targets: Any) -> Any:
+        return smooth(outputs, targets, by)
+
+    return inner
+
+
+def two_layers(between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), between, nn.Linear(3, 2))
+
+
+def labels(kind: int) -> list[Any]:
+    return [(x.numpy(), pd.Series((y.numpy() + kind) % 2)) for x, y in data()]
+
+
+LAMBDAS = (lambda o, t: smooth(o, t, 0.1), lambda o, t: smooth(o, t, 0.2))
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "series": ({"clients": labels(0)}, {"clients": labels(1)}),
+    "dataset": ({"clients": [Own(0.0)] * 3}, {"clients": [Own(1.0)] * 3}),
+    "test": ({}, {"test": data(2)[0]}),
+    "no test": ({}, {"test": None}),
+    "validation": ({}, {"validation": data(2)[0]}),
+    "smoothing": ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+    "weight": (
+        {"loss": nn.CrossEntropyLoss(weight=torch.ones(2))},
+        {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2]))},
+    ),
+    "partial": ({"loss": functools.partial(smooth, by=0.1)}, {"loss": functools.partial(smooth, by=0.2)}),
+    "closure": ({"loss": made(0.1)}, {"loss": made(0.2)}),
+    "lambda": ({"loss": LAMBDAS[0]}, {"loss": LAMBDAS[1]}),
+    "activation": ({"model": two_layers(nn.ReLU())}, {"model": two_layers(nn.Tanh())}),
+    "dropout": ({"model": two_layers(nn.Dropout(0.1))}, {"model": two_layers(nn.Dropout(0.2))}),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_change_of_what_was_given_is_noticed(name: str) -> None:
+    def identity(change: dict[str, Any]) -> str:
+        given = {"model": nn.Linear(3, 2), "clients": data(), "test": data(1)[0]} | change
+        return spec_of(**given).identity()
+
+    first, then = PAIRS[name]
+    assert identity(first) == identity(first)
+    assert identity(first) != identity(then)
+
+
+def test_other_initial_weights_are_named_and_the_checkpoint_is_continued(tmp_path: Path) -> None:
+    def start(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Linear(3, 2)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, start(0), rounds=4, callbacks=[Interrupt(2)])
+    with pytest.warns(UserWarning, match="does not have the initial weights"):
+        result = fit(tmp_path, start(1), rounds=4, resume=True)
+    assert torch.equal(result.weights[0]["weight"], fit(model=start(0), rounds=4).weights[0]["weight"])
