@@ -94,7 +94,7 @@ class _Columns:
     def ordered(self, data: Any, who: str) -> Any:
         """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
         if isinstance(data, list | tuple) and len(data) == 2 and _is_frame(data[0]):
-            return type(data)((self.ordered(data[0], who), data[1]))
+            return self.ordered(data[0], who), data[1]
         if not _is_frame(data):
             return data
         names = list(data.columns)
