@@ -149,10 +149,8 @@ def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
         other = outputs.shape != targets.shape and outputs.numel() == targets.numel()
         reshaped = other and _broadcasts(loss, outputs, targets)
         targets = targets.reshape(outputs.shape) if reshaped else targets
-        batches = [(torch.cat([outputs] * n), torch.cat([targets] * n)) for n in (1, 2)]
-        once, twice = (
-            one_number(functools.partial(loss, *pair), what, "(outputs, targets)", trains) for pair in batches
-        )
+        calls = [functools.partial(loss, torch.cat([outputs] * n), torch.cat([targets] * n)) for n in (1, 2)]
+        once, twice = (one_number(call, what, "(outputs, targets)", trains) for call in calls)
     if abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4):
         raise SpecError(f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch")
     return reshaped
