@@ -14,11 +14,10 @@ import hashlib
 import io
 import platform
 import signal
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ import torch
 import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, DiskError, SpecError
+from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import remove, write_atomic
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.engine import history
+from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
@@ -62,10 +62,11 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
     """
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
-    with directory, nullcontext() if keeping.resume else _removed_on_failure(loop, spec):
+    with directory, nullcontext() if keeping.resume else removed_on_failure(loop, spec):
         result, interrupted = _execute(loop, spec, keeping)
     if interrupted:
-        raise KeyboardInterrupt
+        more = "" if loop.run_dir is None else f"; resume=True continues the run in {str(loop.run_dir)!r}"
+        raise KeyboardInterrupt(f"stopped after round {loop.t}{more}")
     return result
 
 
@@ -74,7 +75,7 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
     if files is None:
         assert loop.run_dir is not None
         return load(loop.run_dir), False
-    signals: AbstractContextManager[list[int]] = _stop_signals(loop) if keeping.signals else nullcontext([])
+    signals: AbstractContextManager[list[int]] = stop_signals(loop) if keeping.signals else nullcontext([])
     with signals as received:
         try:
             for callback in loop.callbacks:
@@ -109,35 +110,6 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
                 remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
             warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
     return result, signal.SIGINT in received
-
-
-@contextmanager
-def _removed_on_failure(loop: Loop, spec: Spec) -> Iterator[None]:
-    """Removes what a run has written that fails before its first round is done, so that a corrected call can begin."""
-    before = _written(loop, spec)
-    try:
-        yield
-    except DiskError:  # what was saved can be resumed
-        raise
-    except Exception:
-        if loop.t == 0:
-            for path in sorted(_written(loop, spec) - before, reverse=True):  # a folder after what is in it
-                with suppress(OSError, DiskError):
-                    path.rmdir() if path.is_dir() else remove(path)
-        raise
-
-
-def _written(loop: Loop, spec: Spec) -> set[Path]:
-    """The files and folders that the first evaluation of a run may have left."""
-    out, paths = loop.run_dir, []
-    if out is not None:
-        paths += [out / name for name in (CHECKPOINT, SPEC, BEST)]
-        for folder in seed_dirs(out, loop.seeds):
-            paths += [folder / history.NAME, *([folder] if folder != out else [])]
-    if spec.engine.states_dir is not None:
-        states = Path(spec.engine.states_dir)
-        paths += [states, *(path for one in states.glob("*.states") for path in states.glob(f"{one.stem}.*"))]
-    return {path for path in paths if path.exists()}
 
 
 def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
@@ -323,26 +295,3 @@ def _write_clients(loop: Loop, number: int, folder: Path) -> None:
     counts = zip(loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True)
     table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
     write_atomic(folder / "clients.csv", text.getvalue().encode())
-
-
-@contextmanager
-def _stop_signals(loop: Loop) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the run after the current round, a second one at once; gives the signals received."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, _frame: object) -> None:
-        loop.stop = True
-        received.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
