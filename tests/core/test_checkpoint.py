@@ -177,11 +177,11 @@ def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> Non
     run(spec, tmp_path / "whole")
 
     def die(*_: Any) -> None:
-        raise InterruptedError
+        raise SystemExit
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "History", die)
-        with pytest.raises(InterruptedError):
+        with pytest.raises(SystemExit):
             run(spec, tmp_path / "cut")
     assert not (tmp_path / "cut" / "history.jsonl").exists()
     run(spec, tmp_path / "cut", resume=True)

@@ -208,7 +208,7 @@ def test_several_processes_share_the_objects() -> None:
 
 def test_a_run_that_fails_is_told_with_its_reason() -> None:
     def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and len(targets) > 4:  # not when it is first tried
             raise RuntimeError("the loss is broken")
         return nn.functional.cross_entropy(outputs, targets)
 
