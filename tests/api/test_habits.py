@@ -51,6 +51,11 @@ def test_a_metric_by_name_needs_no_dataclass(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_metric_may_be_a_text() -> None:
     assert "accuracy" in fit(test=(X, Y), metrics="accuracy").history[-1]
 
+    def mistakes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs.argmax(1) != targets).sum()
+
+    assert "mistakes" in fit(test=(X, Y), metrics=mistakes).history[-1]
+
 
 def test_metrics_without_data_are_refused() -> None:
     with pytest.raises(SpecError, match="give `test` or `validation`"):

@@ -28,6 +28,7 @@ SPEC = {
         {"epochs": 10**12},
         {"rounds": 10**12},
         {"method": {"name": "fedavg", "lr": 1e300}},
+        {"method": {"name": "fedavg", "lr": 10**400}},
         {"method": {"name": "fedadam", "lr": 0.1, "tau": 1e300}},
     ],
 )

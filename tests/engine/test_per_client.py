@@ -101,3 +101,15 @@ def test_mistakes_are_named() -> None:
     table = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}, "task": {"name": "regression"}}
     with pytest.raises(SpecError, match="`eval_clients_every` needs a task with a torch model"):
         fedspan.run(table | {"eval_clients_every": 1})
+
+
+def test_a_run_that_is_stopped_early_ends_with_its_clients() -> None:
+    stopping = fedspan.callbacks.EarlyStopping("loss", patience=1, min_delta=100.0)
+    result = fit(eval_clients_every=10, rounds=9, callbacks=[stopping])
+    assert result.status.startswith("stopped")
+    assert {row["round"] for row in result.per_client.last} == {result.history[-1]["round"]} != {0}
+
+
+def test_clients_with_test_data_of_their_own_need_no_other() -> None:
+    table = fit(test=None, eval_clients_every=5, metrics=["accuracy", "f1_macro"]).per_client
+    assert 0 <= table.last[0]["f1_macro"] <= 1

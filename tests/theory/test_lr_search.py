@@ -135,3 +135,16 @@ def test_a_problem_without_any_measure_is_refused() -> None:
 def test_the_placeholder_of_a_method_is_not_used() -> None:
     one, other = (search(build("scaffold", lr=lr), small(), 7, 300) for lr in (0.02, 7.0))
     assert one == other
+
+
+def test_by_a_loss_the_rate_keeps_away_from_those_that_diverge() -> None:
+    """A few rounds do not show that a rate near the edge becomes unstable later."""
+    for name in ("fedavg", "scaffold", "ssf"):
+        found = search(build(name, **({"rank": 0.5} if name == "ssf" else {})), learnable(), 4, 50)
+        edge = min(trial.lr for trial in found.trials if trial.diverged)
+        assert found.lr <= edge / 3
+        best = min((trial for trial in found.trials if not trial.diverged), key=lambda trial: min(trial.values))
+        if best.lr > edge / 3:
+            break
+    else:
+        pytest.fail("no method had its lowest loss near the edge: nothing is shown")

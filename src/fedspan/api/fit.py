@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ def fit(
     seeds: int = 1,
     test: Any = None,
     validation: Any = None,
-    metrics: Sequence[Any] | str = (),
+    metrics: Sequence[Any] | Callable[..., Any] | str = (),
     eval_every: int = 1,
     eval_clients_every: int | None = None,
     objective: Loss | None = None,
@@ -79,7 +79,7 @@ def fit(
         validation: Data by which the best model, early stopping and `lr = "search"` are chosen, so that `test` stays
             clean. Without it the first two go by `test`, and the search by the clients' training loss. Its metrics are
             reported as `validation_…`.
-        metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets).
+        metrics: Names of metrics such as "accuracy" or "auroc", or functions of (outputs, targets); one or several.
         eval_every: Rounds between two evaluations.
         eval_clients_every: Rounds between two evaluations of every client, on its own test data where it has some and
             on its training data otherwise; `result.per_client` has them. None does not evaluate clients.
@@ -138,7 +138,7 @@ def spec_of(
     test: Any = None,
     validation: Any = None,
     objective: Loss | None = None,
-    metrics: Sequence[Any] | str = (),
+    metrics: Sequence[Any] | Callable[..., Any] | str = (),
     clients_per_round: int | None = None,
     batch_size: int | Literal["full"] | None = None,
     callbacks: Sequence[Any] | Any = (),
@@ -147,9 +147,11 @@ def spec_of(
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
     if clients_per_round is not None and clients_per_round > len(clients):
         raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
-    if not isinstance(metrics, str | list | tuple | set | frozenset):
+    if isinstance(metrics, str) or callable(metrics):
+        metrics = (metrics,)
+    if not isinstance(metrics, list | tuple | set | frozenset):
         raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {metrics!r}")
-    metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    metrics = tuple(metrics)
     if metrics and test is None and validation is None and not _own_tests(clients):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)

@@ -96,7 +96,9 @@ def _short(value: object) -> str:
 
 
 def _finite(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) or math.isfinite(value)  # a whole number may be too large to be asked
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:

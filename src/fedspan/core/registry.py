@@ -264,7 +264,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if origin is Mapping and isinstance(value, Mapping):
             return {key: _value(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if float in options and type(value) is int:
-        return float(value)
+        return float(value) if abs(value) < 1 << 1000 else value  # the setting itself refuses what is larger
     if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
         one_of(where, value, typing.get_args(hint))
     unsaid = (type(None), int if float in options else None)

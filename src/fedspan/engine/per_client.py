@@ -140,18 +140,21 @@ class Recorder(Callback):
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """The model of the server on each client's data."""
-        ended = row.round >= self.rounds or run.stop or bool(row.diverged.all())
-        if row.round % self.every and not ended:
-            return
+        if row.round % self.every == 0 or row.round >= self.rounds or bool(row.diverged.all()):
+            self._record(run, row.round)
+
+    def on_run_end(self, run: Loop, result: Result) -> None:
+        """Hands the rows to the result; a run that another callback has ended is recorded once more."""
+        if run.reason and (not self.rows or self.rows[-1]["round"] < run.t):
+            self._record(run, run.t)
+        result.per_client = PerClient(self.rows)
+
+    def _record(self, run: Loop, t: int) -> None:
         found = run.problem.evaluate_clients(run.model(), run.buffers)
-        new = [{"round": row.round, **_finite(one)} for one in found]
+        new = [{"round": t, **_finite(one)} for one in found]
         self.rows += new
         if run.run_dir is not None:
             append(run.run_dir / NAME, "".join(json.dumps(one) + "\n" for one in new).encode())
-
-    def on_run_end(self, run: Loop, result: Result) -> None:
-        """Hands the rows to the result."""
-        result.per_client = PerClient(self.rows)
 
 
 def read(path: Path) -> list[Line]:

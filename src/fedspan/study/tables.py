@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedspan.core import registry
 from fedspan.study.curves import Axis, Tail
 from fedspan.study.model import Part, settings
 from fedspan.study.pareto import reach
@@ -64,9 +65,11 @@ def scale_of(metric: str) -> int:
 
 
 def shown(metric: str, tail: Tail) -> str:
-    """A result in words: accuracies in percent, perplexities as they are, other metrics as 6.23e-3."""
+    """A result in words: accuracies in percent, metrics of `fedspan.metrics` as they are, errors as 6.23e-3."""
     if metric in ("accuracy", "perplexity"):
         return tail.text(f"{scale_of(metric) * tail.mean:.1f}", f"{scale_of(metric) * tail.spread:.1f}")
+    if metric.removeprefix("validation_") in registry.choices("metric"):
+        return tail.text(f"{tail.mean:.4g}", f"{tail.spread:.2g}")
     return tail.text(number(tail.mean), number(tail.spread, 0))
 
 
