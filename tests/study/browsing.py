@@ -28,7 +28,6 @@ SHORT = """
     const all = (what) => [...document.querySelectorAll(what)];
     const one = (what) => document.querySelector(what);
     const texts = (what) => all(what).map((node) => node.textContent);
-    const settled = () => dispatchEvent(new Event('hashchange'));
 """
 
 

@@ -78,12 +78,12 @@ def test_controls_and_legend_change_the_state(page: Path) -> None:
     code = """
         const key = all('.key').find((k) => k.textContent === 'ssf');
         const seen = { keys: texts('.key'), bold: all('main b').length };
-        key.click(); settled();
+        key.click();
         seen.fewer = [all('.plot path.mean').length, key.getAttribute('aria-pressed'), location.hash];
-        one('input[value=round]').click(); settled();
+        one('input[value=round]').click();
         seen.round = [texts('.label')[0], location.hash];
-        one('input[data-key=logy]').click(); settled();
-        key.click(); settled();
+        one('input[data-key=logy]').click();
+        key.click();
         return { ...seen, end: location.hash };
     """
     (seen,) = browse(page, SHORT + code, WIDE)
@@ -99,7 +99,7 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
     code = """
         const read = () => one('.reading').hidden ? null : one('.reading').innerText.replaceAll('\\n', ' ');
         const point = (type, x) => one('.plot svg').dispatchEvent(new PointerEvent(type, { clientX: x, clientY: 60 }));
-        const press = (key) => { one('.plot svg').dispatchEvent(new KeyboardEvent('keydown', { key })); settled(); };
+        const press = (key) => { one('.plot svg').dispatchEvent(new KeyboardEvent('keydown', { key })); };
         const seen = { linked: read() };
         point('pointermove', one('.plot svg').getBoundingClientRect().right - 14);
         seen.pointed = read();

@@ -23,8 +23,9 @@ const setView = (changes, quietly = false) => {
     if (value === null) found.delete(key);
     else found.set(key, value === true ? "1" : value === false ? "0" : value);
   }
-  if (!quietly) location.hash = found;
-  else history.replaceState(null, "", `#${found}`);
+  if (`#${found}` === location.hash) return;
+  history[quietly ? "replaceState" : "pushState"](null, "", `#${found}`);
+  if (!quietly) dispatchEvent(new Event("hashchange"));  // now, not when the browser comes to it
 };
 
 const raised = (n) => [...String(n)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
