@@ -141,15 +141,14 @@ def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor is None:
         return v
     runs, clients, _ = v.shape
-    return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
+    return factor.down(block.rows(v)).view(runs, clients, -1)
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     if factor is None:
         return z
     runs, clients, _ = z.shape
-    v = factor.up(z.reshape(runs, -1, factor.rank))
-    return block.vector(v.unflatten(1, (clients, -1)))
+    return block.vector(factor.up(z.reshape(runs, -1, factor.rank)), clients)
 
 
 class Ranks(dict[str, int | float]):
@@ -259,6 +258,6 @@ def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: 
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     epochs = range(part * ahead, (part + 1) * ahead)
-    keys = np.concatenate([seeds.keys(of_runs, "projector", epoch) for epoch in epochs])
-    drawn, runs = projector.sample(layout, keys), len(of_runs)
+    keys = seeds.keys_of_rounds(of_runs, "projector", epochs)
+    drawn, runs = projector.sample(layout, keys.reshape(-1)), len(of_runs)
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

@@ -120,11 +120,11 @@ class RegressionProblem(Problem):
         self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
 
     def picks(
-        self, of_runs: tuple[int, ...], rounds: tuple[int, ...], part: int, ids: npt.NDArray[np.int64], steps: int
+        self, of_runs: tuple[int, ...], rounds: range, part: int, ids: npt.NDArray[np.int64], steps: int
     ) -> torch.Tensor:
         """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
         assert self.batch != "full"
-        keys = np.stack([seeds.keys(of_runs, "batch", t, part) for t in rounds])[..., None]
+        keys = seeds.keys_of_rounds(of_runs, "batch", rounds, part)[..., None]
         drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None])
         return torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch).transpose(1, 2).contiguous()
 
@@ -132,7 +132,7 @@ class RegressionProblem(Problem):
         self, of_runs: tuple[int, ...], rounds: Schedule, part: int, steps: int, inside: bool
     ) -> tuple[torch.Tensor, ...]:
         """The picks of each round as row numbers, in the rows of all clients or (`inside`) in those of the cohort."""
-        numbers = tuple(range(rounds.first, rounds.first + len(rounds.ids)))
+        numbers = range(rounds.first, rounds.first + len(rounds.ids))
         clients = np.arange(rounds.rows.shape[1])[None] if inside else rounds.rows
         first = torch.from_numpy(clients * self.samples)[:, None, :, None]
         return self.picks(of_runs, numbers, part, rounds.ids, steps).add_(first).flatten(1).unbind(0)
