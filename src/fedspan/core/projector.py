@@ -14,7 +14,7 @@ import fnmatch
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -75,6 +75,14 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
+    sizes: tuple[int, ...] = field(init=False)  # numbers that each block has inside the subspace
+    rank: int = field(init=False)  # numbers that are sent instead of d
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.factors, self.layout.blocks, strict=True)
+        sizes = tuple([b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs])
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "rank", sum(sizes))
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
@@ -90,17 +98,6 @@ class LinearMap:
     def T(self) -> Transposed:  # noqa: N802 (as in torch and numpy)
         """Pᵀ."""
         return Transposed(self)
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers that each block has inside the subspace."""
-        pairs = zip(self.factors, self.layout.blocks, strict=True)
-        return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
-
-    @functools.cached_property
-    def rank(self) -> int:
-        """Numbers that are sent instead of d."""
-        return sum(self.sizes)
 
     def cut(self, runs: slice) -> LinearMap:
         """The same for some of the runs."""

@@ -97,7 +97,7 @@ def local_work(
     return state, up, f.buffers()
 
 
-DRAWN_AHEAD = 16  # rounds whose cohorts are drawn at once
+DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 
 
 @functools.lru_cache(maxsize=4)

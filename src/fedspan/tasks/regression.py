@@ -114,6 +114,7 @@ class RegressionProblem(Problem):
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
         joined = np.stack([np.concatenate([a, -b], -1) for a, b, _ in data]) * self.scale[:, None, None]
         self.data = torch.from_numpy(joined).to(dtype)  # [A −B], (runs, N, n, d + m)
+        self.by_client, self.by_row = self.data.flatten(0, 1), self.data.flatten(0, 2)
         self.x0 = torch.zeros(len(of_runs), 1, d * m, dtype=dtype)
         share = np.full(self.clients, 1 / self.clients) if self.weights is None else self.weights
         row = share / self.counts  # weight of one row of client i in F
@@ -181,22 +182,19 @@ class RegressionObjective(Objective):
         self.problem, self.rnd = problem, rnd
         self.runs, self.cohort = rnd.ids.shape
         self.m, self.d = problem.layout.blocks[0].shape
-        self._batches: Iterator[Batch] | None = None
+        self._batches = self._draw(self.d)
 
     def grad(self, y: Vector) -> Vector:
         """(A y − B)ᵀ A / |batch| + λ y on the next mini-batch."""
-        return self._grad_on(y, *self._next())
+        return self._along(self._batches)(y)
 
     def direction(self, plus: Plus = None) -> Direction:
-        if not isinstance(plus, torch.Tensor):
-            return super().direction(plus)
-        fixed = self._matrices(plus)
-        return lambda y: self._grad_on(y, *self._next(), fixed)
+        return super().direction(plus) if callable(plus) else self._along(self._batches, plus)
 
     def full_grad(self, x: Vector) -> Vector:
         """The same on all rows."""
         rows, offset = (self._own() * self._all_rows()).split([self.d, self.m], -1)
-        return self._grad_on(x, rows, offset.mT)
+        return self._along(iter([(rows, offset.mT)]))(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A −B] [[Pᵀ, x], [0, I]]."""
@@ -206,21 +204,22 @@ class RegressionObjective(Objective):
         beside, below = _frame(self.runs, d, factor.rank, m, x.dtype)
         right = torch.cat([torch.cat([factor.columns(), x.view(self.runs, m, d).mT, beside], 2), below], 1)
         inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B, 0]
-        batches = self._draw(inside.view(-1, right.shape[2]), factor.rank, inside=True)
         ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
-        fixed = self._matrices(ridge)
-        return lambda z: self._grad_on(z, *next(batches), fixed)
+        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[2])), ridge)
 
-    def _grad_on(self, y: Vector, rows: torch.Tensor, offset: torch.Tensor, plus: torch.Tensor | None = None) -> Vector:
-        """(y rowsᵀ + offset) rows + λ y + plus. Products with the wider side last are the faster ones."""
-        point = self._matrices(y)
-        residual = torch.baddbmm(offset, point, rows.mT)
-        g = torch.baddbmm(point, residual, rows, beta=self.problem.reg)
-        return (g if plus is None else g.add_(plus)).view(self.runs, self.cohort, -1)
+    def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Direction:
+        """y ↦ (y rowsᵀ + offset) rows + λ y + plus on the next batch. Products with the wider side last are faster."""
+        runs, cohort, m, reg = self.runs, self.cohort, self.m, self.problem.reg
+        count = runs * cohort
+        fixed = None if plus is None else plus.expand(runs, cohort, -1).reshape(count, m, -1)
 
-    def _matrices(self, v: Vector) -> torch.Tensor:
-        """A vector of the model or of the subspace as one matrix per client, (runs · S, m, ·)."""
-        return v.expand(self.runs, self.cohort, -1).reshape(self.runs * self.cohort, self.m, -1)
+        def direction(y: Vector) -> Vector:
+            rows, offset = next(batches)
+            point = y.expand(runs, cohort, -1).reshape(count, m, -1)
+            g = torch.baddbmm(point, torch.baddbmm(offset, point, rows.mT), rows, beta=reg)
+            return (g if fixed is None else g.add_(fixed)).view(runs, cohort, -1)
+
+        return direction
 
     def _all_rows(self) -> torch.Tensor:
         """The factor from rows scaled for a mini-batch to rows scaled for all n_i."""
@@ -229,22 +228,18 @@ class RegressionObjective(Objective):
 
     def _own(self) -> torch.Tensor:
         """[A −B] of the cohort, (runs · S, n, d + m)."""
-        return self.problem.data.flatten(0, 1).index_select(0, torch.from_numpy(self.rnd.rows))
+        return self.problem.by_client.index_select(0, torch.from_numpy(self.rnd.rows))
 
-    def _next(self) -> Batch:
-        if self._batches is None:
-            self._batches = self._draw(self.problem.data.flatten(0, 2), self.d, inside=False)
-        return next(self._batches)
-
-    def _draw(self, flat: torch.Tensor, width: int, inside: bool) -> Iterator[Batch]:
-        """One mini-batch per step from the rows of all clients, or of the cohort's, gathered K steps at a time."""
+    def _draw(self, width: int, inside: torch.Tensor | None = None) -> Iterator[Batch]:
+        """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P."""
         count, steps = self.runs * self.cohort, max(1, self.rnd.local_steps)
-        full = self.problem.batch == "full"
         for part in itertools.count():
-            taken = (
-                (flat if inside else self._own()) if full else flat.index_select(0, self._index(part, steps, inside))
-            )
-            taken = taken.view(1 if full else steps, count, -1, flat.shape[1])
+            if self.problem.batch == "full":
+                taken = (self._own() if inside is None else inside).view(1, count, self.problem.samples, -1)
+            else:
+                flat = self.problem.by_row if inside is None else inside
+                index = self._index(part, steps, inside is not None)
+                taken = flat.index_select(0, index).view(steps, count, self.problem.batch, -1)
             left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m).mT
             yield from zip(left.unbind(0), right.unbind(0), strict=True)
 
