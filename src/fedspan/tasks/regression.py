@@ -215,7 +215,7 @@ class RegressionObjective(Objective):
 
         def direction(y: Vector) -> Vector:
             rows, offset = next(batches)
-            point = y.expand(runs, cohort, -1).reshape(count, m, -1)
+            point = (y if y.shape[1] == cohort else y.expand(runs, cohort, -1)).reshape(count, m, -1)
             g = torch.baddbmm(point, torch.baddbmm(offset, point, rows.mT), rows, beta=reg)
             return (g if fixed is None else g.add_(fixed)).view(runs, cohort, -1)
 
