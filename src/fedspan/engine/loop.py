@@ -142,6 +142,7 @@ class Loop:
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
+    checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -265,7 +266,7 @@ class Loop:
         arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
         buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events}).encode()
+        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events, "checks": self.checks}).encode()
         text = torch.frombuffer(bytearray(record), dtype=torch.uint8)
         return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
@@ -288,6 +289,7 @@ class Loop:
         record = json.loads(parts["loop"]["record"].numpy().tobytes())
         self.id, self.events = record["id"], tuple(record["events"])
         self.lines = record["lines"] if self.t else [[] for _ in self.seeds]
+        self.checks = record["checks"] if self.t else {}
 
 
 def _bytes(buffers: Vector | None) -> int:
