@@ -175,7 +175,7 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
                 kind = min(harm.done, key=lambda name: (harm.done[name], rng.random()))
                 time.sleep(rng.uniform(0, 5))
                 harm.done[kind] += getattr(harm, kind)(rng)
-            print(f"round {before}: {harm.done}", flush=True)
+            print(f"round {before}: {harm.done}", flush=True)  # noqa: T201
             until = time.monotonic() + 600
             while rounds_done(out) in (before, 0) and time.monotonic() < until:
                 time.sleep(0.2)
@@ -185,7 +185,7 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     rounds = Rounds(out / "rounds.jsonl").read()
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
     uncounted = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
-    print(f"{harm.done}, {len(uncounted)} replies not counted of {2 * spec.rounds}")
+    print(f"{harm.done}, {len(uncounted)} replies not counted of {2 * spec.rounds}")  # noqa: T201
     assert len(uncounted) > 5
     loop = replayed(spec, uncounted)
     close(final_model(spec, out), loop.server.x, 1e-6)

@@ -92,6 +92,11 @@ class OnDisk:
         self.id = int.from_bytes(secrets.token_bytes(7), "little")
         self.file = self.journal = -1  # opened when there is something to write
 
+    def __del__(self) -> None:
+        for file in (getattr(self, "file", -1), getattr(self, "journal", -1)):
+            if file >= 0:
+                os.close(file)
+
     def take(self, rows: Rows) -> torch.Tensor:
         return torch.stack([self._read(row) for row in rows.tolist()])
 
