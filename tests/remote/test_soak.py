@@ -44,8 +44,7 @@ def spoil(one: World, spoilt: Counter[str]) -> Callable[[], None] | None:
     files = [path for path in one.server_files() if path.name != "rounds.jsonl"]  # which decides nothing
     if not files or one.rng.random() < 0.5:
         return None
-    path, how, backup = one.rng.choice(files), one.rng.choice(DAMAGES), one.folder / "backup"
-    shutil.rmtree(backup, ignore_errors=True)
+    path, how, backup = one.rng.choice(files), one.rng.choice(DAMAGES), one.folder / f"backup-{spoilt.total()}"
     shutil.copytree(one.out, backup)
     damage(path, how)
     spoilt[f"server's file {how}"] += 1
