@@ -84,7 +84,10 @@ class Round:
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The cohort as flat numbers run · N + client, in order."""
-        return flat_rows(self.ids, self.clients)
+        if self.schedule is None:
+            return flat_rows(self.ids, self.clients)
+        known: npt.NDArray[np.int64] = self.schedule.rows[self.t - self.schedule.first]
+        return known
 
     def mean(self, v: Vector) -> Vector:
         """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n)."""

@@ -62,11 +62,11 @@ class ModelSync:
     @functools.cached_property
     def full(self) -> npt.NDArray[np.bool_]:
         """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
-        new = self.last_round < 0
-        if not self.log.entries or self.keep == "all":
-            return new
-        worth = bytes_of(self.model) // bytes_of(self.log.entries[-1]) + (1 if self.keep == "first" else 0)
-        return new | (self.last_round < self.log.end - min(worth, len(self.log.entries)))
+        log = self.log
+        if not log.entries or self.keep == "all":
+            return self.last_round < 0
+        worth = bytes_of(self.model) // bytes_of(log.entries[-1]) + (1 if self.keep == "first" else 0)
+        return self.last_round < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
 
     @property
     def model(self) -> Vector:
@@ -150,7 +150,7 @@ class SyncedDown:
 
 def bytes_of(entry: Entry) -> int:
     """Bytes that an entry takes in a message."""
-    return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.element_size()
+    return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.itemsize
 
 
 MISSED = "missed"
