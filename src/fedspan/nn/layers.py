@@ -109,7 +109,7 @@ def is_transposed(layer: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
-def _channels(factor: Factor, groups: int) -> Narrow:
+def channels(factor: Factor, groups: int) -> Narrow:
     """P on the channels of each group: (n, g·c, …) → (n, g·r, …)."""
     index = picked(factor)
 
@@ -151,7 +151,7 @@ def restricted_forward(
     padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
     how = (layer.stride, padding, layer.dilation, layer.groups)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    narrow = _channels(factor, layer.groups)
+    narrow = channels(factor, layer.groups)
 
     def forward(x: Tensor) -> Tensor:
         if not simple:
