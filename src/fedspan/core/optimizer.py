@@ -49,6 +49,7 @@ class Optimizer(ABC):
         `shift` is added to the point after every step and does not enter the memory.
         """
         place = direction.in_place(start) if isinstance(direction, InPlaceDirection) else None
+        keep = place is None or (isinstance(direction, InPlaceDirection) and direction.keeps_point)
         with place or contextlib.nullcontext(start) as y:
             for number in range(steps):
                 g = direction(y)
@@ -59,7 +60,7 @@ class Optimizer(ABC):
                 if shift is not None:
                     y.add_(shift)
                 del g  # not to be held during the next gradient
-            return y if place is None else y.clone(), memory
+            return y if keep else y.clone(), memory
 
 
 def turned(m: Vector, old: LinearMap, new: LinearMap) -> Vector:

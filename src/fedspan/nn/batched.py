@@ -135,6 +135,8 @@ def _gathered(data: list[Any], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
 class CohortDirection(InPlaceDirection):
     """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
 
+    keeps_point = True
+
     def __init__(self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> None:
         self.cohort, self.plus, self.x, self.P = cohort, plus, x, P
         self.base = P @ x if P is not None and x is not None and cohort.training.weight_decay else None
