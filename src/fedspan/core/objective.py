@@ -28,15 +28,30 @@ Direction = Callable[[Vector], Vector]
 class InPlaceDirection(ABC):  # a class and no Protocol: it is asked for in every round
     """A direction whose point can lie in the model's own memory, so that a step copies nothing."""
 
-    keeps_point = False  # whether the point is of its own memory, and stays as it is after the context
-
     @abstractmethod
     def __call__(self, y: Vector) -> Vector:
         """The direction at y. Asked at the point of `in_place`, the next call overwrites what this one returns."""
 
     @abstractmethod
     def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        """A point with the numbers of `start`, which the caller changes in place; it may end with the context."""
+        """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
+
+
+class SteppingDirection(ABC):
+    """A direction that can take plain steps y ← y − η direction(y) together with its gradients."""
+
+    @property
+    @abstractmethod
+    def takes_steps(self) -> bool:
+        """Whether it can, with what was asked of it."""
+
+    @abstractmethod
+    def __call__(self, y: Vector) -> Vector:
+        """The direction at y."""
+
+    @abstractmethod
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
 
 
 Plus = Vector | Direction | None

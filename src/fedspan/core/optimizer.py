@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from fedspan.core.layout import Vector
-from fedspan.core.objective import Direction, InPlaceDirection
+from fedspan.core.objective import Direction, InPlaceDirection, SteppingDirection
 from fedspan.core.projector import CoordinateFactor, Factor, LinearMap
 
 
@@ -48,8 +48,10 @@ class Optimizer(ABC):
 
         `shift` is added to the point after every step and does not enter the memory.
         """
+        if self.plain and shift is None and isinstance(direction, SteppingDirection) and direction.takes_steps:
+            end = direction.descend(start, lr, steps)
+            return end, end[..., :0]
         place = direction.in_place(start) if isinstance(direction, InPlaceDirection) else None
-        keep = place is None or (isinstance(direction, InPlaceDirection) and direction.keeps_point)
         with place or contextlib.nullcontext(start) as y:
             for number in range(steps):
                 g = direction(y)
@@ -60,7 +62,7 @@ class Optimizer(ABC):
                 if shift is not None:
                     y.add_(shift)
                 del g  # not to be held during the next gradient
-            return y if keep else y.clone(), memory
+            return y if place is None else y.clone(), memory
 
 
 def turned(m: Vector, old: LinearMap, new: LinearMap) -> Vector:

@@ -8,7 +8,6 @@ and no randomness inside the network.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
@@ -22,9 +21,9 @@ from torch.func import functional_call, grad, vmap
 from fedspan.core import seeds
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round
-from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
+from fedspan.core.objective import Direction, Objective, Plus, SteppingDirection, term
 from fedspan.core.projector import LinearMap
-from fedspan.nn.chain import Chain, ChainRun
+from fedspan.nn.chain import Blocks, Chain, ChainRun
 from fedspan.nn.loaders import shuffled_examples
 from fedspan.nn.loss_gradient import LossGradient, loss_gradient
 from fedspan.nn.objective import TorchObjective, finish_
@@ -132,36 +131,45 @@ def _gathered(data: list[Any], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
-class CohortDirection(InPlaceDirection):
+class CohortDirection(SteppingDirection):
     """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
-
-    keeps_point = True
 
     def __init__(self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> None:
         self.cohort, self.plus, self.x, self.P = cohort, plus, x, P
         self.base = P @ x if P is not None and x is not None and cohort.training.weight_decay else None
-        self._y: Vector | None = None  # the point of `in_place`
         if cohort.chain is None:
             self._by_vmap = vmap(grad(self._loss))
         else:
-            self._run = ChainRun(*cohort.chain, cohort.problem.layout, len(cohort.clients), x, P)
+            self._blocks = Blocks(cohort.problem.layout, x, P)
+            self._run = ChainRun(*cohort.chain, self._blocks, len(cohort.clients))
 
-    @contextlib.contextmanager
-    def in_place(self, start: Vector) -> Iterator[Vector]:
-        """See `InPlaceDirection`."""
-        self._y = start.expand(1, len(self.cohort.clients), -1).clone()
-        self._g = torch.empty_like(self._y)
-        yield self._y
-        self._y = None
+    @property
+    def takes_steps(self) -> bool:
+        """Whether plain steps can be taken together with the gradients."""
+        bare = self.cohort.training.clip is None and not self.cohort.training.weight_decay
+        return bare and self.cohort.chain is not None and not callable(self.plus)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
+        clients = len(self.cohort.clients)
+        at = [part.expand(clients, *part.shape[1:]).clone() for part in self._blocks.split(start)]
+        self._run.bind(at, None, lr)
+        plus = [] if self.plus is None else list(zip(at, self._blocks.split(self.plus), strict=True))
+        for _ in range(steps):
+            drawn = next(self.cohort.batches)
+            self._run(drawn.parts, drawn.place)
+            for block, term_ in plus:
+                block.sub_(term_, alpha=lr)
+        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
 
     def __call__(self, y: Vector) -> Vector:
         drawn = next(self.cohort.batches)
         if self.cohort.chain is None:
             g = self._gradient(y, drawn.batch)
         else:
-            held = y is self._y
-            g = self._g if held else y.new_empty(1, len(self.cohort.clients), y.shape[-1])
-            self._run(y if held else y.expand_as(g), g, drawn.parts, drawn.place)
+            g = y.new_empty(1, len(self.cohort.clients), y.shape[-1])
+            self._run.bind(*(self._blocks.split(v) for v in (y.expand_as(g), g)))
+            self._run(drawn.parts, drawn.place)
         finish_(g, self.cohort.training, y, self.base)
         return g if self.plus is None else g.add_(term(self.plus, y))
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.layout import Layout, Vector
+from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.loss_gradient import LossGradient
@@ -30,10 +30,15 @@ FEW_CHANNELS = 4  # up to which unfolding the first layer's input is faster than
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """One block of the clients' weights: views of a point and of its gradient, client first."""
+    """One block of the clients' weights, client first, and what becomes of its gradient.
+
+    The gradient is written to `grad`. Where there is none, the block takes a step of length `lr` along it at once,
+    which saves a pass over memory.
+    """
 
     at: Tensor
-    grad: Tensor
+    grad: Tensor | None
+    lr: float = 0.0
     start: Tensor | None = None  # inside a subspace: x, to which `at` is added
     factor: Factor | None = None  # inside a subspace: P of the block; `at` has the projected axis last
 
@@ -45,25 +50,51 @@ class Weight:
             return self.start + self.at
         return (self.start + lift(self.factor, self.at[0].movedim(-1, 1))).unsqueeze(0)
 
+    def take(self, gradient: Tensor) -> None:
+        """Takes the gradient."""
+        if self.grad is not None:
+            self.grad.copy_(gradient)
+        else:
+            self.at.sub_(gradient, alpha=self.lr)
+
+    def take_product(self, a: Tensor, b: Tensor) -> None:
+        """Takes the gradient a b, matrices per client."""
+        if self.grad is not None:
+            torch.bmm(a, b, out=self.grad)
+        else:
+            self.at.baddbmm_(a, b, alpha=-self.lr)
+
 
 Weights = dict[str, Weight]
 
 
-def weights_at(layout: Layout, y: Vector, g: Vector, x: Vector | None = None, P: LinearMap | None = None) -> Weights:
-    """The blocks of points y with gradients g, both (1, clients, size); inside x + range(Pᵀ) y is z."""
-    blocks = layout.blocks
-    sizes = [block.size for block in blocks]
-    inner = list(P.sizes) if P is not None else sizes
-    factors = P.factors if P is not None else (None,) * len(blocks)
-    starts = [None] * len(blocks) if x is None else x.view(-1).split(sizes)
-    parts = zip(blocks, y[0].split(inner, 1), g[0].split(inner, 1), starts, factors, strict=True)
-    found = {}
-    for block, at, grad, start, factor in parts:
-        out, *rest = block.shape
-        shape = block.shape if factor is None else (out, *rest[1:], factor.rank)
-        start = None if start is None else start.view(block.shape)
-        found[block.name] = Weight(at.unflatten(1, shape), grad.unflatten(1, shape), start, factor)
-    return found
+class Blocks:
+    """The blocks of a point, in full or inside x + range(Pᵀ)."""
+
+    def __init__(self, layout: Layout, x: Vector | None = None, P: LinearMap | None = None) -> None:
+        blocks = layout.blocks
+        full = [block.size for block in blocks]
+        self.names, self.sizes = [block.name for block in blocks], full if P is None else list(P.sizes)
+        self.factors = (None,) * len(blocks) if P is None else P.factors
+        self.shapes = [_shape(*each) for each in zip(blocks, self.factors, strict=True)]
+        parts = [None] * len(blocks) if x is None else x.view(-1).split(full)
+        self.starts = [part if part is None else part.view(b.shape) for part, b in zip(parts, blocks, strict=True)]
+
+    def split(self, v: Vector) -> list[Tensor]:
+        """Views (clients, *shape) of a vector (1, clients, size)."""
+        parts = zip(v[0].split(self.sizes, 1), self.shapes, strict=True)
+        return [part.unflatten(1, shape) for part, shape in parts]
+
+    def weights(self, at: list[Tensor], grads: list[Tensor] | None, lr: float, clients: slice) -> Weights:
+        """The weights of some clients."""
+        outs = [None] * len(at) if grads is None else [grad[clients] for grad in grads]
+        parts = zip(self.names, at, outs, self.starts, self.factors, strict=True)
+        return {name: Weight(a[clients], out, lr, start, factor) for name, a, out, start, factor in parts}
+
+
+def _shape(block: Block, factor: Factor | None) -> tuple[int, ...]:
+    """The shape of a block in a point; inside a subspace the projected axis is the last."""
+    return block.shape if factor is None else (block.shape[0], *block.shape[2:], factor.rank)
 
 
 class Layer:
@@ -160,11 +191,13 @@ class Linear(Layer):
         return out if b is None else out.add_(b)
 
     def backward(self, d: Tensor) -> Tensor:
-        torch.bmm(d.mT, self.h, out=self.w.grad)
+        back = d if self.first else self._back(d)
+        self.w.take_product(d.mT, self.h)
         if self.b is not None:
-            torch.sum(d, 1, out=self.b.grad)
-        if self.first:
-            return d
+            self.b.take(d.sum(1))
+        return back
+
+    def _back(self, d: Tensor) -> Tensor:
         if self.full is not None:
             return torch.bmm(d, self.full)
         assert self.w.start is not None
@@ -224,19 +257,20 @@ class Conv(Layer):
     def backward(self, d: Tensor) -> Tensor:
         delta = d[0].contiguous(memory_format=torch.channels_last)
         if self.b is not None:
-            torch.sum(delta, (0, 2, 3), out=self.b.grad[0])
+            self.b.take(delta.sum((0, 2, 3)).unsqueeze(0))
         if self.columns is not None:
-            torch.mm(delta.permute(1, 0, 2, 3).flatten(1), self.columns.mT, out=self.w.grad[0].view(len(self.full), -1))
+            product = self.columns @ delta.permute(0, 2, 3, 1).flatten(0, 2)
+            self.w.take(product.mT.reshape(self.w.at.shape))
             return d
         if self.w.factor is None:
             down, weight, _ = self._back(delta, self.h, self.full, [not self.first, True, False])
-            self.w.grad[0].copy_(weight)
+            self.w.take(weight.unsqueeze(0))
         else:
             down = None if self.first else self._back(delta, self.h, self.full, [True, False, False])[0]
             narrow = channels(self.w.factor, self.groups)(self.h)
             shape = self.w.at[0].movedim(-1, 1).shape
             inner = self._back(delta, narrow, delta.new_empty(1).expand(shape), [False, True, False])[1]
-            self.w.grad[0].copy_(inner.movedim(1, -1))
+            self.w.take(inner.movedim(1, -1).unsqueeze(0))
         return d if down is None else down.unsqueeze(0)
 
     def _back(self, delta: Tensor, h: Tensor, weight: Tensor, which: list[bool]) -> Any:
@@ -281,28 +315,26 @@ class Chain:
 
 
 class ChainRun:
-    """Gradients of a cohort along one direction of a round."""
+    """Gradients and steps of a cohort along one direction of a round."""
 
-    def __init__(
-        self, chain: Chain, loss: LossGradient, layout: Layout, clients: int, x: Vector | None, P: LinearMap | None
-    ) -> None:
-        self.chain, self.loss, self.layout, self.x, self.P = chain, loss, layout, x, P
+    def __init__(self, chain: Chain, loss: LossGradient, blocks: Blocks, clients: int) -> None:
+        self.chain, self.loss, self.blocks = chain, loss, blocks
         size = 1 if chain.alone else clients
         self.shares = [slice(i, i + size) for i in range(0, clients, size)]
-        self._bound: tuple[Vector, Vector] | None = None
         self._parts: tuple[Tensor, ...] | None = None
 
-    def __call__(self, y: Vector, g: Vector, parts: tuple[Tensor, ...], place: slice) -> None:
-        """Writes the gradients at y on the batch in `place` of the gathered examples into g."""
-        if self._bound is None or self._bound[0] is not y or self._bound[1] is not g:
-            self._bound = y, g
-            self._weights = [weights_at(self.layout, y[:, i], g[:, i], self.x, self.P) for i in self.shares]
+    def bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
+        """Sets the point, as blocks (clients, *shape), and where its gradients go."""
+        self.weights = [self.blocks.weights(at, grads, lr, share) for share in self.shares]
+
+    def __call__(self, parts: tuple[Tensor, ...], place: slice) -> None:
+        """The gradients on the batch in `place` of the gathered examples."""
         fresh = parts is not self._parts
         if fresh:
             self._parts, self._seen = parts, []
-            batch = len(range(*place.indices(parts[0].shape[1])))
-            self._targets = self.loss.ready(parts[1], batch, y.dtype)
-        for number, (share, weights) in enumerate(zip(self.shares, self._weights, strict=True)):
+            batch, dtype = len(range(*place.indices(parts[0].shape[1]))), parts[0].dtype
+            self._targets = self.loss.ready(parts[1], batch, dtype)
+        for number, (share, weights) in enumerate(zip(self.shares, self.weights, strict=True)):
             self.chain.bind(weights)
             if fresh:
                 self._seen.append(self.chain.seen(parts[0][share]))
