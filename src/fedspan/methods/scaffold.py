@@ -104,4 +104,4 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
         return ServerState(x + self.server_lr * rnd.mean(up.dy), c + rnd.share * rnd.mean(dc))  # 17
 
     def _control_change(self, dy: Vector, c: Vector, rnd: Round) -> Vector:
-        return dy / (-self.local_steps * self.rate(rnd)) - c
+        return (dy / (-self.local_steps * self.rate(rnd))).sub_(c)
