@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -35,6 +36,7 @@ ServerState = TypeVar("ServerState", bound=HasModel)
 ClientState = TypeVar("ClientState")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
+Measures = Mapping[str, npt.NDArray[np.float64]]
 LearningRate = float | Literal["search", "auto"]
 
 
@@ -149,6 +151,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     def model(self, server: ServerState) -> Vector:
         """x."""
         return server.x
+
+    def measures(self, server: ServerState) -> Measures:
+        """What a row of the history tells of the server's state, by name: one number per run; nothing by default."""
+        return {}
 
     @classmethod
     def types(cls) -> tuple[type, type, type, type]:

@@ -34,9 +34,10 @@ class FullModel:
 
 @dataclass(frozen=True, eq=False)
 class LoggedModel(FullModel):
-    """The model and its changes in the last rounds."""
+    """The model, its changes in the last rounds, and the server's momentum, which is empty if it has none."""
 
     log: Log
+    m: Vector
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,9 @@ below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c
 Outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
 al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers of its own memory.
 
+With correction = "never" line 4 leaves out u, with "tested" the server decides it by a test (`_correction`). Lines 5
+to 8 stay the same: a_i ← −z/(η_l K) − u − P c where u was left out. `_server_momentum` describes the server's momentum.
+
 Momentum or another optimizer works on the corrected gradient of line 4. a_i stays P ḡ_i − P c_i, from the mean of the
 gradients themselves, so that c = mean c_i still holds. z no longer follows from a_i and is sent too, and line 7 becomes
 x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's memory between two rounds of a client.
@@ -34,25 +37,30 @@ with it. With full participation 8 and 8' are the same. Clients may have weights
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of, positive_share
+from fedspan.core.method import Measures
 from fedspan.core.projector import LinearMap
 from fedspan.core.sync import Log, ModelSync, SyncedDown
+from fedspan.methods._correction import Correction, First
+from fedspan.methods._server_momentum import ServerMomentum
 from fedspan.methods.base import Averaged, InSubspace
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The model, the mean of all controls, and the last changes of the model."""
+    """The model, the mean of all controls, and the last changes of the model; the other fields are empty by default."""
 
     x: Vector
     c: Vector
     log: Log
+    m: Vector  # the server's momentum
+    test: Vector  # what the tests of the correction have told
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +78,7 @@ class Down(SyncedDown):
 
     Pc: Vector
     probe: torch.Tensor
+    switch: torch.Tensor | None = None  # one byte: whether to correct
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +89,14 @@ class Up:
     Pg: Vector | None = None
     z: Vector | None = None
     q: Encoded | None = None  # a_i compressed, instead of a
+    test: Vector | None = None  # two numbers by which the correction is tested
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
+class SSF(
+    ServerMomentum, Correction, InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]
+):
     """Drift correction with r numbers per message."""
 
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
@@ -112,7 +124,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
             self.needs_contractive(self.compressor, self.projector.size(layout))
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, torch.zeros_like(x0), Log())
+        return ServerState(x0, torch.zeros_like(x0), Log(), self.no_velocity(x0), self.no_tests(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         unsent = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
@@ -120,21 +132,31 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
-        return Down(ModelSync(server.x, server.log, rnd.last_round), P @ server.c, P.probe)  # 2
+        sync = ModelSync(server.x, server.log, rnd.last_round)
+        return Down(sync, P @ server.c, P.probe, self.switch(server.test))  # 2
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1
+        P, x, Pc = self.subspace(rnd), down.sync.model, down.Pc  # 1
         P.agree(down.probe)
-        direction = f.restrict(x, P, plus=Pc - P @ c_i)  # 3
+        Pc_i, b = P @ client.c, self.corrects(down.switch, rnd)
+        v = Pc_i - Pc
+        direction = first = f.restrict(x, P, plus=-v if b is None else -b * v)  # 3
+        if self.tests:
+            direction = first = First(direction)
         if not self.solver.plain:
             direction = Averaged(direction)
         z, moments = self.descend_inside(x, P, direction, client.moments, rnd)  # 4
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
-        a = mean - Pc  # 5
-        Pg = a + P @ c_i if self.control == "paper" else None
+        a = mean - Pc if b is None else mean + b * v - Pc_i  # 5
+        test = None
+        if isinstance(first, First) and b is not None:
+            test = self.measured(v, Pc, b, mean, first.value, self.local_steps)
+        Pg = a + Pc_i if self.control == "paper" else None
         a, u = self._running_mean(client.u, a, P)  # 5'
-        up = Up(a, Pg, None if self.solver.plain else z) if self.compressor is None else self._compressed(a, rnd)
-        return self.update_client_state(ClientState(c_i, u, moments), down, up, rnd), up
+        up = Up(a, Pg, None if self.solver.plain else z, None, test)
+        if self.compressor is not None:
+            up = replace(up, a=None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
+        return self.update_client_state(ClientState(client.c, u, moments), down, up, rnd), up
 
     def state_change(self, up: Up, rnd: Round) -> Vector:
         """a_i as it was sent."""
@@ -151,14 +173,23 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
-        Pc, mean_a = P @ c, rnd.mean(self.state_change(up, rnd))
+        a = self.state_change(up, rnd)
+        Pc, mean_a = P @ c, rnd.mean(a)
         if up.z is None:
             delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (Pc + mean_a)
         else:
             delta = self.server_lr * rnd.mean(up.z)
-        x = x + P.T @ delta  # 7
+        if self.extrapolate:
+            delta = delta * self.stretch(Pc + a if up.z is None else up.z, rnd)
+        delta, m = self.moved_on(server.m, delta, P)
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
-        return ServerState(x, c + P.T @ change, self.push(server.log, delta, rnd))  # 8
+        test = server.test
+        if up.test is not None:
+            test = self.judged(test, rnd.mean(up.test), P.rank / rnd.layout.size, rnd)
+        return ServerState(x + P.T @ delta, c + P.T @ change, self.push(server.log, delta, rnd), m, test)  # 7, 8
+
+    def measures(self, server: ServerState) -> Measures:
+        return self.test_values(server.test)
 
     def _running_mean(self, u: Vector, a: Vector, P: LinearMap) -> tuple[Vector, Vector]:
         """Line 5' up to what is sent: P u_i after this round, and u_i with that inside the subspace."""
@@ -167,7 +198,3 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
         Pu = P @ u
         mixed = (1 - self.beta) * Pu + self.beta * a
         return mixed, u + P.T @ (mixed - Pu)
-
-    def _compressed(self, a: Vector, rnd: Round) -> Up:
-        assert self.compressor is not None
-        return Up(None, q=self.compressor.compress(a, self.compressor.keys(rnd)))

@@ -4,6 +4,8 @@
 2  send what i lacks of x
 3  z ← z − η_l P ∇f_i(x + Pᵀz; ξ)         K times, from z = 0;  send z_i
 4  x ← x + η_g Pᵀ mean_S z_i
+
+`_server_momentum` describes the momentum of the server.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, Vector, register
+from fedspan.methods._server_momentum import ServerMomentum
 from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
 
 
@@ -30,11 +33,13 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SubAvg(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
+class SubAvg(
+    ServerMomentum, InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]
+):
     """r numbers per message, and no drift correction."""
 
     def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
-        return LoggedModel(x0, Log())
+        return LoggedModel(x0, Log(), self.no_velocity(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(self.no_moments(x0, layout))
@@ -54,6 +59,7 @@ class SubAvg(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         return client
 
     def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
-        delta = self.server_lr * rnd.mean(up.z)
-        x = server.x + self.subspace(rnd).T @ delta  # 4
-        return LoggedModel(x, self.push(server.log, delta, rnd))
+        P = self.subspace(rnd)
+        delta = self.server_lr * self.stretch(up.z, rnd) * rnd.mean(up.z)
+        delta, m = self.moved_on(server.m, delta, P)
+        return LoggedModel(server.x + P.T @ delta, self.push(server.log, delta, rnd), m)  # 4
