@@ -76,11 +76,15 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "coordinate", "rank": 0.5}, "correction": "tested", "server_momentum": 0.5},
         {"projector": GAUSSIAN, "correction": "tested", "compressor": {"name": "qsgd", "levels": 7}},
         {"projector": GAUSSIAN, "correction": "never", "momentum": 0.5, "extrapolate": True},
+        {"projector": GAUSSIAN, "keep_control": True, "server_momentum": 0.5},
+        {"projector": GAUSSIAN, "keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "down_compressor": {"name": "sign"}, "server_momentum": 0.5},
     ],
     "subavg": [
         {"projector": GAUSSIAN},
         {"projector": {"name": "coordinate", "rank": 0.5}, "optimizer": ADAMW, "moments": "project"},
         {"projector": GAUSSIAN, "server_momentum": 0.5, "extrapolate": True},
+        {"projector": GAUSSIAN, "down_compressor": {"name": "topk", "k": 0.5}},
     ],
     "fedsub": [
         {"projector": GAUSSIAN},

@@ -143,7 +143,7 @@ def test_runs_with_different_switches_do_not_touch_each_other() -> None:
 
 
 def test_settings_that_make_no_sense_are_named() -> None:
-    with pytest.raises(SpecError, match="`method.correction` must be"):
+    with pytest.raises(SpecError, match=r"`method\.correction` must be"):
         build("ssf", correction="sometimes")
     with pytest.raises(SpecError, match="needs option 'II'"):
         build("scaffold", correction="tested", option="I", uplink="classic")

@@ -217,6 +217,10 @@ class LogsChanges(ABC, Generic[ServerState]):
     def expand_entry(self, entry: Any, rnd: Round) -> Vector:
         """The change of x, d numbers, that the log entry of round `rnd` stands for."""
 
+    def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
+        """A client's copy after the round of a log entry; for methods whose clients copy more than x."""
+        return copy + self.expand_entry(entry, rnd)
+
     @abstractmethod
     def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
         """The server's state after a round without replies: x stays, and the log has an entry that says so."""

@@ -22,7 +22,7 @@ from fedspan import Block, Layout, Log, ModelSync, Round, SpecError, SyncedDown,
 from fedspan.core.errors import one_of, positive
 from fedspan.core.footprint import Adapters, Footprint
 from fedspan.core.projector import LinearMap, Rank, draw
-from fedspan.methods._server_momentum import ServerMomentum
+from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import LocalSteps, NoState
 from fedspan.projectors.gaussian import Gaussian
 
@@ -131,7 +131,9 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
         return Down(ModelSync(server.base, Log(), rnd.last_round), server.u, self.start(rnd).probe)  # 2 of both boxes
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        delta = self.server_lr * self.stretch(up.du, rnd) * rnd.mean(up.du)
+        delta = self.server_lr * rnd.mean(up.du)
+        if self.extrapolate:
+            delta = delta * self.stretch(up.du, rnd)
         delta, m = self.moved_on(server.m, delta)
         u = server.u + delta  # 4 of both boxes
         return ServerState(self.merged(server.base, u, rnd), server.base, u, m)

@@ -16,12 +16,12 @@ Line 5' updates nothing in a round without replies: there is no b̄.
 
 A client receives b̄ of a round only when it takes part again. It then does lines 5 and 6 for all rounds since; the
 result is the same. If it is sent x in full, the b̄ that line 5 needs is sent too (one vector; for 5' all of them).
-Where the server moves x by something else than η_g b̄ (`_server_momentum`), that is sent beside b̄: 2r numbers per round.
+Where the server moves x by something else than η_g b̄ (`_server_side`), that is sent beside b̄: 2r numbers per round.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,8 @@ import torch
 from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of
 from fedspan.core.projector import draw
-from fedspan.methods._server_momentum import ServerMomentum
+from fedspan.core.sync import Entry
+from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
 
 
@@ -98,7 +99,8 @@ class FedSub(
         if not self.own_move:
             x = server.x + self.server_lr * (P.T @ mean_b)  # 4
             return LoggedModel(x, self.push(server.log, mean_b, rnd), server.m)
-        move, m = self.moved_on(server.m, self.server_lr * self.stretch(up.b, rnd) * mean_b, P)
+        delta = self.server_lr * mean_b * (self.stretch(up.b, rnd) if self.extrapolate else 1.0)
+        move, m = self.moved_on(server.m, delta, P)
         entry = torch.cat([mean_b, move], -1)
         return LoggedModel(server.x + P.T @ move, self.push(server.log, entry, rnd), m)
 
@@ -107,7 +109,7 @@ class FedSub(
         """Whether x moves by something else than η_g b̄."""
         return self.extrapolate or self.server_momentum > 0
 
-    def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
+    def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
         """All b̄ that some client has not received."""
         return log.push(entry, rnd.t + 1 - rnd.oldest)
 
@@ -117,10 +119,8 @@ class FedSub(
             return super().expand_entry(entry.chunk(2, -1)[1], rnd)
         return self.server_lr * super().expand_entry(entry, rnd)
 
-    def empty_round(self, server: LoggedModel, rnd: Round) -> LoggedModel:
-        numbers = self.subspace(rnd).rank * (2 if self.own_move else 1)
-        entry = server.x.new_zeros(*server.x.shape[:-1], numbers)
-        return replace(server, log=self.push(server.log, entry, rnd))
+    def no_move(self, x: Vector, rnd: Round) -> Vector:
+        return x.new_zeros(*x.shape[:-1], self.subspace(rnd).rank * (2 if self.own_move else 1))
 
     def _dual_now(self, client: ClientState, sync: ModelSync, rnd: Round) -> Vector:
         """Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""

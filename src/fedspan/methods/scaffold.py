@@ -91,21 +91,21 @@ class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Resto
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
-        b, v = self.corrects(down.switch, rnd), c_i - c
-        direction = first = f.direction(-v if b is None else -b * v)
+        u, b = c - c_i, self.corrects(down.switch, rnd)
+        direction = first = f.direction(u if b is None else b * u)
         if self.tests:
             direction = first = First(direction)
         if not self.solver.plain:
             direction = Averaged(direction)
         dy = self.descend(x, direction, self.rate(rnd)) - x  # 10
-        mean = direction.mean if isinstance(direction, Averaged) else None  # of g_i − b v
+        mean = direction.mean if isinstance(direction, Averaged) else None  # of g_i + b u
         dc = test = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
         elif b is not None:
             mean = dy / (-self.local_steps * self.rate(rnd)) if mean is None else mean
-            dc = mean + b * v - c_i
-            test = self.measured(v, c, b, mean, first.value, self.local_steps) if isinstance(first, First) else None
+            dc = mean - b * u - c_i
+            test = self.measured(-u, c, b, mean, first.value, self.local_steps) if isinstance(first, First) else None
         elif mean is not None:
             dc = mean - c
         elif self.uplink == "classic":
