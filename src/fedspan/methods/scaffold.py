@@ -104,7 +104,7 @@ class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Resto
             dc = f.full_grad(x) - c_i  # 12
         elif b is not None:
             mean = dy / (-self.local_steps * self.rate(rnd)) if mean is None else mean
-            dc = mean - b * u - c_i
+            dc = mean - c + (1 - b) * u
             test = self.measured(-u, c, b, mean, first.value, self.local_steps) if isinstance(first, First) else None
         elif mean is not None:
             dc = mean - c

@@ -177,8 +177,7 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
         P = self.subspace(rnd)  # 1
         P.agree(down.probe)
         x, Pc = self.received(down, P, rnd)
-        Pc_i, b = P @ client.c, self.corrects(down.switch, rnd)
-        u = Pc - Pc_i  # 3
+        u, b = Pc - P @ client.c, self.corrects(down.switch, rnd)  # 3
         direction = first = f.restrict(x, P, plus=u if b is None else b * u)
         if self.tests:
             direction = first = First(direction)
@@ -186,11 +185,11 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
             direction = Averaged(direction)
         z, moments = self.descend_inside(x, P, direction, client.moments, rnd)  # 4
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
-        a = mean - Pc if b is None else mean - b * u - Pc_i  # 5
+        a = mean - Pc if b is None else mean - Pc + (1 - b) * u  # 5
         test = None
         if isinstance(first, First) and b is not None:
             test = self.measured(-u, Pc, b, mean, first.value, self.local_steps)
-        Pg = a + Pc_i if self.control == "paper" else None
+        Pg = a + P @ client.c if self.control == "paper" else None
         a, unsent = self._running_mean(client.u, a, P)  # 5'
         up = Up(a, Pg, None if self.solver.plain else z, None, test)
         if self.compressor is not None:
