@@ -248,7 +248,7 @@ class Loop:
         )
 
     def _evaluate(self) -> Row:
-        metrics = dict(self.problem.evaluate(self.model(), self.buffers))
+        metrics = {**self.problem.evaluate(self.model(), self.buffers), **self.method.measures(self.server)}
         for callback in self.callbacks:
             metrics |= callback.measure(self)
         up, down = self.ledger.totals()
