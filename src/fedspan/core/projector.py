@@ -65,7 +65,7 @@ class CoordinateFactor(Factor, Protocol):
 
 def picked(factor: Factor | None) -> torch.Tensor | None:
     """The inputs that a factor picks; None if it is not a choice of coordinates."""
-    return factor.index if isinstance(factor, CoordinateFactor) else None
+    return getattr(factor, "index", None)  # isinstance of a Protocol takes longer than the gather itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,15 +130,28 @@ class Transposed:
         out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
         places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
         for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
-            place.copy_(_up(factor, block, part))
+            if (index := picked(factor)) is not None:
+                full, index = _columns(index, block, place)
+                full.zero_().scatter_(-1, index, part.reshape(index.shape))
+            else:
+                place.copy_(_up(factor, block, part))
         return out
 
 
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor is None:
         return v
+    if block.size != block.inputs and (index := picked(factor)) is not None:
+        full, index = _columns(index, block, v)
+        return full.gather(-1, index).flatten(2)
     runs, clients, _ = v.shape
     return factor.down(block.rows(v)).view(runs, clients, -1)
+
+
+def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
+    """(v with the projected axis last, the picked columns of every row): views, so that nothing is copied."""
+    full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
+    return full, index.view(len(index), *[1] * (full.dim() - 2), -1).expand(*full.shape[:-1], -1)
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:

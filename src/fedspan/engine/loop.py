@@ -141,6 +141,7 @@ class Loop:
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
+    checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -247,7 +248,7 @@ class Loop:
         )
 
     def _evaluate(self) -> Row:
-        metrics = dict(self.problem.evaluate(self.model(), self.buffers))
+        metrics = {**self.problem.evaluate(self.model(), self.buffers), **self.method.measures(self.server)}
         for callback in self.callbacks:
             metrics |= callback.measure(self)
         up, down = self.ledger.totals()
@@ -262,7 +263,7 @@ class Loop:
         arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
         buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events}).encode()
+        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events, "checks": self.checks}).encode()
         text = torch.frombuffer(bytearray(record), dtype=torch.uint8)
         return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
@@ -285,6 +286,7 @@ class Loop:
         record = json.loads(parts["loop"]["record"].numpy().tobytes())
         self.id, self.events = record["id"], tuple(record["events"])
         self.lines = record["lines"] if self.t else [[] for _ in self.seeds]
+        self.checks = record["checks"] if self.t else {}
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:
