@@ -6,13 +6,14 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most
+from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import make_dir, remove
 from fedspan.core.spec import Spec
 from fedspan.engine import history
@@ -57,8 +58,12 @@ def run(
     """
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
+    for name, value in (("resume", resume), ("progress", progress), ("keep_checkpoint", keep_checkpoint)):
+        true_or_false(name, value)
     spec = as_spec(spec)
-    out = None if run_dir is None else Path(run_dir)
+    out = None if run_dir is None else path_of("run_dir", run_dir)
+    more = as_callbacks(callbacks)
+    _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
     if out is not None:
@@ -67,8 +72,8 @@ def run(
         say(f"lr = {spec.method.lr!r}: short trials before the run")
     begun = out is not None and (out / LR).exists()
     spec, found = with_lr(spec, out, resume=resume)
-    shown = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
-    every = [*spec.callbacks, *as_callbacks(callbacks), *shown]
+    bar = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
+    every = [*spec.callbacks, *more, *bar]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     runs = _run if seeds == 1 or spec.task.several_seeds else _one_by_one
@@ -105,7 +110,11 @@ def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:
     """A spec from what a user gives."""
     if isinstance(given, Spec):
         return given
-    return Spec.from_table(given) if isinstance(given, Mapping) else Spec.load(given)
+    if isinstance(given, Mapping):
+        return Spec.from_table(given)
+    if not isinstance(given, str | PathLike):
+        raise SpecError(f"`spec` must be a Spec, the path of a TOML file or a table, got {shown(given)}")
+    return Spec.load(path_of("spec", given))
 
 
 def as_callbacks(given: Any) -> tuple[Callback, ...]:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from fedspan.core import checkpoint
-from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.engine import history, per_client
@@ -151,7 +151,7 @@ class Result:
         Returns:
             The path.
         """
-        path = Path(path)
+        path = path_of("path", path)
         if path.suffix == ".safetensors":
             if len(self.weights) != 1:
                 raise SpecError(f"the result has weights of {len(self.weights)} seeds; save it to a directory")
@@ -218,7 +218,9 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     Raises:
         FedspanError: The directory holds no run, or `model` does not fit its weights.
     """
-    run_dir = Path(run_dir)
+    run_dir = path_of("run_dir", run_dir)
+    if model is not None and not isinstance(model, nn.Module):
+        raise SpecError(f"`model` must be a torch.nn.Module, got {shown(model)}")
     places = [run_dir] if (run_dir / history.NAME).exists() else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
     dirs = [place if place.is_dir() else place.parent for place in places]
     if not dirs:
