@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
@@ -20,7 +19,7 @@ from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
 from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_json, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
-from fedspan.engine.result import Result
+from fedspan.engine.result import Result, read_lr
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
@@ -173,7 +172,7 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
         return spec, None
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
-        found = json.loads(path.read_text("utf-8"))
+        found = read_lr(path)
     else:
         if run_dir is not None:
             check_vacant(run_dir)

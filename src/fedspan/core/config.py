@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import SpecError, at_least, items, not_negative, one_of, positive, positive_share, shown
+from fedspan.core.errors import SpecError, at_least, at_most, items, not_negative, one_of, path_of, positive, positive_share, shown
 
 Augment = Callable[[Any, torch.Generator], Any]
 Weights = Literal["uniform", "examples"]
@@ -120,6 +120,9 @@ class Engine:
         one_of("states_dtype", self.states_dtype, ("float32", "bfloat16"))
         if self.workers is not None:
             at_least("workers", self.workers, 1)
+            at_most("workers", self.workers, 10_000)
+        if self.states_dir is not None:
+            path_of("states_dir", self.states_dir)
         if self.compact_states and self.states_dir is not None:
             raise SpecError("`compact_states` keeps states in memory and `states_dir` on disk; give one of them")
 

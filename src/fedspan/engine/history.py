@@ -15,6 +15,7 @@ from fedspan.core.files import append, make_dir, write_atomic
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
+COLUMNS = {"round", "up_bytes", "down_bytes", "seconds"}  # of every row
 
 
 def line_of(row: Row, run: int) -> Line:
@@ -63,9 +64,13 @@ def read(path: Path) -> tuple[Line, list[Line]]:
                 raise CheckpointError(
                     f"line {number + 1} of {str(path)!r} is not JSON; delete the folder and run again"
                 ) from None
-    if not lines or "spec" not in lines[0]:
+    header, *rows = lines or [{}]
+    if not isinstance(header, dict) or not isinstance(header.get("spec"), dict):
         raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
-    return lines[0], lines[1:]
+    if not all(isinstance(row, dict) and COLUMNS <= row.keys() for row in rows):
+        raise CheckpointError(f"{str(path)!r} is damaged: it has a line without round and bytes; put it back")
+    header["spec"].setdefault("seed", header.get("seed", 0))
+    return header, rows
 
 
 class Rounds:

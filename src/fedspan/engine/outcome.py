@@ -37,17 +37,30 @@ def write_json(path: Path, table: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
 
 
+_DAMAGED = "{!r} is damaged; put it back, or run again in another directory"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small table from a file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(_DAMAGED.format(str(path)))
+    return found
+
+
 def read_outcome(run_dir: Path) -> dict[str, Any]:
     """How a run ended; empty where it has not. The files that it left must be as it left them."""
     path = run_dir / OUTCOME
     if not path.exists():
         return {}
-    try:
-        found = dict(json.loads(path.read_bytes()))
-        sums = dict(found.get("files", {}))
-    except (ValueError, TypeError):
-        raise CheckpointError(f"{str(path)!r} is damaged; put it back, or run again in another directory") from None
-    for name, checksum in sums.items():
+    found = read_json(path)
+    parts = [(found.get(name), kind) for name, kind in (("seeds", list), ("statuses", list), ("files", dict))]
+    if not all(isinstance(part, kind) for part, kind in parts) or len(found["seeds"]) != len(found["statuses"]):
+        raise CheckpointError(_DAMAGED.format(str(path)))
+    for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
             raise CheckpointError(
                 f"{str(run_dir / name)!r} is missing or was changed after the run; put it back, or run again"

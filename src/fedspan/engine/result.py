@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import LR, MODEL, SPEC, read_outcome, seed_dirs, write_json, write_outcome
+from fedspan.engine.outcome import LR, MODEL, SPEC, read_json, read_outcome, seed_dirs, write_json, write_outcome
 from fedspan.engine.per_client import PerClient
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
@@ -239,9 +238,17 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text("utf-8")) if found.exists() else None,
+        read[0][0]["spec"], run_dir, model, weights, read_lr(found) if found.exists() else None,
         PerClient(rows),
     )  # fmt: skip
+
+
+def read_lr(path: Path) -> dict[str, Any]:
+    """How a step size was found."""
+    table = read_json(path)
+    if not isinstance(table.get("values"), dict) or "rule" not in table:
+        raise FedspanError(f"{str(path)!r} is damaged; put it back, or run again in another directory")
+    return table
 
 
 def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir: Path) -> None:

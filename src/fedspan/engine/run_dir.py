@@ -273,6 +273,8 @@ def _decisions(spec: Spec) -> Table:
 
 def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
     """A checkpoint is continued only with the settings it was made with; `rounds` may change without a schedule."""
+    if not isinstance(meta.get("decisions"), dict):
+        raise CheckpointError("the run directory does not say with which settings its run was made; begin another run")
     before, now = flat(meta["decisions"]), flat(spec.decisions())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):

@@ -86,6 +86,7 @@ class Regression(Task):
 
     def holdings(self, seed: int) -> Holdings:
         """How many rows every client has."""
+        check_memory(100 * self.clients, "make `clients` of the task smaller")
         rows = np.full(self.clients, self.samples) if self.data is None else _load(Path(self.data))[2]
         return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
