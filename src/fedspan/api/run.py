@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from fedspan.core.files import make_dir, remove
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_json, write_outcome
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_json, read_outcome, write_json, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result, read_lr
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
 from fedspan.theory.diagnosis import corollary_lr
+from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
 
 
@@ -65,8 +67,15 @@ def run(
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
+    warmup = getattr(spec.method, "warmup", 0)
+    if warmup >= spec.rounds:
+        warnings.warn(
+            f"`warmup` is {warmup}, but the run has {spec.rounds} rounds: `lr` never rises to its value", stacklevel=2
+        )
     if out is not None:
         _check_seeds(out, seeds)
+    if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
+        resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
         say(f"lr = {spec.method.lr!r}: short trials before the run")
     begun = out is not None and (out / LR).exists()
@@ -143,6 +152,7 @@ def _one_by_one(
         results[0].module,
         [weights for one in results for weights in one.weights],
         per_client=PerClient([{"seed": one.seeds[0], **row} for one in results for row in one.per_client]),
+        model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
     )
     if out is not None and joined.finished:
         write_outcome(out, joined.seeds, joined.statuses)
@@ -176,24 +186,53 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
     else:
         if run_dir is not None:
             check_vacant(run_dir)
-        found = _find_lr(spec)
-        if path is not None:
-            make_dir(path.parent)
+        found = _find_lr(spec, run_dir)
+        if run_dir is not None and path is not None:
+            make_dir(run_dir)
             write_json(path, found)
+            remove(run_dir / TRIALS)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 
 
-def _find_lr(spec: Spec) -> dict[str, Any]:
-    """The step size by the spec's rule, on its first seed."""
+def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
+    """The step size by the spec's rule, on its first seed; finished trials are kept where there is a directory."""
     rule = spec.method.lr
     method, problem, clients_per_round = built(spec)
     if rule == "auto":
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
-    found = search(method, problem, clients_per_round, spec.rounds, spec.search)
+    with _kept_trials(spec, run_dir) as (done, keep):
+        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
     spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}
+
+
+@contextmanager
+def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
+    """(finished trials of an interrupted search, what keeps further ones); they are removed where the search fails."""
+    if run_dir is None:
+        yield [], lambda trial: None
+        return
+    path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
+    table = read_json(path) if path.exists() else {}
+    mine = {key: table.get(key) for key in whose} == whose
+    done = [RateTrial(**trial) for trial in table["trials"]] if mine else []
+    every, fresh = list(done), not run_dir.exists()
+
+    def keep(trial: RateTrial) -> None:
+        every.append(trial)
+        make_dir(run_dir)
+        write_json(path, whose | {"trials": [dataclasses.asdict(one) for one in every]})
+
+    try:
+        yield done, keep
+    except Exception:
+        remove(path)
+        if fresh:
+            with suppress(OSError):
+                run_dir.rmdir()
+        raise
 
 
 def built(spec: Spec) -> tuple[Any, Any, int]:

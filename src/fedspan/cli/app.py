@@ -61,8 +61,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False, prog_name="fedspan")
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as shown:
-        sys.exit(_mistake(shown.ctx.get_help(), prefix=""))
+    except click.exceptions.NoArgsIsHelpError as asked:
+        sys.exit(_mistake(asked.ctx.get_help(), prefix=""))
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context is not None else ""
@@ -76,7 +76,8 @@ def main() -> None:
         sys.exit(MISTAKE)
     except OSError as error:
         what = "the output" if error.filename is None else shown(str(error.filename))
-        _drop_output()
+        if error.filename is None:
+            _drop_output()
         sys.exit(_mistake(f"{what} cannot be read or written: {error.strerror or error}; check the path and the disk"))
     except MemoryError as error:
         sys.exit(_mistake(f"there is not enough memory ({one_line(str(error)) or 'none is left'}); use smaller sizes"))

@@ -40,6 +40,7 @@ class Result:
         weights: The trained tensors of each seed by name, as in `model.state_dict()`.
         lr_search: How `lr = "search"` or "auto" found the step size, or None.
         per_client: The metrics of each client, where `eval_clients_every` is set.
+        model_rounds: Seed → the round whose model the result holds, where `KeepBest` chose it.
     """
 
     seeds: tuple[int, ...]
@@ -51,6 +52,7 @@ class Result:
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
     lr_search: dict[str, Any] | None = None
     per_client: PerClient = field(default_factory=lambda: PerClient(()))
+    model_rounds: dict[int, int] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
@@ -105,6 +107,19 @@ class Result:
     def down_bytes(self) -> int:
         """Bytes that all clients have received, in all seeds."""
         return sum(lines[-1]["down_bytes"] for lines in self.runs if lines)
+
+    def kept(self) -> list[str]:
+        """The evaluations of the models that were kept instead of the last ones, in words."""
+        said = []
+        for seed, t in self.model_rounds.items():
+            lines = self.runs[self.seeds.index(seed)]
+            if lines[-1]["round"] == t:
+                continue
+            line = next((one for one in lines if one["round"] == t), {})
+            values = [f"{name}={line[name]:.4g}" for name in self.metrics if line.get(name) is not None]
+            whose = f" of seed {seed}" if len(self.seeds) > 1 else ""
+            said.append(f"the model{whose} is that of round {t}: {', '.join(values)}")
+        return said
 
     def to_pandas(self) -> Any:
         """`history` as a pandas DataFrame."""
@@ -183,6 +198,7 @@ class Result:
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
         found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
         weights = [f"weights={self.spec['participation']['weights']}"] if "participation" in self.spec else []
+        values += [f"({one})" for one in self.kept()[:1]]
         return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found, *weights])})"
 
     def _repr_html_(self) -> str:
@@ -229,6 +245,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     order = sorted(range(len(read)), key=seeds.__getitem__)
     found = run_dir / LR
     how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(read_outcome(place)).items()}
+    kept = {int(key): t for place in (*dirs, run_dir) for key, t in read_outcome(place).get("model_rounds", {}).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         _fill(model, weights, run_dir)
@@ -239,7 +256,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, read_lr(found) if found.exists() else None,
-        PerClient(rows),
+        PerClient(rows), kept,
     )  # fmt: skip
 
 

@@ -165,7 +165,9 @@ class _Files:
         for number, folder in enumerate(seed_dirs(run_dir, self.loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder)
-        write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
+        kept = {"model_rounds": {str(seed): t for seed, t in result.model_rounds.items()}}
+        about = _decisions(self.spec) | (kept if result.model_rounds else {})
+        write_outcome(run_dir, result.seeds, result.statuses, about)
         if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
                 remove(run_dir / name)
