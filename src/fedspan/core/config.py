@@ -14,13 +14,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import SpecError, at_least, at_most, items, not_negative, one_of, path_of, positive, positive_share, shown
+from fedspan.core.errors import (
+    SpecError,
+    at_least,
+    at_most,
+    items,
+    not_negative,
+    one_of,
+    path_of,
+    positive,
+    positive_share,
+    shown,
+)
 
 Augment = Callable[[Any, torch.Generator], Any]
 Weights = Literal["uniform", "examples"]
 Simulate = Literal["auto", "loop", "batched", "pool"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-DEVICES = ("cpu", "cuda", "mps", "xpu")
+DEVICES = ("cpu", "cuda", "mps", "xpu", "meta")  # the last one for dry runs, which hold no numbers
 MOST_EXAMPLES = 10**12  # of a batch
 FULL_BATCH = 1 << 62  # a batch size above any client's number of examples
 
@@ -181,8 +192,10 @@ class Settings:
     def torch_device(self) -> torch.device:
         """The device that local steps run on; "auto" is CUDA where it is available. Refused where torch lacks it."""
         found = self._device()
+        if found.type in ("cpu", "meta"):
+            return found
         backend = torch.backends.mps if found.type == "mps" else getattr(torch, found.type)
-        if found.type != "cpu" and not backend.is_available():
+        if not backend.is_available():
             word = {"cuda": "CUDA"}.get(found.type, found.type)
             raise SpecError(f"`device` is {str(self.device)!r}, but torch finds no {word} here; use 'auto' or 'cpu'")
         if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():

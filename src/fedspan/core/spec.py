@@ -72,6 +72,8 @@ class Spec(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         registry.check_types(self)
+        if self.device.startswith("meta"):
+            raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         at_least("rounds", self.rounds, 1)
         at_least("eval_every", self.eval_every, 1)
         if self.eval_clients_every is not None:

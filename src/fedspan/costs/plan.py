@@ -68,7 +68,9 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
         made = comparable(source, found.problem.layout, methods)
         return _planned(made, found, source.clients_per_round, source.rounds, 0)
     if not isinstance(source, Spec | str | Path | Mapping):
-        raise SpecError(f"`source` must be a Spec, the path of a TOML file, a table or a ModelRequest, got {shown(source)}")
+        raise SpecError(
+            f"`source` must be a Spec, the path of a TOML file, a table or a ModelRequest, got {shown(source)}"
+        )
     if isinstance(source, str | Path):
         source = Spec.load(source)
     spec = source if isinstance(source, Spec) else Spec.from_table(source)

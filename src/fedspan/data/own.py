@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, SpecError, at_least, below_one, items
+from fedspan.core.errors import DataError, SpecError, at_least, below_one, items, path_of
 from fedspan.core.partition import Indices, Partition
 from fedspan.core.task import Holdings
 from fedspan.data import columns, features, images
@@ -45,6 +45,9 @@ class OwnData:
     test_share: float | None = None  # of each client's rows, drawn by the seed; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
+        for name in ("path", "test_path"):
+            if getattr(self, name) is not None or name == "path":
+                path_of(name, getattr(self, name))
         given = [name for name in ("test_path", "test_column", "test_share") if getattr(self, name) is not None]
         if len(given) > 1:
             raise SpecError(f"`{given[0]}` and `{given[1]}` both say what the test set is; give one of them")

@@ -20,7 +20,7 @@ from fedspan.api.run import as_spec
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, path_of, shown, true_or_false
 from fedspan.core.method import Method
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, changed
 from fedspan.study import command
 from fedspan.study.budget import Budget
 from fedspan.study.comparison import Comparison, Tuned
@@ -31,6 +31,7 @@ from fedspan.study.results import STUDY
 AnyMethod = Method[Any, Any, Any, Any] | str | Mapping[str, Any]
 Grid = Mapping[str, Any]
 MOST_POINTS = 1000  # values of one key of a grid
+DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
 FIELDS = {one.name for one in dataclasses.fields(Spec)}
 
 
@@ -124,9 +125,11 @@ def compare(
     forks = "fork" in multiprocessing.get_all_start_methods() and spec.torch_device.type == "cpu"
     if jobs > 1 and not forks:
         raise SpecError(f"`jobs` {jobs} needs device='cpu' and processes that can be forked; use jobs=1")
+    options = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal, "tail": tail}
+    line = _call(named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)})
     console = Console(quiet=not progress)
     with _place(run_dir) as place:
-        results = command.produce(study, place, jobs=jobs, line="fedspan.compare(…)", console=console)
+        results = command.produce(study, place, jobs=jobs, line=line, console=console)
     return Comparison(dataclasses.replace(results, study=study), run_dir)
 
 
@@ -156,6 +159,27 @@ def tune(
         raise SpecError(f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}")
     found = compare([method], model, clients, loss, tune=tune, **{"seeds": 1, **settings})
     return Tuned(next(iter(found.best.values())), found)
+
+
+def _call(named: Mapping[str, Method[Any, Any, Any, Any]], model: Any, settings: Mapping[str, Any]) -> str:
+    """The call of `compare` as the page shows it; a model and data are named, other values are written out."""
+    problem = (
+        "model, clients"
+        if isinstance(model, nn.Module)
+        else repr(str(model))
+        if isinstance(model, str | PathLike)
+        else "spec"
+    )
+    plain = (str, int, float, bool, list, tuple, dict)
+    told = {key: value for key, value in settings.items() if value is not None}
+    words = [
+        f"{key}={value!r}"
+        if isinstance(value, plain) and len(repr(value)) < 200 and key not in DATA
+        else f"{key}={key}"
+        for key, value in told.items()
+    ]
+    methods = {label: changed(method) for label, method in named.items()}
+    return f"fedspan.compare({', '.join([repr(methods), problem, *words])})"
 
 
 def _named(methods: Mapping[str, AnyMethod] | Sequence[AnyMethod]) -> dict[str, Method[Any, Any, Any, Any]]:
@@ -216,7 +240,9 @@ def _grids(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> dict[
     shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
     for label in tune:
         if label in shared and label in named:
-            raise SpecError(f"`tune` needs a table for {label!r}, such as {{'lr': [0.1, 0.3]}}, got {shown(tune[label])}")
+            raise SpecError(
+                f"`tune` needs a table for {label!r}, such as {{'lr': [0.1, 0.3]}}, got {shown(tune[label])}"
+            )
         if label not in shared and label not in named:
             near = did_you_mean(label, named)
             raise SpecError(f"`tune` has a grid for {label!r}, which is no label; one of {', '.join(named)}{near}")
