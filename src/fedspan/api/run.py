@@ -15,12 +15,13 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import make_dir, remove
+from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_json, read_outcome, write_json, write_outcome
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
-from fedspan.engine.result import Result, read_lr
+from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
@@ -182,14 +183,14 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
         return spec, None
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
-        found = read_lr(path)
+        found = read_table(path)
     else:
         if run_dir is not None:
             check_vacant(run_dir)
         found = _find_lr(spec, run_dir)
         if run_dir is not None and path is not None:
             make_dir(run_dir)
-            write_json(path, found)
+            write_table(path, found)
             remove(run_dir / TRIALS)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 
@@ -212,10 +213,10 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
 def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
     """(finished trials of an interrupted search, what keeps further ones); they are removed where the search fails."""
     if run_dir is None:
-        yield [], lambda trial: None
+        yield [], lambda _: None
         return
     path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
-    table = read_json(path) if path.exists() else {}
+    table = read_table(path) if path.exists() else {}
     mine = {key: table.get(key) for key in whose} == whose
     done = [RateTrial(**trial) for trial in table["trials"]] if mine else []
     every, fresh = list(done), not run_dir.exists()
@@ -223,7 +224,7 @@ def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTr
     def keep(trial: RateTrial) -> None:
         every.append(trial)
         make_dir(run_dir)
-        write_json(path, whose | {"trials": [dataclasses.asdict(one) for one in every]})
+        write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in every]})
 
     try:
         yield done, keep

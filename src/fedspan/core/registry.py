@@ -168,7 +168,7 @@ def accept_choices(value: Any) -> None:
 
 
 def check_types(value: Any) -> None:
-    """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build; also inside of it."""
+    """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
     for name, hint, default in _typed_fields(type(value)):
         held = getattr(value, name)
         if held is not default:

@@ -35,7 +35,7 @@ def memory_errors(remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "alloc" in str(error) and "memory" in str(error):
+        if isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error)):
             why = str(error).splitlines()[0] if str(error) else "no memory is left"
             raise SpecError(f"the run does not fit into memory ({why[-100:]}); {remedy}") from error
         raise

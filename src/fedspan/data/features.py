@@ -65,8 +65,8 @@ def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
             odd = numbers & ~np.array([is_plain(str(cell)) for cell in column], dtype=bool)
             if odd.any() and 2 * numbers.sum() > len(numbers):
                 raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has {str(column[odd][0])!r} in row {first_row(odd)}, which "
-                    "is no plain number; write it with the digits 0 to 9 alone, as in 1000"
+                    f"`task.data`: {name!r} of {str(path)!r} has {str(column[odd][0])!r} in row {first_row(odd)}, "
+                    "which is no plain number; write it with the digits 0 to 9 alone, as in 1000"
                 )
             if len(numbers) and numbers.all():
                 raise DataError(

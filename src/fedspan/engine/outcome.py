@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedspan.core.errors import CheckpointError
-from fedspan.core.files import write_atomic
+from fedspan.core.sealed import read_table, write_table
 from fedspan.engine import history
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
+CLIENTS = "per_client.jsonl"
 LR = "lr.json"  # how the step size was found
 TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupted
 BEST = "best.safetensors"  # the best model so far of an unfinished run
@@ -28,28 +28,9 @@ def write_outcome(
     run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
 ) -> None:
     """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
-    files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL)]
+    files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL, CLIENTS)]
     sums = {str(path.relative_to(run_dir)): _checksum(path) for path in files if path.exists()}
-    write_json(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
-
-
-def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    """A small table as a file."""
-    write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
-
-
-_DAMAGED = "{!r} is damaged; put it back, or run again in another directory"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small table from a file."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise CheckpointError(_DAMAGED.format(str(path)))
-    return found
+    write_table(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
 
 
 def read_outcome(run_dir: Path) -> dict[str, Any]:
@@ -57,10 +38,7 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
     path = run_dir / OUTCOME
     if not path.exists():
         return {}
-    found = read_json(path)
-    parts = [(found.get(name), kind) for name, kind in (("seeds", list), ("statuses", list), ("files", dict))]
-    if not all(isinstance(part, kind) for part, kind in parts) or len(found["seeds"]) != len(found["statuses"]):
-        raise CheckpointError(_DAMAGED.format(str(path)))
+    found = read_table(path)
     for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
             raise CheckpointError(

@@ -16,11 +16,12 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.sealed import read_table, write_table
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import LR, MODEL, SPEC, read_json, read_outcome, seed_dirs, write_json, write_outcome
+from fedspan.engine.outcome import LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
@@ -180,11 +181,11 @@ class Result:
             history.write(folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]])
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
-        write_outcome(path, self.seeds, self.statuses)
         if self.per_client:
             history.write(path / per_client.NAME, self.per_client.rows)
         if self.lr_search is not None:
-            write_json(path / LR, self.lr_search)
+            write_table(path / LR, self.lr_search)
+        write_outcome(path, self.seeds, self.statuses)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         return path
 
@@ -255,17 +256,9 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, read_lr(found) if found.exists() else None,
+        read[0][0]["spec"], run_dir, model, weights, read_table(found) if found.exists() else None,
         PerClient(rows), kept,
     )  # fmt: skip
-
-
-def read_lr(path: Path) -> dict[str, Any]:
-    """How a step size was found."""
-    table = read_json(path)
-    if not isinstance(table.get("values"), dict) or "rule" not in table:
-        raise FedspanError(f"{str(path)!r} is damaged; put it back, or run again in another directory")
-    return table
 
 
 def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir: Path) -> None:

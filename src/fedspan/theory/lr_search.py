@@ -86,7 +86,7 @@ def budget_of(how: Search, rounds: int) -> int:
 
 def search(
     method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
-    how: Search | None = None, done: Sequence[RateTrial] = (), keep: Callable[[RateTrial], None] = lambda trial: None,
+    how: Search | None = None, done: Sequence[RateTrial] = (), keep: Callable[[RateTrial], None] = lambda _: None,
 ) -> SearchResult:  # fmt: skip
     """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
 
