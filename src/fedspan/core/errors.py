@@ -36,7 +36,11 @@ class CheckpointError(FedspanError):
     """A checkpoint or a history cannot be resumed."""
 
 
-class DiskError(FedspanError):
+class ResumableError(FedspanError):
+    """A run cannot go on now; what it has saved can be resumed."""
+
+
+class DiskError(ResumableError):
     """A file cannot be written, for want of space or of rights."""
 
 

@@ -21,7 +21,7 @@ from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
+from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
@@ -182,7 +182,7 @@ class Result:
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         if self.per_client:
-            history.write(path / per_client.NAME, self.per_client.rows)
+            history.write(path / CLIENTS, self.per_client.rows)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
         write_outcome(path, self.seeds, self.statuses)
@@ -251,8 +251,8 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     if model is not None:
         _fill(model, weights, run_dir)
     clients = [(dirs[i], {} if len(read) == 1 else {"seed": seeds[i]}) for i in order]
-    rows = per_client.read(run_dir / per_client.NAME) or [
-        seed | row for place, seed in clients for row in per_client.read(place / per_client.NAME)
+    rows = per_client.read(run_dir / CLIENTS) or [
+        seed | row for place, seed in clients for row in per_client.read(place / CLIENTS)
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],

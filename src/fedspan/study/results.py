@@ -154,7 +154,7 @@ def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
-    about = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
+    about: Table = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
     about |= {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(
