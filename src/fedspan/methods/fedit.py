@@ -36,7 +36,7 @@ class FedIT(Adapted):
     """r (out + in) numbers per block and message."""
 
     def adapter(self, block: Block) -> int:
-        return self.rank_of(block) * (block.size // block.inputs + block.inputs)
+        return self.rank_of(block) * (block.rest + block.inputs)
 
     def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         base, u = down.sync.model, of_cohort(down.u, rnd)

@@ -215,11 +215,11 @@ class RegressionObjective(Objective):
         (factor,), d, m = P.factors, self.d, self.m
         if factor is None:
             return super().restrict(x, P, plus)
-        beside, below = _frame(self.runs, d, factor.rank, m, x.dtype)
-        right = torch.cat([torch.cat([factor.columns(), x.view(self.runs, m, d).mT, beside], 2), below], 1)
-        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B, 0]
+        below, beside = _frame(self.runs, d, factor.rank, m, x.dtype)
+        right = torch.cat([torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1), beside], 2)
+        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right.mT)  # [A Pᵀ, A x − B, 0]
         ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
-        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[2])), ridge)
+        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[1])), ridge)
 
     def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Direction:
         """y ↦ (y rowsᵀ + offset) rows + λ y + plus on the next batch. Products with the wider side last are faster."""
@@ -229,7 +229,7 @@ class RegressionObjective(Objective):
 
         def direction(y: Vector) -> Vector:
             rows, offset = next(batches)
-            point = y.expand(runs, cohort, -1).reshape(count, m, -1)
+            point = (y if y.shape[1] == cohort else y.expand(runs, cohort, -1)).reshape(count, m, -1)
             g = torch.baddbmm(point, torch.baddbmm(offset, point, rows.mT), rows, beta=reg)
             return (g if fixed is None else g.add_(fixed)).view(runs, cohort, -1)
 
@@ -270,10 +270,10 @@ class RegressionObjective(Objective):
 
 @functools.lru_cache(maxsize=16)
 def _frame(runs: int, d: int, r: int, m: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """What completes [Pᵀ, x] to [[Pᵀ, x, 0], [0, I, 0]]; products are faster with a width that is a multiple of 16."""
+    """What completes [P; xᵀ] to [[P, 0], [xᵀ, I], [0, 0]]; products are faster if one side is a multiple of 16."""
     zeros = -(r + m) % 16
-    below = torch.eye(m, r + m + zeros, dtype=dtype).roll(r, 1)
-    return torch.zeros(runs, d, zeros, dtype=dtype), below.expand(runs, -1, -1)
+    beside = torch.eye(r + m + zeros, m, dtype=dtype).roll(r, 0)
+    return torch.zeros(runs, zeros, d, dtype=dtype), beside.expand(runs, -1, -1)
 
 
 def _normal_equations(a: Floats, b: Floats, row: Floats, reg: float) -> tuple[Floats, Floats, float, Floats]:
