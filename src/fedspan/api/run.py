@@ -115,7 +115,7 @@ def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
     return any((folder / CHECKPOINT).exists() for folder in (out, *(out / f"seed-{seed}" for seed in of_runs)))
 
 
-def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:
+def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
     """A spec from what a user gives."""
     if isinstance(given, Spec):
         return given

@@ -169,7 +169,8 @@ def accept_choices(value: Any) -> None:
 
 def check_types(value: Any) -> None:
     """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
-    for name, hint, default in _typed_fields(type(value)):
+    cls: Any = type(value)  # which the cache takes for something that cannot be hashed
+    for name, hint, default in _typed_fields(cls):
         held = getattr(value, name)
         if held is not default:
             _value(hint, held.item() if isinstance(held, np.generic) else held, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from fedspan.core.errors import SpecError
@@ -27,15 +26,3 @@ def machine_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
         found = min(found, int(LIMIT.read_text()))
     return found
-
-
-@contextlib.contextmanager
-def memory_errors(remedy: str) -> Iterator[None]:
-    """Turns the failure to allocate memory into one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error)):
-            why = str(error).splitlines()[0] if str(error) else "no memory is left"
-            raise SpecError(f"the run does not fit into memory ({why[-100:]}); {remedy}") from error
-        raise

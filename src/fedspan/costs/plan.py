@@ -74,8 +74,8 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
     if isinstance(source, str | Path):
         source = Spec.load(source)
     spec = source if isinstance(source, Spec) else Spec.from_table(source)
-    names = registry.choices("method") if methods is None else methods
-    built = ((name, registry.build("method", sibling(spec, name, RANK))) for name in names)
+    chosen = list(registry.choices("method")) if methods is None else methods
+    built = ((name, registry.build("method", sibling(spec, name, RANK))) for name in chosen)
     return _planned(built, outline(spec), spec.clients_per_round, spec.rounds, spec.seed)
 
 
