@@ -79,7 +79,8 @@ class FedIT(Adapted):
 
 def matrices(block: Block, v: Vector) -> torch.Tensor:
     """A block's part of a vector as one matrix per client, (runs, clients, rest, in)."""
-    return block.rows(v).unflatten(1, (v.shape[1], -1))
+    matrix: torch.Tensor = block.rows(v).unflatten(1, (v.shape[1], -1))
+    return matrix
 
 
 def factors(block: Block, part: Vector, start: Factor) -> tuple[torch.Tensor, torch.Tensor]:

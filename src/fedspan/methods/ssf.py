@@ -151,11 +151,10 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
         sync = ModelSync(_joined(server) if self.keep_control else server.x, server.log, rnd.last_round)
-        Pc = None if self.keep_control else P @ server.c
-        qc = None
-        if Pc is not None and self.down_compressor is not None:
-            Pc, qc = None, self.down_compressor.compress(Pc, self._control_keys(rnd))
-        return Down(sync, Pc, P.probe, self.switch(server.test), qc)  # 2
+        switch, Pc = self.switch(server.test), None if self.keep_control else P @ server.c
+        if Pc is None or self.down_compressor is None:
+            return Down(sync, Pc, P.probe, switch)  # 2
+        return Down(sync, None, P.probe, switch, self.down_compressor.compress(Pc, self._control_keys(rnd)))
 
     def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector]:
         """x and P c as a client has them."""
