@@ -14,7 +14,7 @@ import fnmatch
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -75,6 +75,14 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
+    sizes: tuple[int, ...] = field(init=False)  # numbers that each block has inside the subspace
+    rank: int = field(init=False)  # numbers that are sent instead of d
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.factors, self.layout.blocks, strict=True)
+        sizes = tuple([b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs])
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "rank", sum(sizes))
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
@@ -90,17 +98,6 @@ class LinearMap:
     def T(self) -> Transposed:  # noqa: N802 (as in torch and numpy)
         """Pᵀ."""
         return Transposed(self)
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers that each block has inside the subspace."""
-        pairs = zip(self.factors, self.layout.blocks, strict=True)
-        return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
-
-    @functools.cached_property
-    def rank(self) -> int:
-        """Numbers that are sent instead of d."""
-        return sum(self.sizes)
 
     def cut(self, runs: slice) -> LinearMap:
         """The same for some of the runs."""
@@ -148,7 +145,7 @@ def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
         full, index = _columns(index, block, v)
         return full.gather(-1, index).flatten(2)
     runs, clients, _ = v.shape
-    return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
+    return factor.down(block.rows(v)).view(runs, clients, -1)
 
 
 def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,8 +158,7 @@ def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     if factor is None:
         return z
     runs, clients, _ = z.shape
-    v = factor.up(z.reshape(runs, -1, factor.rank))
-    return block.vector(v.unflatten(1, (clients, -1)))
+    return block.vector(factor.up(z.reshape(runs, -1, factor.rank)), clients)
 
 
 class Ranks(dict[str, int | float]):
@@ -272,6 +268,6 @@ def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: 
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     epochs = range(part * ahead, (part + 1) * ahead)
-    keys = np.concatenate([seeds.keys(of_runs, "projector", epoch) for epoch in epochs])
-    drawn, runs = projector.sample(layout, keys), len(of_runs)
+    keys = seeds.keys_of_rounds(of_runs, "projector", epochs)
+    drawn, runs = projector.sample(layout, keys.reshape(-1)), len(of_runs)
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]
