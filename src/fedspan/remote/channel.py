@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedspan.core.errors import FedspanError, one_line
+from fedspan.core.errors import ResumableError, one_line
 from fedspan.remote.messages import RoundMessage
 
 
@@ -36,5 +36,5 @@ class Event:
         return f"client {self.client}: {one_line(self.what)}"
 
 
-class StalledError(FedspanError):
+class StalledError(ResumableError):
     """No round can be done: the clients are away, or refuse."""
