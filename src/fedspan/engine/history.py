@@ -6,12 +6,14 @@ A line is written in one piece and flushed. After a crash the last line may be c
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from fedspan.core.errors import CheckpointError
-from fedspan.core.files import append, make_dir, write_atomic
+from fedspan.core.files import append, make_dir, sync, write_atomic
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
@@ -33,11 +35,18 @@ def line_of(row: Row, run: int) -> Line:
     return line | {"diverged": True} if row.diverged[run] else line
 
 
+class Mark(NamedTuple):
+    """A history at the time of a checkpoint."""
+
+    rows: int
+    checksum: str  # of these rows as they are in the file
+
+
 class History:
-    """A history file that is being written; it begins with the rows so far, which the checkpoint keeps as well."""
+    """A history file that is being written. A checkpoint holds its mark and not the rows, however many there are."""
 
     def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
-        self.path = path
+        self.path, self.rows, self.digest = path, len(rows), _digest(_text(rows))
         make_dir(path.parent)
         write(path, [header, *rows])
         self.ended = any(row.get("diverged") for row in rows)
@@ -45,8 +54,25 @@ class History:
     def append(self, line: Line) -> None:
         """Add a row; a run that has diverged gets no more."""
         if not self.ended:
-            append(self.path, _text([line]))
+            text = _text([line])
+            append(self.path, text)
+            self.digest.update(text)
+            self.rows += 1
         self.ended = self.ended or bool(line.get("diverged"))
+
+    def mark(self) -> Mark:
+        """The rows so far, which are on disk."""
+        sync(self.path)
+        return Mark(self.rows, self.digest.hexdigest())
+
+
+def read_marked(path: Path, mark: Mark) -> list[Line]:
+    """The rows of a history up to a mark; what a crash has left after them does not matter."""
+    texts = path.read_bytes().split(b"\n")[1 : mark.rows + 1] if path.is_file() else []
+    raw = b"".join(text + b"\n" for text in texts)
+    if _digest(raw).hexdigest() != mark.checksum:
+        raise CheckpointError(f"{str(path)!r} is missing or damaged; put it back, or start the run again")
+    return [json.loads(text) for text in texts]
 
 
 def read(path: Path) -> tuple[Line, list[Line]]:
@@ -93,6 +119,10 @@ class Rounds:
 def write(path: Path, lines: list[Line]) -> None:
     """A whole history at once."""
     write_atomic(path, _text(lines))
+
+
+def _digest(raw: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(raw, digest_size=16)
 
 
 def _text(lines: list[Line]) -> bytes:

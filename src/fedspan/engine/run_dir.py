@@ -149,7 +149,7 @@ class _Files:
         if not torch.isfinite(self.loop.model().square().sum(-1)).any():
             return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
-        meta |= {"start": self.start}
+        meta |= {"start": self.start, "history": [one.mark() for one in self.histories]}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
@@ -226,6 +226,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
+        if loop.t:
+            marks = [history.Mark(*mark) for mark in meta["history"]]
+            loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
     else:
         check_vacant(out)
         if any(path.exists() for path, _ in places):

@@ -30,7 +30,7 @@ from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
-from fedspan.engine.states import STORED, InMemory, OnDisk, States
+from fedspan.engine.states import STORED, Empty, InMemory, OnDisk, States, load_states, save_states
 
 WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
 LONG_RUN = 10.0  # seconds of a run in a loop from which other ways are tried
@@ -65,12 +65,13 @@ class Simulator:
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | CompactStates] = {}
-        self._empty = {f.name for f in dataclasses.fields(one) if not getattr(one, f.name).numel()}
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if engine.compact_states and field.name not in self._empty:
+            if not first.numel():
+                self._population[field.name] = Empty(first, rows)
+            elif engine.compact_states:
                 self._population[field.name] = self._compact(one, field.name, rows)
-            elif folder is None or field.name in self._empty:
+            elif folder is None:
                 self._population[field.name] = InMemory(first, rows)
             else:
                 path, dtype = folder / f"{field.name}.states", STORED[engine.states_dtype]
@@ -195,7 +196,7 @@ class Simulator:
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
         way = {"simulate": torch.tensor([WAYS.index(self.way)])}
-        return way | {name: states.save() for name, states in self._population.items() if name not in self._empty}
+        return way | save_states(self._population)
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -206,9 +207,7 @@ class Simulator:
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
         self.way = WAYS[int(arrays["simulate"])]
-        for name, states in self._population.items():
-            if name not in self._empty:
-                states.load(arrays[name])
+        load_states(self._population, arrays)
 
 
 Answer = tuple[Any, Any, Vector | None]
