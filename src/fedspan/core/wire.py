@@ -8,6 +8,7 @@ these, or None. `sizes` is what the ledger counts: the bytes of the arrays that 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ def _names(kind: type) -> tuple[str, ...]:
     return _fields[kind]
 
 
+@functools.cache  # evaluating annotations takes longer than unpacking a reply
 def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in _names(kind)}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import platform
 import signal
 import time
 import warnings
@@ -22,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import remove, write_atomic
 from fedspan.core.spec import Spec, Table, flat
+from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
@@ -188,16 +186,6 @@ def check_vacant(run_dir: Path) -> None:
         raise SpecError(
             f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`"
         )
-
-
-def versions() -> dict[str, str]:
-    """What the numbers of a run depend on besides its spec."""
-    return {
-        "fedspan": fedspan.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
 
 
 def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:

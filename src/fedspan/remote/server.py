@@ -35,6 +35,7 @@ from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
+COPIES_AT_ONCE = 1 << 26  # bytes of states that are renewed together
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
 
 
@@ -231,20 +232,27 @@ class RemoteTransport:
     def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
         places = np.array(sorted(found.replies))
         replies, kind = [found.replies[place] for place in places.tolist()], self.method.types()[3]
-        up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies])
+        ups: list[Any] = [wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies]
+        up = wire.gather(ups)
         buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
-        accepted = rnd.subset(places)
-        ids = accepted.ids[0]
-        if self._copies and self.memory is not None:
-            old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
-            sent = down.subset(places) if isinstance(down, SyncedDown) else down
-            new = self.memory.update_client_state(old, sent, up, accepted)
-            for name, values in wire.pack(new).items():
-                if name in self._copies:
-                    self._copies[name].put(ids, values[0])
-        self.accepted[ids] += 1
+        if self._copies:
+            one = sum(array.nbytes for array in wire.pack(self.first).values())
+            for start in range(0, len(places), at_once := max(1, COPIES_AT_ONCE // max(1, one))):
+                part = slice(start, start + at_once)
+                self._update_copies(rnd.subset(places[part]), down, places[part], wire.gather(ups[part]))
+        self.accepted[rnd.ids[0, places]] += 1
         received = np.array([[found.received[place] for place in places.tolist()]])
         return Replies(places, up, buffers, found.sent[None], received, events)
+
+    def _update_copies(self, rnd: Round, down: Any, places: Ids, up: Any) -> None:
+        """What the replies of some clients do to the copies of their states."""
+        assert self._copies is not None
+        assert self.memory is not None
+        old = replace(self.first, **{name: self._copy(name, rnd.ids[0]) for name in self._copies})
+        sent = down.subset(places) if isinstance(down, SyncedDown) else down
+        new = wire.pack(self.memory.update_client_state(old, sent, up, rnd))
+        for name, states in self._copies.items():
+            states.put(rnd.ids[0], new[name][0])
 
     def _copy(self, name: str, ids: Ids) -> Vector:
         assert self._copies is not None

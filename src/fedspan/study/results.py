@@ -24,8 +24,8 @@ import tomli_w
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.files import write_atomic
 from fedspan.core.spec import Spec, read_toml
+from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory, price
-from fedspan.engine.run_dir import versions
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import seconds
