@@ -40,6 +40,7 @@ class Runs:
         self.study, self.place = study, place
         self._tried: dict[tuple[str, int, str], list[Tried]] = {}
         self._series: dict[tuple[str, int, str], Series] = {}
+        self._undecided: list[tuple[Cell, list[Job]]] | None = None  # cells, and the runs that they wait for
 
     def cells(self) -> Iterator[Cell]:
         """Every variant in every row of every part."""
@@ -63,8 +64,29 @@ class Runs:
 
     def running(self, cell: Cell) -> list[Job]:
         """All seeds of a variant at its point."""
+        return self._seeds(cell, self.point(cell))
+
+    def _seeds(self, cell: Cell, point: Point) -> list[Job]:
         part, row, variant = cell
-        return jobs_of(part.spec(variant, self.point(cell), row), self.place, part.seeds)
+        return jobs_of(part.spec(variant, point, row), self.place, part.seeds)
+
+    def possible(self) -> list[Job]:
+        """All runs that may be made, whatever the tuning chooses."""
+        points = [(cell, point) for cell in self.cells() for point in cell[2].points()]
+        return self.tuning() + [job for cell, point in points for job in self._seeds(cell, point)]
+
+    def ready(self) -> list[Job]:
+        """The runs at chosen points that can begin; each is named once."""
+        if self._undecided is None:
+            self._undecided = [(cell, self._deciding(cell)) for cell in self.cells()]
+        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._undecided]
+        self._undecided = [(cell, jobs) for cell, jobs in waiting if jobs]
+        return [job for cell, jobs in waiting if not jobs for job in self.running(cell)]
+
+    def _deciding(self, cell: Cell) -> list[Job]:
+        """The runs that decide the point of a cell."""
+        source = self._source(cell)
+        return [job for point in _candidates(*source) for job in self.trying(source, point)]
 
     def jobs(self) -> list[Job]:
         """All runs of the study."""
@@ -84,14 +106,19 @@ class Runs:
 
         A point at which any seed diverged or failed is the last to be taken.
         """
-        part, row, variant = cell
-        if part.tuned_in:
-            name, _, chosen = part.tuned_in.partition(".")
-            other = self.study.part(name)
-            same = next(r for r in other.rows if r.values.items() <= row.values.items())
-            return self.point((other, same, other.variant(chosen)))
+        part, row, variant = cell = self._source(cell)
         best = max(self.tried(cell), key=lambda one: rank(part, one.end), default=None)
         return best.point if best is not None else variant.points()[0]
+
+    def _source(self, cell: Cell) -> Cell:
+        """The cell whose tuning decides the point of a cell: itself, or the one that its part names."""
+        part, row, _ = cell
+        if not part.tuned_in:
+            return cell
+        name, _, chosen = part.tuned_in.partition(".")
+        other = self.study.part(name)
+        same = next(r for r in other.rows if r.values.items() <= row.values.items())
+        return self._source((other, same, other.variant(chosen)))
 
     def found_lr(self, cell: Cell) -> list[float]:
         """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
