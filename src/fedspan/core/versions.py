@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from importlib.metadata import version
 
 import fedspan
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """The versions of fedspan, Python, torch and NumPy."""
     others = {name: version(name) for name in ("torch", "numpy")}

@@ -27,15 +27,15 @@ COMPARE = ("html", "md", "csv")
 
 
 def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()) -> None:
-    """Make the runs of a study: all tuning, and all seeds of a variant as soon as its point is chosen."""
+    """Make the runs of a study: tuning in stages, and all seeds of a variant as soon as its point is chosen."""
     runs = Runs(study, place)
     given = any(part.given is not None for part in study.parts)
     with lock_dir(place):
         _say_what_changed(study, place, console)
-        tuning = runs.tuning()
-        for job in tuning:
+        for job in runs.tuning():
             job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
-        execute(tuning, jobs, console, "runs", plugins, runs.possible() if given else None, runs.ready)
+        runs = Runs(study, place)
+        execute([], jobs, console, "runs", plugins, runs.possible() if given else None, runs.ready)
         for job in runs.tuning():
             (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
 

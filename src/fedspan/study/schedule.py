@@ -34,11 +34,12 @@ class Schedule:
 
     def take(self, running: Collection[Path] = (), in_order: bool = False) -> Job | None:
         """The next run, whose directory no other one is using; None if there is none at the moment."""
-        free = [job for place, job in self.waiting.items() if place not in running]
-        if not free:
-            return None
-        chosen = free[0] if in_order else max(free, key=lambda job: (job.keep, self.expected(job), work(job)))
-        return self.waiting.pop(chosen.run_dir)
+        while free := [job for place, job in self.waiting.items() if place not in running]:
+            chosen = free[0] if in_order else max(free, key=lambda job: (job.keep, self.expected(job), work(job)))
+            self.waiting.pop(chosen.run_dir)
+            if not chosen.complete():  # by another job in the same directory
+                return chosen
+        return None
 
     def done(self, job: Job) -> None:
         """A run has ended: what it took tells how long others will take, and others may now begin."""
