@@ -176,6 +176,7 @@ def short() -> list[bench.Row]:
 
 
 def main() -> None:
+    """Measure, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=30)

@@ -53,7 +53,9 @@ class Fetched:
 def fitted(clients: Any, rounds: int = 3, **more: Any) -> fedspan.Result:
     torch.manual_seed(0)
     method = SSF(rank=2, lr=0.1, local_steps=2)
-    return fedspan.fit(nn.Linear(6, 3), clients, method=method, rounds=rounds, clients_per_round=4, progress=False, **more)
+    return fedspan.fit(
+        nn.Linear(6, 3), clients, method=method, rounds=rounds, clients_per_round=4, progress=False, **more
+    )
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fedspan.checks.law import hold, near
 from fedspan.core.method import private_fields
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.engine.states import InMemory
 
 
 def _across(method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]) -> tuple[Loop, Any]:
@@ -77,6 +78,7 @@ def restored(method: AnyMethod) -> None:
     first = method.init_client(problem.x0, problem.layout)
     for field in private_fields(method):  # what no server can know begins again
         states = here.transport._population[field]
+        assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
     near(model(loop), model(advance(here, 8)), 1e-10, "a state that was restored from replies is another one")
 

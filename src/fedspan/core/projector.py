@@ -14,7 +14,7 @@ import fnmatch
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -65,7 +65,7 @@ class CoordinateFactor(Factor, Protocol):
 
 def picked(factor: Factor | None) -> torch.Tensor | None:
     """The inputs that a factor picks; None if it is not a choice of coordinates."""
-    return factor.index if isinstance(factor, CoordinateFactor) else None
+    return getattr(factor, "index", None)  # isinstance of a Protocol takes longer than the gather itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,14 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
+    sizes: tuple[int, ...] = field(init=False)  # numbers that each block has inside the subspace
+    rank: int = field(init=False)  # numbers that are sent instead of d
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.factors, self.layout.blocks, strict=True)
+        sizes = tuple([b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs])
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "rank", sum(sizes))
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
@@ -90,17 +98,6 @@ class LinearMap:
     def T(self) -> Transposed:  # noqa: N802 (as in torch and numpy)
         """Pᵀ."""
         return Transposed(self)
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers that each block has inside the subspace."""
-        pairs = zip(self.factors, self.layout.blocks, strict=True)
-        return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
-
-    @functools.cached_property
-    def rank(self) -> int:
-        """Numbers that are sent instead of d."""
-        return sum(self.sizes)
 
     def cut(self, runs: slice) -> LinearMap:
         """The same for some of the runs."""
@@ -133,23 +130,35 @@ class Transposed:
         out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
         places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
         for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
-            place.copy_(_up(factor, block, part))
+            if (index := picked(factor)) is not None:
+                full, index = _columns(index, block, place)
+                full.zero_().scatter_(-1, index, part.reshape(index.shape))
+            else:
+                place.copy_(_up(factor, block, part))
         return out
 
 
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor is None:
         return v
+    if block.size != block.inputs and (index := picked(factor)) is not None:
+        full, index = _columns(index, block, v)
+        return full.gather(-1, index).flatten(2)
     runs, clients, _ = v.shape
-    return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
+    return factor.down(block.rows(v)).view(runs, clients, -1)
+
+
+def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
+    """(v with the projected axis last, the picked columns of every row): views, so that nothing is copied."""
+    full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
+    return full, index.view(len(index), *[1] * (full.dim() - 2), -1).expand(*full.shape[:-1], -1)
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     if factor is None:
         return z
     runs, clients, _ = z.shape
-    v = factor.up(z.reshape(runs, -1, factor.rank))
-    return block.vector(v.unflatten(1, (clients, -1)))
+    return block.vector(factor.up(z.reshape(runs, -1, factor.rank)), clients)
 
 
 class Ranks(dict[str, int | float]):
@@ -259,6 +268,6 @@ def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: 
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     epochs = range(part * ahead, (part + 1) * ahead)
-    keys = np.concatenate([seeds.keys(of_runs, "projector", epoch) for epoch in epochs])
-    drawn, runs = projector.sample(layout, keys), len(of_runs)
+    keys = seeds.keys_of_rounds(of_runs, "projector", epochs)
+    drawn, runs = projector.sample(layout, keys.reshape(-1)), len(of_runs)
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

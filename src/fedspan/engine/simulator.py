@@ -30,7 +30,7 @@ from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
-from fedspan.engine.states import STORED, Empty, InMemory, OnDisk, States, load_states, save_states
+from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 
 WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
 LONG_RUN = 10.0  # seconds of a run in a loop from which other ways are tried
@@ -65,10 +65,11 @@ class Simulator:
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | CompactStates] = {}
+        self._empty: dict[str, Vector] = {}  # fields without numbers
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
             if not first.numel():
-                self._population[field.name] = Empty(first, rows)
+                self._empty[field.name] = first
             elif engine.compact_states:
                 self._population[field.name] = self._compact(one, field.name, rows)
             elif folder is None:
@@ -147,9 +148,13 @@ class Simulator:
         return min(self.workers or torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
 
     def _take(self, rnd: Round) -> Any:
-        runs, cohort = rnd.ids.shape
-        rows = {name: states.take(rnd.rows) for name, states in self._population.items()}
-        return self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
+        taken = {name: states.take(rnd.rows) for name, states in self._population.items()}
+        return self._state(taken, *rnd.ids.shape)
+
+    def _state(self, rows: dict[str, Vector], runs: int, clients: int) -> Any:
+        """Rows of the tables as the states of clients."""
+        full = {name: part.view(runs, clients, -1) for name, part in rows.items()}
+        return self._kind(**full, **{name: first.expand(runs, clients, -1) for name, first in self._empty.items()})
 
     def _put(self, rnd: Round, new: Any, up: Any) -> None:
         for name, states in self._population.items():
@@ -190,8 +195,8 @@ class Simulator:
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
-        shape = (self.problem.x0.shape[0], self.problem.clients)
-        return self._kind(**{name: states.take_all().unflatten(0, shape) for name, states in self._population.items()})
+        rows = {name: states.take_all() for name, states in self._population.items()}
+        return self._state(rows, self.problem.x0.shape[0], self.problem.clients)
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""

@@ -31,7 +31,7 @@ from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_st
 from fedspan.engine.worker import BUFFERS
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
-from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, restore_arrays
+from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
@@ -47,6 +47,7 @@ class _Collected:
     sent: npt.NDArray[np.int64]  # payload bytes
     replies: dict[int, wire.Arrays] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)  # payload bytes
+    marks: dict[int, int] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ class RemoteTransport:
                 "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
             )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
+        self.marks = np.zeros(clients, np.int64)  # of the last of them
         self.first = self.method.init_client(x0[:1], self.layout)
         self._x0 = x0[:1]
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
@@ -87,7 +89,7 @@ class RemoteTransport:
         if backup:
             public = {n: v[0] for n, v in wire.pack(self.first).items() if v.numel() and n not in self.private}
             self._copies = {
-                name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume)
+                name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume, own=True)
                 if copies_dir
                 else InMemory(first, clients)
                 for name, first in public.items()
@@ -143,6 +145,7 @@ class RemoteTransport:
             mark,
             arrays,
             reply_dtype=self.reply_dtype,
+            mark=int(self.marks[client]),
             max_reply=most,
         )
 
@@ -167,6 +170,7 @@ class RemoteTransport:
                 arrays = self._read(reply, found.expected)
                 self._try(arrays, rnd.subset(np.array([place])))
                 found.replies[place], found.received[place] = arrays, reply.bytes
+                found.marks[place] = mark_of(reply.arrays)
             except DiskError:
                 raise
             except Exception as error:
@@ -178,7 +182,7 @@ class RemoteTransport:
             raise ProtocolError(f"refused: {self.agreement.explain(reply)}")
         if reply.status == "failed":
             raise ProtocolError(f"failed: {reply.reason}")
-        if (reply.t, reply.client, reply.accepted) != (message.t, message.client, message.accepted):
+        if any(getattr(reply, one) != getattr(message, one) for one in ("t", "client", "accepted", "mark")):
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
         if again:
             raise ProtocolError("a second reply was dropped")
@@ -240,7 +244,9 @@ class RemoteTransport:
             for start in range(0, len(places), at_once := max(1, COPIES_AT_ONCE // max(1, one))):
                 part = slice(start, start + at_once)
                 self._update_copies(rnd.subset(places[part]), down, places[part], wire.gather(ups[part]))
-        self.accepted[rnd.ids[0, places]] += 1
+        ids = rnd.ids[0, places]
+        self.accepted[ids] += 1
+        self.marks[ids] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
         return Replies(places, up, buffers, found.sent[None], received, events)
 
@@ -270,9 +276,10 @@ class RemoteTransport:
         return self._expected[sizes]
 
     def save(self) -> wire.Arrays:
-        """The number of accepted updates per client, and the copies of their states."""
+        """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
         copies = save_states(self._copies or {})
-        return {"accepted": torch.from_numpy(self.accepted)} | {f"copy.{name}": array for name, array in copies.items()}
+        counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
+        return counts | {f"copy.{name}": array for name, array in copies.items()}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -282,7 +289,7 @@ class RemoteTransport:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
-        self.accepted = arrays["accepted"].numpy().copy()
+        self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
         copies = {name.removeprefix("copy."): array for name, array in arrays.items() if name.startswith("copy.")}
         if self._copies and not copies:
             raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")

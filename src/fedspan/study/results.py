@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import math
+import tomllib
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -152,7 +154,8 @@ def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
-    about = {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
+    about = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
+    about |= {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(
         out / CURVES, gzip.compress(text.encode(), mtime=0)
@@ -180,6 +183,8 @@ def load(place: Path) -> Results:
     study = study_of(read_toml(place / STUDY))
     try:
         data = json.loads(gzip.decompress((place / CURVES).read_bytes()))
+        if data.get("study", digest := _digest(place / STUDY)) != digest:
+            raise ValueError("they are of another study, or it was changed; run the comparison again")
         entries = {
             part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
             for part in study.parts
@@ -189,6 +194,11 @@ def load(place: Path) -> Results:
         raise CheckpointError(f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}") from None
 
 
+def _digest(path: Path) -> str:
+    """A hash of what a study's file says, without its comments."""
+    return hashlib.blake2b(json.dumps(tomllib.loads(path.read_text("utf-8"))).encode(), digest_size=6).hexdigest()
+
+
 def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
     variant: Variant = part.variant(table["variant"])
     plain: dict[str, Any] = {key: value for key, value in table.items() if key != "run"}
@@ -196,7 +206,8 @@ def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
     plain["ends"] = [math.nan if value is None else value for value in table.get("ends", [])]
     plain["at"] = {name: _tail(numbers) for name, numbers in table.get("at", {}).items()}
     plain["tried"] = [
-        Tried(point, rounds, _tail(end), dropped=bool(dropped)) for point, rounds, end, *dropped in table.get("tried", [])
+        Tried(point, rounds, _tail(end), dropped=bool(dropped))
+        for point, rounds, end, *dropped in table.get("tried", [])
     ]
     return Entry(series=Series.from_json(runs[table["run"]], variant.label, variant.color), **plain)
 

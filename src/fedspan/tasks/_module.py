@@ -1,7 +1,8 @@
 """What tasks that train a torch module share: who holds which examples, and how a problem is made of them.
 
 A task names its material: the model, and functions that read the clients' examples and the test set. In one process
-all of it is read, or, with very many clients, each client's when it first takes part. A client's own machine reads that client's examples alone, and a server the test set.
+all of it is read, or, with very many clients, each client's when it first takes part. A client's own machine reads that
+client's examples alone, and a server the test set.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Objects:
         if not len(clients):
             raise DataError("`clients` is empty; give the data of at least one client")
         names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
-        data = clients.values() if isinstance(clients, Mapping) else clients
+        data: Any = clients.values() if isinstance(clients, Mapping) else clients
         if isinstance(data, list | tuple) or len(data) <= READ_AT_START or not hasattr(data, "__getitem__"):
             data = list(data)  # else each client's data is fetched when it takes part
         return Objects(model, data, names=names, **others)
