@@ -15,7 +15,7 @@ from fedspan.api.run import as_callbacks, run
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import SpecError, at_least, shown
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
@@ -147,36 +147,41 @@ def spec_of(
     **settings: Any,
 ) -> Spec:
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
-    if clients_per_round is not None and clients_per_round > len(clients):
-        raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
     if isinstance(metrics, str) or callable(metrics):
         metrics = (metrics,)
     if not isinstance(metrics, list | tuple | set | frozenset):
-        raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {metrics!r}")
+        raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}")
     metrics = tuple(metrics)
+    clients_per_round = as_setting("clients_per_round", clients_per_round)
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
+    if clients_per_round is not None:
+        at_least("clients_per_round", clients_per_round, 1)
+        if clients_per_round > len(given.clients):
+            raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients")
     if metrics and test is None and validation is None and not _own_tests(given):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     if batch_size is not None:
         _check_batch_size(batch_size, given)
         settings["batch_size"] = batch_size
     return Spec(
-        rounds=_setting("rounds", settings.pop("rounds", 100)),
+        rounds=as_setting("rounds", settings.pop("rounds", 100)),
         method=as_method(method),
         task=Custom(objects=given),
-        clients_per_round=_setting("clients_per_round", clients_per_round),
+        clients_per_round=clients_per_round,
         metrics=metrics,
         callbacks=as_callbacks(callbacks),
-        **{name: _setting(name, value) for name, value in settings.items() if value is not None},
+        **{name: as_setting(name, value) for name, value in settings.items() if value is not None},
     )
 
 
-def _setting(name: str, value: Any) -> Any:
+def as_setting(name: str, value: Any) -> Any:
     """A setting as a spec holds it: a number of NumPy as one of Python, a table as the object that it describes."""
+    if name == "callbacks":
+        return as_callbacks(value)
     if name not in CONFIGS or isinstance(value, CONFIGS[name]):
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, Mapping):
-        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {value!r}")
+        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {shown(value)}")
     return registry.make(CONFIGS[name], value, name)
 
 
@@ -200,7 +205,7 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
         made: Method[Any, Any, Any, Any] = registry.build("method", dict(given))
         return made
     if not isinstance(given, Method):
-        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {given!r}")
+        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}")
     return given
 
 

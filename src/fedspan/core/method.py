@@ -71,7 +71,7 @@ class Round:
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
 
-    @functools.cached_property
+    @property
     def share(self) -> torch.Tensor | float:
         """Σ_S w_i: the share of all clients that takes part; S/N with equal weights."""
         if self.weights is None:

@@ -45,7 +45,7 @@ class Log:
         return self.entries[index]
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """All entries in one array, or one per part of a compressed entry, so that a checkpoint's header stays small."""
+        """All entries in one array, or one per part of compressed ones, so that a checkpoint's header stays small."""
         return {"end": torch.tensor([self.end]), **_joined(self.entries)}
 
     @staticmethod
@@ -68,7 +68,7 @@ class ModelSync:
     last_round: npt.NDArray[np.int64]  # (runs, clients): the round of each client's copy, -1 for none
     keep: Keep = "none"
 
-    @functools.cached_property
+    @property
     def full(self) -> npt.NDArray[np.bool_]:
         """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
         log = self.log
@@ -97,7 +97,9 @@ class ModelSync:
         """Bytes sent to each client, (runs, clients)."""
         entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
         if self.keep == "none":
-            return np.where(self.full, bytes_of(self.model), (self.log.end - self.last_round) * entry)
+            sizes = (self.log.end - self.last_round) * entry
+            sizes[self.full] = bytes_of(self.model)
+            return sizes
         return self.full * bytes_of(self.model) + self.entries_sent * entry
 
     def pick(self, client: int, full: bool = False) -> ModelSync:

@@ -1,8 +1,8 @@
 """The one codec, a frozen dataclass of tensors ⇄ named flat arrays, and the ledger of the bytes that it packs.
 
 Messages, client states, server states and checkpoints are all packed here: names and numbers, no pickle, no code. A
-field is a tensor, a whole number, a `ModelSync` or `Log`, another such dataclass (`Encoded` for a compressed vector), a tuple of
-these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
+field is a tensor, a whole number, a `ModelSync` or `Log`, another such dataclass (`Encoded` for a compressed vector), a
+tuple of these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +41,16 @@ def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
     return kind(**made)
 
 
-def sizes(message: Any, shape: tuple[int, int]) -> Counts:
-    """Payload bytes of a cohort's message for each client, (runs, clients)."""
-    fixed, total = 0, None
+def sizes(message: Any) -> Counts | int:
+    """Payload bytes of a cohort's message for each client: (runs, clients), or one number where all are alike."""
+    fixed, own = 0, cast(Counts | int, 0)
     for name in _names(type(message)):
         value = getattr(message, name)
         if isinstance(value, torch.Tensor):
             fixed += value.shape[-1] * value.itemsize
         elif value is not None:
-            own = value.sizes() if isinstance(value, ModelSync) else sizes(value, shape)
-            total = own if total is None else total + own
-    return np.full(shape, fixed, np.int64) if total is None else total + fixed
+            own = own + (value.sizes() if isinstance(value, ModelSync) else sizes(value))
+    return own + fixed
 
 
 def pick(message: T, client: int, full: bool = False) -> T:
@@ -93,13 +92,13 @@ class Ledger:
         """A ledger before the first round."""
         return Ledger(*(np.zeros((runs, clients), np.int64) for _ in range(2)))
 
-    def sent(self, rnd: Round, sizes: Counts) -> None:
-        """Counts the downloads of a round; `sizes` is (runs, S)."""
-        self.down.reshape(-1)[rnd.rows] += sizes.reshape(-1)
+    def sent(self, rnd: Round, sizes: Counts | int) -> None:
+        """Counts the downloads of a round; `sizes` is (runs, S), or one number for all."""
+        self.down.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
 
-    def received(self, rnd: Round, sizes: Counts) -> None:
+    def received(self, rnd: Round, sizes: Counts | int) -> None:
         """Counts the replies of a round."""
-        self.up.reshape(-1)[rnd.rows] += sizes.reshape(-1)
+        self.up.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
 
     def totals(self) -> tuple[Counts, Counts]:
         """(up, down) of each run so far."""

@@ -201,7 +201,7 @@ class Loop:
         rnd = self._round()
         down = self.method.broadcast(self.server, rnd)
         found = self.transport.exchange(rnd, down, self.buffers)
-        self.ledger.sent(rnd, _sizes(down, self.buffers, rnd) if found.sent is None else found.sent)
+        self.ledger.sent(rnd, _sizes(down, self.buffers) if found.sent is None else found.sent)
         if found.events:
             self._note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
@@ -211,7 +211,7 @@ class Loop:
                 self.server = self.method.empty_round(self.server, rnd)
         else:
             self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
-            received = _sizes(found.up, found.buffers, rnd) if found.received is None else found.received
+            received = _sizes(found.up, found.buffers) if found.received is None else found.received
             self.ledger.received(rnd, received)
             self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
@@ -301,7 +301,7 @@ class Loop:
         self.checks = record["checks"] if self.t else {}
 
 
-def _sizes(message: Any, buffers: Vector | None, rnd: Round) -> wire.Counts:
+def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:
     """Bytes of a message and of the buffers with it, for each client."""
-    found = wire.sizes(message, rnd.ids.shape)
+    found = wire.sizes(message)
     return found if buffers is None else found + buffers.shape[-1] * buffers.itemsize

@@ -163,7 +163,9 @@ class _Files:
         for number, folder in enumerate(seed_dirs(run_dir, self.loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder)
-        write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
+        kept = {"model_rounds": {str(seed): t for seed, t in result.model_rounds.items()}}
+        about = _decisions(self.spec) | (kept if result.model_rounds else {})
+        write_outcome(run_dir, result.seeds, result.statuses, about)
         if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
                 remove(run_dir / name)
@@ -264,6 +266,8 @@ def _decisions(spec: Spec) -> Table:
 
 def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
     """A checkpoint is continued only with the settings it was made with; `rounds` may change without a schedule."""
+    if not isinstance(meta.get("decisions"), dict):
+        raise CheckpointError("the run directory does not say with which settings its run was made; begin another run")
     before, now = flat(meta["decisions"]), flat(spec.decisions())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):

@@ -1,7 +1,8 @@
 """All clients on one machine: the clients of a round one after the other, as one batched computation, or on processes.
 
 Which is fastest depends on the network and the machine. Where a run is long enough, `auto` times the first round in
-every way. The loop and the processes do the same arithmetic; batched products may differ in the last digits.
+every way (`engine.ways`). The loop and the processes do the same arithmetic; batched products may differ in the last
+digits.
 
 Client states are rows, one table per field (`engine.states`). A round reads and writes the rows of its clients only, so
 its cost grows with S and not with N. No client's copy of x is stored: it equals the server's x of an earlier round.
@@ -9,12 +10,12 @@ its cost grows with S and not with N. No client's copy of x is stored: it equals
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,8 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.config import Engine, Simulate
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.config import Engine
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Replayable, Round
 from fedspan.core.objective import Problem
@@ -31,10 +32,7 @@ from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
-
-WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
-LONG_RUN = 10.0  # seconds of a run in a loop from which other ways are tried
-FASTER = 0.87  # another way must take less than this share of the loop's time
+from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
 
 
 class Simulator:
@@ -58,8 +56,8 @@ class Simulator:
                 "statistics; use 'auto', 'loop' or 'pool'"
             )
         self.method, self.problem, self.rounds, self.workers = method, problem, rounds, engine.workers
-        self.way: Simulate = "batched" if problem.cohort_mode == "batched" else simulate
-        self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
+        self.way = Way("batched" if problem.cohort_mode == "batched" else simulate)
+        self.times: dict[Way, float] = {}  # seconds of a round, for each way that was tried
         self._pool: Pool | None = None
         one = method.init_client(problem.x0[:1], problem.layout)
         self._kind = type(one)
@@ -80,19 +78,23 @@ class Simulator:
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Hands the download to the clients of a round, all of which reply."""
-        cohort = rnd.ids.shape[1]
-        if self.way == "batched" or cohort == 1:
+        with threads(self.way.threads) if self.way.threads else contextlib.nullcontext():
+            return self._exchange(rnd, down, buffers)
+
+    def _exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+        cohort, how = rnd.ids.shape[1], self.way.how
+        if how == "batched" or cohort == 1:
             try:
                 new, up, beside = local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
             except RuntimeError as error:
                 if cohort == 1 or "vmap: called random operation" not in str(error):
                     raise
-                warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=2)
-                self.way = "loop"
-                return self.exchange(rnd, down, buffers)
+                warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=3)
+                self.way = Way("loop")
+                return self._exchange(rnd, down, buffers)
             self._put(rnd, new, up)
-        elif self.way == "pool":
-            new, up, beside = self._by("pool", rnd, down, buffers)
+        elif how == "pool":
+            new, up, beside = self._by(self.way, rnd, down, buffers)
             self._put(rnd, new, up)
         else:
             began = time.perf_counter()
@@ -103,17 +105,18 @@ class Simulator:
                 self._put(one, new, answer[0])
                 parts.append((None, *answer))
             _, up, beside = _joined(parts)
-            if self.way == "auto":
+            if how == "auto":
                 self._choose(rnd, down, buffers, time.perf_counter() - began)
         return Replies(np.arange(cohort), up, beside)
 
-    def _by(self, way: str, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
+    def _by(self, way: Way, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
         """The work of a round without storing it: (new states, replies, buffers)."""
-        if way == "batched":
-            return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
-        one_by_one = functools.partial(_one_by_one, self.method, self.problem)
-        if way == "loop":
-            return one_by_one(self._take(rnd), down, buffers, rnd)
+        with threads(way.threads):
+            if way.how == "batched":
+                return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            one_by_one = functools.partial(_one_by_one, self.method, self.problem)
+            if way.how == "loop":
+                return one_by_one(self._take(rnd), down, buffers, rnd)
         if self._pool is None:
             self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
         shares = [
@@ -123,24 +126,22 @@ class Simulator:
 
     def _choose(self, rnd: Round, down: Any, buffers: Vector | None, took: float) -> None:
         """Chooses the fastest way by timing a round that is already done."""
-        self.way = "loop"
-        if self.rounds is None or took * self.rounds < LONG_RUN:
+        self.way, tried = Way("loop"), self._ways(rnd)
+        long = self.rounds is not None and self.rounds >= ROUNDS_PER_WAY * len(tried)
+        if not long or len(tried) == 1 or self.rounds is None or took * self.rounds < LONG_RUN:
             return
-        ways = ["loop"]
-        if self.problem.can_batch():
-            ways.append("batched")
-        if self._processes(rnd) > 1:
-            ways.append("pool")
-        for way in ways if len(ways) > 1 else ():
-            run = functools.partial(self._by, way, rnd, down, buffers)
-            seconds = _timed(run)
-            if seconds is not None:
-                self.times[way] = seconds
-        best = min(self.times, key=lambda way: self.times[way], default="loop")
-        if best != "loop" and self.times[best] < FASTER * self.times.get("loop", took):
-            self.way = "batched" if best == "batched" else "pool"
-        if self.way != "pool":
+        runs = {way: functools.partial(self._by, way, rnd, down, buffers) for way in tried}
+        self.times = timed(runs, SHARE * took * self.rounds)
+        self.way = fastest(self.times)
+        if self.way.how != "pool":
             self.close()
+
+    def _ways(self, rnd: Round) -> list[Way]:
+        """All ways of this problem on this machine. Small networks are slower on several threads than on one."""
+        found = [Way("loop"), *([Way("batched")] if self.problem.can_batch() else [])]
+        if torch.get_num_threads() > 1:
+            found += [Way(way.how, 1) for way in found]
+        return found + ([Way("pool")] if self._processes(rnd) > 1 else [])
 
     def _processes(self, rnd: Round) -> int:
         """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
@@ -200,7 +201,7 @@ class Simulator:
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        way = {"simulate": torch.tensor([WAYS.index(self.way)])}
+        way = {"simulate": torch.tensor([WAYS.index(self.way.how), self.way.threads])}
         return way | save_states(self._population)
 
     def saved(self) -> None:
@@ -211,7 +212,8 @@ class Simulator:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
-        self.way = WAYS[int(arrays["simulate"])]
+        how, number = arrays["simulate"].tolist()
+        self.way = Way(WAYS[how], number)
         load_states(self._population, arrays)
 
 
@@ -234,16 +236,3 @@ def _joined(parts: list[Answer]) -> Answer:
     states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
     beside = None if parts[0][2] is None else torch.cat([part[2] for part in parts if part[2] is not None], 1)
     return states, wire.gather([part[1] for part in parts]), beside
-
-
-def _timed(run: Callable[[], Any]) -> float | None:
-    """Seconds of a second call; None where it cannot be done."""
-    try:
-        run()
-        began = time.perf_counter()
-        run()
-    except FedspanError:
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError):  # what vmap raises for networks it cannot batch
-        return None
-    return time.perf_counter() - began

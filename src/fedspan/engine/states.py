@@ -79,20 +79,18 @@ class InMemory:
         except RuntimeError:
             size = count * first.shape[-1] * first.itemsize / 1e9
             raise SpecError(
-                f"the states of {count:,} clients take {size:,.0f} GB, more than this machine's memory; set `states_dir` "
+                f"the states of {count:,} clients take {size:,.0f} GB, more than there is memory for; set `states_dir` "
                 "to keep them on disk, or `compact_states` if the method allows it"
             ) from None
-
-        self.table = self.values.numpy()  # the same memory; NumPy moves rows in half the time
-        self._latest: tuple[Rows | None, Rows] = (None, self.rows)
+        self._latest: tuple[Rows | None, torch.Tensor] = (None, torch.empty(0))
 
     def take(self, rows: Rows) -> torch.Tensor:
-        return torch.from_numpy(self.table.take(self._places(rows), 0))
+        return self.values.index_select(0, self._places(rows))
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
-        self.table[self._places(rows)] = values.numpy()
+        self.values.index_copy_(0, self._places(rows), values)
 
-    def _places(self, rows: Rows) -> Rows:
+    def _places(self, rows: Rows) -> torch.Tensor:
         """Where rows are; those that have no place yet get one, with the first state in it."""
         if rows is self._latest[0]:  # a cohort is put back where it was taken
             return self._latest[1]
@@ -104,8 +102,8 @@ class InMemory:
             self.places[new] = np.arange(start, self.used)
             self.values[start : self.used] = self.first
             places = self.places[rows]
-        self._latest = (rows, places)
-        return places
+        self._latest = (rows, torch.from_numpy(places))
+        return self._latest[1]
 
     def take_all(self) -> torch.Tensor:
         every = self.first.expand(self.count, -1).clone()
@@ -118,7 +116,7 @@ class InMemory:
         self.used = len(saved["rows"])
         self.rows[: self.used] = saved["rows"].numpy()
         self.places.fill(-1)
-        self._latest = (None, self.rows)
+        self._latest = (None, torch.empty(0))
         self.places[self.rows[: self.used]] = np.arange(self.used)
         self.values[: self.used] = saved["values"]
 

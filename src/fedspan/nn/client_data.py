@@ -220,16 +220,24 @@ def _dense(part: torch.Tensor, who: str) -> torch.Tensor:
 
 
 def _checked(data: Iterable[torch.Tensor], who: str) -> tuple[torch.Tensor, ...]:
-    """Tensors of equal length without a value that is not finite, or that a model in float32 would take for ∞."""
+    """Tensors of equal length without a value that is not finite."""
     parts = tuple(data)
     if len({part.shape[0] for part in parts}) > 1:
         raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
     for part in parts:
         if part.is_floating_point() and not torch.isfinite(part).all():
             raise DataError(f"{who} has values that are not finite; remove or fill them")
-        if part.dtype == torch.float64 and not torch.isfinite(part.float()).all():
-            raise DataError(f"{who} has the value {part.abs().max():.3g}, which float32 cannot hold; scale the column")
     return parts
+
+
+def narrowed(part: torch.Tensor, dtype: torch.dtype, who: str) -> torch.Tensor:
+    """The values in a model's type; refuses one that it would take for ∞."""
+    found = part.to(dtype)
+    narrows = part.dtype.is_floating_point and dtype.is_floating_point and dtype.itemsize < part.dtype.itemsize
+    if narrows and not torch.isfinite(found).all():
+        kind = str(dtype).removeprefix("torch.")
+        raise DataError(f"{who} has the value {part.abs().max():.3g}, which {kind} cannot hold; scale the column")
+    return found
 
 
 def placed(batch: Batch, device: torch.device) -> Batch:

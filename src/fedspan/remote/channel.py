@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedspan.core.errors import FedspanError, one_line
+from fedspan.core.errors import ResumableError, one_line
 from fedspan.remote.messages import RoundMessage
 
 NAMED = 5  # clients with the same event
@@ -54,5 +54,5 @@ def in_words(t: int, events: Sequence[Event]) -> list[str]:
     return told
 
 
-class StalledError(FedspanError):
+class StalledError(ResumableError):
     """No round can be done: the clients are away, or refuse."""

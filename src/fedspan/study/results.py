@@ -24,7 +24,7 @@ from typing import Any
 import tomli_w
 
 from fedspan.core.errors import CheckpointError, FedspanError
-from fedspan.core.files import write_atomic
+from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import Spec, read_toml
 from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory, price
@@ -137,7 +137,7 @@ def announce(study: Study, out: Path, line: str) -> str:
     Returns:
         The commands that lead to this study, one per line: the first one, and those that changed it when they resumed.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_dir(out)
     (out / CURVES).unlink(missing_ok=True)
     text = tomli_w.dumps(table_of(study))
     before = (out / STUDY).read_text("utf-8") if (out / STUDY).exists() and "--resume" in line.split() else ""
@@ -154,7 +154,7 @@ def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
-    about = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
+    about: Table = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
     about |= {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedspan.core.errors import CheckpointError
 from fedspan.core.sealed import read_table
-from fedspan.engine import history
 from fedspan.core.spec import Spec
+from fedspan.engine import history
 from fedspan.engine.outcome import LR
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.halving import hopeless, stages

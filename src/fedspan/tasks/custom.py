@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
@@ -53,7 +53,13 @@ class Objects:
         """Checks what a user gives; clients of a list are numbered."""
         if not isinstance(model, nn.Module):
             raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-        if isinstance(clients, torch.Tensor | np.ndarray) or not hasattr(clients, "__len__"):
+        if table_columns(clients) is not None:
+            raise DataError(
+                "`clients` is one table; give a list with a table per client, such as "
+                "[part for _, part in table.groupby('client')]"
+            )
+        single = isinstance(clients, torch.Tensor | np.ndarray | str | bytes | set | DataLoader | Dataset)
+        if single or not hasattr(clients, "__len__"):
             raise DataError(f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}")
         if isinstance(clients, Mapping) and "train" in clients and set(clients) <= {"train", "test", "validation"}:
             raise DataError("`clients` has the parts of one data set; divide train among clients, and give `test`")
