@@ -37,7 +37,7 @@ def pack(value: Any, prefix: str = "") -> Arrays:
 
 def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
     """The inverse of `pack`; raises ProtocolError if an array is missing."""
-    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(kind).items()}
+    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(typing.cast(Any, kind)).items()}
     return kind(**made)
 
 

@@ -23,8 +23,8 @@ EVALUATIONS = 8  # of a whole run, below which it is not worth it
 def stages(part: Part, variant: Variant, specs: Sequence[Spec]) -> list[tuple[list[int], float, float]]:
     """(rounds of each point, share of the rounds, share of progress) of every stage.
 
-    There are none, and all points run to the end, where there are few points or evaluations, where the whole grid is shown in a figure, and where the length
-    of a run decides its numbers.
+    There are none, and all points run to the end, where there are few points or evaluations, where the whole grid is
+    shown in a figure, and where the length of a run decides its numbers.
     """
     whole = len(specs) < 3 or not variant.grid.keys().isdisjoint(part.figure.get("x", ()))
     for spec in specs:
