@@ -63,7 +63,9 @@ def fit(
         clients: The data of each client, as a list or as a dictionary of name → data. Data is a pair
             (inputs, targets) of tensors, arrays or lists, a table with a target column, a Dataset or a DataLoader; for
             a Hugging Face model a mapping of token columns, a `datasets.Dataset`, a table, or a list of rows. A client
-            may be a dictionary with "train" and "test" (or "validation"), each of them such data.
+            may be a dictionary with "train" and "test" (or "validation"), each of them such data. Of more than 10,000
+            clients each one's data is read and checked when it first takes part. They may be any sequence; its
+            attribute `sizes`, the numbers of examples, spares reading all of it where these are needed as weights.
         loss: `loss(outputs, targets)`, the mean over a batch. By default, integer targets are classes (cross-entropy),
             or yes and no where the model has one output per target (binary cross-entropy with logits). A Hugging Face
             model uses its own.
@@ -156,7 +158,7 @@ def spec_of(
         at_least("clients_per_round", clients_per_round, 1)
         if clients_per_round > len(given.clients):
             raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients")
-    if metrics and test is None and validation is None and not _own_tests(clients):
+    if metrics and test is None and validation is None and not _own_tests(given):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     if batch_size is not None:
         _check_batch_size(batch_size, given)
@@ -185,7 +187,7 @@ def as_setting(name: str, value: Any) -> Any:
 
 def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:
     """Refuses a batch size besides those of DataLoaders."""
-    for number, data in enumerate(given.clients):
+    for number, data in enumerate(given.at_hand):
         data = data.get("train") if isinstance(data, Mapping) else data
         own = data.batch_size if isinstance(data, DataLoader) else batch_size
         if own is not None and own != batch_size:
@@ -207,7 +209,6 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
     return given
 
 
-def _own_tests(clients: Any) -> bool:
+def _own_tests(given: Objects) -> bool:
     """Whether clients have test data of their own."""
-    every = clients.values() if isinstance(clients, Mapping) else clients
-    return any(isinstance(data, Mapping) and {"train", "test"} <= set(data) for data in every)
+    return any(isinstance(data, Mapping) and {"train", "test"} <= set(data) for data in given.at_hand)

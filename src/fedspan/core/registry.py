@@ -1,7 +1,7 @@
 """Folder = axis, file = choice: what is registered under which name, and how it is built from a table of a spec.
 
 `@register` files a class under the name of its module. Every file of a kind's folder is found by discovery; a file
-elsewhere once it is imported (`core.plugins`). A new kind is one line in `KINDS`.
+elsewhere once it is imported (`core.plugins`). A new kind is a line in `KINDS` and one in `core.catalog`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedspan.core.callback import Callback
+from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.method import Method
@@ -44,15 +45,12 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {
-    "method": Kind(Method, "fedspan.methods"),
-    "projector": Kind(Projector, "fedspan.projectors"),
-    "compressor": Kind(Compressor, "fedspan.compressors"),
-    "optimizer": Kind(Optimizer, "fedspan.optimizers"),
-    "task": Kind(Task, "fedspan.tasks"),
-    "partition": Kind(Partition, "fedspan.data.partitions"),
-    "callback": Kind(Callback, "fedspan.callbacks"),
-    "metric": Kind(Metric, "fedspan.metrics"),
-}
+    kind: Kind(base, FOLDERS[kind])
+    for kind, base in {
+        "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
+        "partition": Partition, "callback": Callback, "metric": Metric,
+    }.items()
+}  # fmt: skip
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
 
@@ -130,8 +128,7 @@ def is_registered(value: object) -> bool:
 
 def summary(cls: type) -> str:
     """The one-line description of a choice: the first paragraph of its module's docstring."""
-    text = (sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip().split("\n\n")[0]
-    return " ".join(text.split())
+    return first_paragraph(sys.modules[cls.__module__].__doc__ or cls.__doc__)
 
 
 def as_choice(kind: str, value: Any, where: str | None = None) -> Any:

@@ -44,6 +44,15 @@ class Log:
             raise ProtocolError(f"the change of round {t} is not in the log, which ends before round {self.end}")
         return self.entries[index]
 
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """All entries in one array, or one per part of compressed ones, so that a checkpoint's header stays small."""
+        return {"end": torch.tensor([self.end]), **_joined(self.entries)}
+
+    @staticmethod
+    def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
+        """The inverse of `arrays`."""
+        return Log(_apart({name: array for name, array in arrays.items() if name != "end"}), int(arrays["end"]))
+
 
 @dataclass(frozen=True, eq=False)
 class ModelSync:

@@ -1,13 +1,14 @@
 """The one codec, a frozen dataclass of tensors ⇄ named flat arrays, and the ledger of the bytes that it packs.
 
 Messages, client states, server states and checkpoints are all packed here: names and numbers, no pickle, no code. A
-field is a tensor, a whole number, a `ModelSync`, another such dataclass (`Encoded` for a compressed vector), a tuple of
-these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
+field is a tensor, a whole number, a `ModelSync` or `Log`, another such dataclass (`Encoded` for a compressed vector), a
+tuple of these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 
 from fedspan.core.errors import ProtocolError
 from fedspan.core.method import Round
-from fedspan.core.sync import ModelSync
+from fedspan.core.sync import Log, ModelSync
 
 Arrays = dict[str, torch.Tensor]
 Counts = npt.NDArray[np.int64]
@@ -36,7 +37,7 @@ def pack(value: Any, prefix: str = "") -> Arrays:
 
 def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
     """The inverse of `pack`; raises ProtocolError if an array is missing."""
-    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(kind).items()}
+    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(typing.cast(Any, kind)).items()}
     return kind(**made)
 
 
@@ -113,7 +114,8 @@ def _names(kind: type) -> tuple[str, ...]:
     return _fields[kind]
 
 
-def _hints(kind: type) -> dict[str, Any]:
+@functools.cache  # evaluating annotations takes longer than unpacking a reply
+def _hints(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in _names(kind)}
 
@@ -129,7 +131,7 @@ def _pack_one(value: Any, name: str, out: Arrays) -> None:
         out[f"{name}.count"] = torch.tensor([len(value)])
         for number, item in enumerate(value):
             _pack_one(item, f"{name}.{number}", out)
-    elif isinstance(value, ModelSync):
+    elif isinstance(value, ModelSync | Log):
         out.update({f"{name}.{part}": array for part, array in value.arrays().items()})
     elif dataclasses.is_dataclass(value):
         out.update(pack(value, f"{name}."))
@@ -148,8 +150,8 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
     if origin is tuple:
         count = int(_array(arrays, f"{name}.count"))
         return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
-    if hint is ModelSync:
-        return ModelSync.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
+    if hint is ModelSync or hint is Log:
+        return hint.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
     if dataclasses.is_dataclass(hint):
         return unpack(typing.cast(type, hint), arrays, f"{name}.")
     array = _array(arrays, name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import platform
 import signal
 import time
 import warnings
@@ -22,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import remove, write_atomic
 from fedspan.core.spec import Spec, Table, flat
+from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
@@ -149,7 +147,7 @@ class _Files:
         if not torch.isfinite(self.loop.model().square().sum(-1)).any():
             return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
-        meta |= {"start": self.start}
+        meta |= {"start": self.start, "history": [one.mark() for one in self.histories]}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
@@ -192,16 +190,6 @@ def check_vacant(run_dir: Path) -> None:
         )
 
 
-def versions() -> dict[str, str]:
-    """What the numbers of a run depend on besides its spec."""
-    return {
-        "fedspan": fedspan.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
 def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     """Files ready for the next row, and the loop where they end; None where the run has finished before."""
     if loop.run_dir is None:
@@ -228,6 +216,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
+        if loop.t:
+            marks = [history.Mark(*mark) for mark in meta["history"]]
+            loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
     else:
         check_vacant(out)
         if any(path.exists() for path, _ in places):

@@ -31,7 +31,7 @@ from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
-from fedspan.engine.states import STORED, InMemory, OnDisk, States
+from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
 
 
@@ -202,7 +202,7 @@ class Simulator:
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
         way = {"simulate": torch.tensor([WAYS.index(self.way.how), self.way.threads])}
-        return way | {name: states.save() for name, states in self._population.items()}
+        return way | save_states(self._population)
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -214,8 +214,7 @@ class Simulator:
         """Go back to what `save` gave."""
         how, number = arrays["simulate"].tolist()
         self.way = Way(WAYS[how], number)
-        for name, states in self._population.items():
-            states.load(arrays[name])
+        load_states(self._population, arrays)
 
 
 Answer = tuple[Any, Any, Vector | None]

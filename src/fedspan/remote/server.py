@@ -27,14 +27,15 @@ from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
-from fedspan.engine.states import InMemory, OnDisk, States
+from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.worker import BUFFERS
-from fedspan.remote.channel import Channel, Event, Failure, StalledError
+from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
+COPIES_AT_ONCE = 1 << 26  # bytes of states that are renewed together
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
 
 
@@ -127,7 +128,7 @@ class RemoteTransport:
         for place, client in enumerate(rnd.ids[0].tolist()):
             if place not in found.replies and client not in named:
                 found.events.append(Event(client, "no reply in time"))
-        events = [f"round {rnd.t}: {event}" for event in found.events]
+        events = in_words(rnd.t, found.events)
         if (count := len(found.replies)) < self.min_replies:
             events.append(f"round {rnd.t}: {count} of {cohort} replies, fewer than {self.min_replies}; nothing counted")
             return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
@@ -235,21 +236,29 @@ class RemoteTransport:
     def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
         places = np.array(sorted(found.replies))
         replies, kind = [found.replies[place] for place in places.tolist()], self.method.types()[3]
-        up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies])
+        ups: list[Any] = [wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies]
+        up = wire.gather(ups)
         buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
-        accepted = rnd.subset(places)
-        ids = accepted.ids[0]
-        if self._copies and self.memory is not None:
-            old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
-            sent = down.subset(places) if isinstance(down, SyncedDown) else down
-            new = self.memory.update_client_state(old, sent, up, accepted)
-            for name, values in wire.pack(new).items():
-                if name in self._copies:
-                    self._copies[name].put(ids, values[0])
+        if self._copies:
+            one = sum(array.nbytes for array in wire.pack(self.first).values())
+            for start in range(0, len(places), at_once := max(1, COPIES_AT_ONCE // max(1, one))):
+                part = slice(start, start + at_once)
+                self._update_copies(rnd.subset(places[part]), down, places[part], wire.gather(ups[part]))
+        ids = rnd.ids[0, places]
         self.accepted[ids] += 1
         self.marks[ids] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
         return Replies(places, up, buffers, found.sent[None], received, events)
+
+    def _update_copies(self, rnd: Round, down: Any, places: Ids, up: Any) -> None:
+        """What the replies of some clients do to the copies of their states."""
+        assert self._copies is not None
+        assert self.memory is not None
+        old = replace(self.first, **{name: self._copy(name, rnd.ids[0]) for name in self._copies})
+        sent = down.subset(places) if isinstance(down, SyncedDown) else down
+        new = wire.pack(self.memory.update_client_state(old, sent, up, rnd))
+        for name, states in self._copies.items():
+            states.put(rnd.ids[0], new[name][0])
 
     def _copy(self, name: str, ids: Ids) -> Vector:
         assert self._copies is not None
@@ -268,9 +277,9 @@ class RemoteTransport:
 
     def save(self) -> wire.Arrays:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
-        copies = {f"copy.{name}": states.save() for name, states in (self._copies or {}).items()}
+        copies = save_states(self._copies or {})
         counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
-        return counts | copies
+        return counts | {f"copy.{name}": array for name, array in copies.items()}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -281,7 +290,7 @@ class RemoteTransport:
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
         self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
-        for name, states in (self._copies or {}).items():
-            if f"copy.{name}" not in arrays:
-                raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
-            states.load(arrays[f"copy.{name}"])
+        copies = {name.removeprefix("copy."): array for name, array in arrays.items() if name.startswith("copy.")}
+        if self._copies and not copies:
+            raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
+        load_states(self._copies or {}, copies)

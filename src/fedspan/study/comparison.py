@@ -72,7 +72,8 @@ class Comparison:
         name = self._part.tune_metric
         return [
             {"method": entry.series.label, **_short(one.point), "rounds": one.rounds, name: one.end.mean,
-             "diverged": one.end.diverged, "failed": one.end.failed, "chosen": one.point == entry.point}
+             "diverged": one.end.diverged, "failed": one.end.failed,
+             "stopped_early": one.dropped, "chosen": one.point == entry.point}
             for entry in self._entries
             for one in entry.tried
         ]  # fmt: skip

@@ -14,9 +14,9 @@ from pathlib import Path
 from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory
 from fedspan.engine.judging import main_metric
-from fedspan.engine.run_dir import versions
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.chart import best_first

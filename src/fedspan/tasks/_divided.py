@@ -66,6 +66,7 @@ class DividedTask(ModuleTask):
             lambda ids: ((x[0][found.parts[i]], y[found.parts[i]]) for i in ids),
             lambda: test,
             None if found.classes else F.mse_loss,
+            sizes=lambda: [len(part) for part in found.parts],
         )
 
     def _model(self, shape: tuple[int, ...], outputs: int, seed: int, norm: Norm = "group") -> nn.Module:
