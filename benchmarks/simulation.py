@@ -200,7 +200,10 @@ def main() -> None:
     parser.add_argument("--how", nargs="*", default=[])
     args = parser.parse_args()
     globals()["PEERS"] = args.peers
-    lines = ["| model | method | simulator | rounds/s | / FedJAX | / pfl | / plain loop |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| model | method | simulator | rounds/s | / FedJAX | / pfl | / plain loop |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for model in args.models:
         for method in args.methods:
             found = measured(model, method, args.turns, args.threads, args.how)
