@@ -41,11 +41,18 @@ def init(place: Path, kind: str) -> Path:
     return place / "spec.toml"
 
 
+def test_the_tests_of_the_projects_pass(tmp_path: Path) -> None:
+    """Those of all kinds in one process."""
+    places = [init(tmp_path / f"our-{kind}", kind).parent for kind in KINDS]
+    found = os.pathsep.join([ENV["PYTHONPATH"], *map(str, places)])
+    said = python("-m", "pytest", "-q", *places, cwd=tmp_path, PYTHONPATH=found)
+    assert f"{2 * len(places)} passed" in said
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
-    """Its own test, a short run, its clients, and no name of the template left."""
+    """A short run, its clients, and no name of the template left."""
     path = init(tmp_path / "our-model", kind)
-    python("-m", "pytest", "-q", cwd=path.parent)
     spec = Spec.load(path)
     assert len(spec.task.holdings(0).counts) == 5
     result = fedspan.run(spec)

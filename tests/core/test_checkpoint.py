@@ -62,8 +62,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]
     return made
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(("sign", "seeds"), [(signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGKILL, 2)])
 def test_a_stopped_run_resumes_to_the_same_bits(
     sign: int, seeds: int, unstopped: Callable[[int], Path], tmp_path: Path
 ) -> None:
