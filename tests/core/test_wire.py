@@ -118,7 +118,7 @@ def test_a_log_of_codes_travels_as_the_codes() -> None:
         assert sum(a.numel() * a.element_size() for a in packed.values()) == sizes[0, place]
         arrived = wire.unpack(Down, packed).sync
         seen = []
-        opened = arrived.open(x, int(last_round[0, place]), lambda entry, t, seen=seen: seen.append((t, entry)) or x)  # type: ignore[misc]
+        opened = arrived.open(x, int(last_round[0, place]), lambda x, entry, t, seen=seen: seen.append((t, entry)) or x)  # type: ignore[misc]
         assert [float(entry.scale) for _, entry in seen] == wanted
         assert [t for t, _ in seen] == list(range(4 - len(wanted), 4))
         assert opened.log.end == (4 if wanted else 0)
