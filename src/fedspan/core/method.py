@@ -11,7 +11,7 @@ import functools
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,7 @@ class Round:
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
+    overwrite: bool = False  # whether `server_step` may write into the server's vectors except x: they are large
 
     @functools.cached_property
     def share(self) -> torch.Tensor | float:
@@ -81,13 +82,27 @@ class Round:
         """The earliest round whose change some client may not have received."""
         return 0 if self.everyone is None else max(0, int(self.everyone.min()))
 
+    @property
+    def missed_by_any(self) -> int:
+        """How many of the last rounds' changes, this one's included, some client with a copy of x lacks after it."""
+        if self.everyone is None:
+            return self.t + 1
+        copies = self.everyone.reshape(-1).copy()
+        copies[self.rows] = self.t
+        return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
+
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The cohort as flat numbers run · N + client, in order."""
         return flat_rows(self.ids, self.clients)
 
     def mean(self, v: Vector) -> Vector:
-        """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n)."""
+        """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n).
+
+        One vector for a round of several clients is what all of them have in common, and its own mean.
+        """
+        if v.shape[1] == 1 < self.ids.shape[1]:
+            return v
         if self.weights is None:
             return v.mean(1, keepdim=True)
         return (self.weights * v).sum(1, keepdim=True) / self.share
@@ -110,6 +125,7 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
+    uses_mean_only: ClassVar[bool] = False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
 
     @property
     def spans_run(self) -> bool:

@@ -97,6 +97,10 @@ class Problem(ABC):
     cohort_mode: Literal["batched", "per_client"] = "batched"  # whether `cohort` takes all clients of a round at once
     buffers0: Vector | None = None  # (runs, 1, n): what is averaged besides x, such as running statistics
 
+    def drop_start(self) -> None:
+        """Keeps of x0 only its shape and type, once a run has begun from it: it may be as large as the memory."""
+        self.x0 = self.x0.new_zeros(()).expand(self.x0.shape)
+
     def can_batch(self) -> bool:
         """Whether a problem that is "per_client" could also take all clients of a round as one computation."""
         return False

@@ -133,15 +133,46 @@ class Transposed:
         out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
         places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
         for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
-            place.copy_(_up(factor, block, part))
+            _fill(place, factor, block, part)
         return out
+
+    def plus(self, z: Vector, x: Vector, overwrite: bool = False) -> Vector:
+        """x + Pᵀz, with one new vector of this length; with `overwrite` in x itself."""
+        if overwrite:
+            P, parts = self.of, z.split(list(self.of.sizes), -1)
+            places = x.split([block.size for block in P.layout.blocks], -1)
+            for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
+                _fill(place, factor, block, part, add=True)
+            return x
+        moved = self @ z
+        return x + moved if moved is z or moved.shape[1] < x.shape[1] else moved.add_(x)
 
 
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor is None:
         return v
     runs, clients, _ = v.shape
+    if runs == 1 and (index := picked(factor)) is not None:  # no copy of the block with its axes in another order
+        axis = block.input_axis + 2
+        return (
+            v.unflatten(-1, block.shape).index_select(axis, index.flatten()).movedim(axis, -1).reshape(1, clients, -1)
+        )
     return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
+
+
+def _fill(place: Vector, factor: Factor | None, block: Block, z: Vector, add: bool = False) -> None:
+    """Writes Pᵀz of one block to its place, or adds it; coordinates without another copy of the block."""
+    index = picked(factor)
+    if factor is None or index is None or len(index) > 1:
+        up = _up(factor, block, z)
+        (place.add_ if add else place.copy_)(up)
+        return
+    axis, rest = block.input_axis + 2, [n for number, n in enumerate(block.shape) if number != block.axis]
+    inside = z.reshape(1, z.shape[1], *rest, factor.rank).movedim(-1, axis)
+    if add:
+        place.unflatten(-1, block.shape).index_add_(axis, index.flatten(), inside)
+    else:
+        place.zero_().unflatten(-1, block.shape).index_copy_(axis, index.flatten(), inside)
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import secrets
 import time
@@ -98,6 +99,8 @@ def local_work(
 
 
 DRAWN_AHEAD = 16  # rounds whose cohorts are drawn at once
+LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
+SAMPLED = 64  # initial weights that are looked at
 
 
 @functools.lru_cache(maxsize=4)
@@ -142,6 +145,7 @@ class Loop:
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
+    start: str = field(init=False)  # a hash of sampled initial weights
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -154,6 +158,7 @@ class Loop:
         self.buffers = self.problem.buffers0
         self.lines = [[] for _ in self.seeds]
         self.id = secrets.token_hex(8)
+        self.start = _sampled(self.problem.x0)
         self._each_round = [one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end]
 
     def model(self) -> Vector:
@@ -247,6 +252,7 @@ class Loop:
             local_steps=self.method.local_steps,
             schedule=schedule,
             rounds=self.rounds,
+            overwrite=self.problem.layout.size >= LARGE,
         )
 
     def _evaluate(self) -> Row:
@@ -288,6 +294,14 @@ class Loop:
         record = json.loads(parts["loop"]["record"].numpy().tobytes())
         self.id, self.events = record["id"], tuple(record["events"])
         self.lines = record["lines"] if self.t else [[] for _ in self.seeds]
+
+
+def _sampled(x0: Vector) -> str:
+    """A hash of some of the initial weights; a dry run has none."""
+    if x0.is_meta:
+        return ""
+    numbers = x0[..., :: max(1, x0.shape[-1] // SAMPLED)]
+    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
 def _bytes(buffers: Vector | None) -> int:

@@ -32,7 +32,7 @@ class States(Protocol):
     """One field of all clients' states."""
 
     def take(self, rows: Rows) -> torch.Tensor:
-        """Copy rows: (len(rows), size)."""
+        """Rows, (len(rows), size), to be read before the next `put`."""
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
         """Overwrite rows."""
@@ -54,10 +54,15 @@ class InMemory:
         self.values = first.expand(count, -1).clone()
 
     def take(self, rows: Rows) -> torch.Tensor:
+        if len(rows) == 1:  # a large model's state is not copied
+            return self.values[rows[0] : rows[0] + 1]
         return self.values.index_select(0, torch.from_numpy(rows))
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
-        self.values.index_copy_(0, torch.from_numpy(rows), values)
+        if len(rows) == 1:
+            self.values[rows[0]].copy_(values[0])
+        else:
+            self.values.index_copy_(0, torch.from_numpy(rows), values)
 
     def take_all(self) -> torch.Tensor:
         return self.values

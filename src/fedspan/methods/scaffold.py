@@ -83,7 +83,7 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
         x, c, c_i = down.x, down.c, client.c
         u = c - c_i
         direction = f.direction(u) if self.solver.plain else Averaged(f.direction(u))
-        dy = self.descend(x, direction, self.rate(rnd)) - x  # 10
+        dy = self.descend(x, direction, self.rate(rnd)).sub_(x)  # 10
         dc = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
@@ -95,13 +95,16 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        dc = self._control_change(up.dy, down.c, rnd) if up.dc is None else up.dc
-        return ClientState(client.c + dc)  # 12
+        if up.dc is None:
+            return ClientState(self._control_change(up.dy, down.c, rnd).add_(client.c))  # 12
+        return ClientState(client.c + up.dc)  # 12
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         x, c = server.x, server.c
         dc = self._control_change(up.dy, c, rnd) if up.dc is None else up.dc
-        return ServerState(x + self.server_lr * rnd.mean(up.dy), c + rnd.share * rnd.mean(dc))  # 17
+        mean_dc = rnd.mean(dc)
+        del dc  # not to be held beside the new x and c
+        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(x), (rnd.share * mean_dc).add_(c))  # 17
 
     def _control_change(self, dy: Vector, c: Vector, rnd: Round) -> Vector:
-        return dy / (-self.local_steps * self.rate(rnd)) - c
+        return (dy / (-self.local_steps * self.rate(rnd))).sub_(c)

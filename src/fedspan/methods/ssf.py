@@ -145,9 +145,9 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
         return self.compressor.decompress(up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype)
 
     def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
-        backfill = self.subspace(rnd).T @ change
-        u = client.u - backfill if self.beta < 1 else client.u
-        return ClientState(client.c + backfill, u, client.moments)  # 6
+        P = self.subspace(rnd)
+        u = client.u - P.T @ change if self.beta < 1 else client.u
+        return ClientState(P.T.plus(change, client.c), u, client.moments)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
@@ -156,9 +156,9 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
             delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (Pc + mean_a)
         else:
             delta = self.server_lr * rnd.mean(up.z)
-        x = x + P.T @ delta  # 7
+        x = P.T.plus(delta, x)  # 7
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
-        return ServerState(x, c + P.T @ change, self.push(server.log, delta, rnd))  # 8
+        return ServerState(x, P.T.plus(change, c, rnd.overwrite), self.push(server.log, delta, rnd))  # 8
 
     def _running_mean(self, u: Vector, a: Vector, P: LinearMap) -> tuple[Vector, Vector]:
         """Line 5' up to what is sent: P u_i after this round, and u_i with that inside the subspace."""

@@ -55,5 +55,5 @@ class SubAvg(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
 
     def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
         delta = self.server_lr * rnd.mean(up.z)
-        x = server.x + self.subspace(rnd).T @ delta  # 4
+        x = self.subspace(rnd).T.plus(delta, server.x)  # 4
         return LoggedModel(x, self.push(server.log, delta, rnd))

@@ -14,7 +14,7 @@ from torch import nn
 from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError
-from fedspan.core.layout import Vector
+from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
@@ -122,7 +122,7 @@ class TorchProblem(Problem):
             found = dict(self._evaluate(self.model)) if self._evaluate is not None else {}
         if self._evaluate is None and self.local_data and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
-        if not torch.isfinite(x).all():
+        if not all_finite(x):
             found["training_loss" if self._evaluate is None else "loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
 

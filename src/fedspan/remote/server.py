@@ -79,8 +79,8 @@ class RemoteTransport:
                 "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
             )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
-        self.first = self.method.init_client(x0[:1], self.layout)
-        self._x0 = x0[:1]
+        self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
+        self.first = self.method.init_client(self._x0, self.layout)
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self._copies: dict[str, States] | None = None
         if backup:
