@@ -68,7 +68,7 @@ class Round:
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
-    overwrite: bool = False  # whether `server_step` may write into the server's vectors except x: they are large
+    overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
 
     @functools.cached_property
     def share(self) -> torch.Tensor | float:

@@ -84,6 +84,9 @@ class Flat(Objective):
     def full_grad(self, x: Vector) -> Vector:
         return torch.zeros_like(x)
 
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        return torch.zeros_like if plus is None else lambda z: torch.zeros_like(z) + plus
+
 
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""

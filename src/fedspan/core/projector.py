@@ -139,6 +139,8 @@ class Transposed:
     def plus(self, z: Vector, x: Vector, overwrite: bool = False) -> Vector:
         """x + Pᵀz, with one new vector of this length; with `overwrite` in x itself."""
         if overwrite:
+            if z.is_meta:
+                return x
             P, parts = self.of, z.split(list(self.of.sizes), -1)
             places = x.split([block.size for block in P.layout.blocks], -1)
             for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):

@@ -123,7 +123,8 @@ class ModelSync:
                 )
             x = copy
             for t in range(start, log.end):
-                x = x + expand(log.at(t), t)
+                moved = expand(log.at(t), t)
+                x = x + moved if moved is log.at(t) else moved.add_(x)
         return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
 
 

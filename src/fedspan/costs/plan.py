@@ -27,6 +27,14 @@ class Row:
     trained: int  # numbers that a local step trains
     cost: Cost
     memory: Memory | None  # of one client; None: not a network, or it does not run without numbers
+    model: int = 0  # bytes of x
+
+    @property
+    def client_peak(self) -> int | None:
+        """Bytes of a client's process across machines, besides Python and torch: a step, x, and then the new state."""
+        if self.memory is None:
+            return None
+        return self.model + max(self.memory.peak, self.memory.weights + self.cost.client_state)
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ def _planned(
     for name, method in methods:
         spent = cost(method, problem, cohort, rounds, seed)
         trained = method.footprint(problem.layout).trained
-        rows.append(Row(name, _rank(method), trained, spent, rehearsed(method, found.sketch)))
+        x = problem.layout.size * problem.layout.dtype.itemsize
+        rows.append(Row(name, _rank(method), trained, spent, rehearsed(method, found.sketch), x))
     return Plan(found.parameters, problem.layout, problem.clients, cohort, rounds, tuple(rows))
 
 

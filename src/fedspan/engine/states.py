@@ -25,6 +25,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
 
 Rows = npt.NDArray[np.int64]
+COPIED = 1 << 24  # bytes of a row that are copied to the journal at once
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -95,6 +96,8 @@ class OnDisk:
         self.file = self.journal = -1  # opened when there is something to write
 
     def take(self, rows: Rows) -> torch.Tensor:
+        if len(rows) == 1:  # a large model's state is not copied
+            return self._read(int(rows[0])).unsqueeze(0)
         return torch.stack([self._read(row) for row in rows.tolist()])
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
@@ -104,10 +107,12 @@ class OnDisk:
             for row, value in zip(rows.tolist(), values, strict=True):
                 start = row * self.row_bytes
                 if row not in self.journaled:
-                    old = row.to_bytes(8, "little") + read_at(self.file, self.row_bytes, start)
-                    self.journal_end += write_at(self.journal, old, self.journal_end)
+                    self.journal_end += write_at(self.journal, row.to_bytes(8, "little"), self.journal_end)
+                    for part in range(start, start + self.row_bytes, COPIED):
+                        old = read_at(self.file, min(COPIED, start + self.row_bytes - part), part)
+                        self.journal_end += write_at(self.journal, old, self.journal_end)
                     self.journaled.add(row)
-                raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().tobytes()
+                raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().data
                 write_at(self.file, raw, start)
                 self.checksums[row] = self._checksum(row, raw)
 
@@ -193,7 +198,7 @@ class OnDisk:
                 if row < self.count:  # else damaged: the row that it was of fails its checksum
                     yield row, entry[8:]
 
-    def _checksum(self, row: int, raw: bytes | bytearray) -> int:
+    def _checksum(self, row: int, raw: bytes | bytearray | memoryview) -> int:
         digest = hashlib.blake2b(raw, digest_size=8, salt=(self.id ^ row << 64).to_bytes(16, "little"))
         return int.from_bytes(digest.digest(), "little", signed=True) or 1
 

@@ -147,7 +147,7 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
     def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
         P = self.subspace(rnd)
         u = client.u - P.T @ change if self.beta < 1 else client.u
-        return ClientState(P.T.plus(change, client.c), u, client.moments)  # 6
+        return ClientState(P.T.plus(change, client.c, rnd.overwrite), u, client.moments)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c

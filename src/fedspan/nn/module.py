@@ -42,16 +42,26 @@ class FlatModule:
         first = named[layout.blocks[0].name].detach()
         self.flat = first.new_empty(layout.size)
         self.same_dtype = self.flat.dtype == layout.dtype  # otherwise x has more digits than the weights
-        parts = self.flat.split([b.size for b in layout.blocks])
         self.params: list[nn.Parameter] = []
-        for block, part in zip(layout.blocks, parts, strict=True):  # one by one, so that no second model is held
+        for block, part in zip(
+            layout.blocks, self._parts(), strict=True
+        ):  # one by one, so that no second model is held
             parameter = named[block.name]
             parameter.data = part.view(block.shape).copy_(parameter.detach())
             self.params.append(parameter)
 
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.flat.split([b.size for b in self.layout.blocks])
+
     def load(self, x: Vector) -> None:
         """Copies the flat vector x into the module."""
         self.flat.copy_(x.view(-1))
+
+    def show(self, x: Vector) -> None:
+        """The module's weights are x itself, without a copy; for a module that is evaluated and never trained."""
+        self.flat = torch.from_numpy(x.detach().view(-1).numpy())  # not an inference tensor, whatever x is
+        for parameter, block, part in zip(self.params, self.layout.blocks, self._parts(), strict=True):
+            parameter.data = part.view(block.shape)
 
     def grad(self, y: Vector, loss: Loss) -> Vector:
         """∇f(y), flat."""

@@ -80,11 +80,15 @@ class TorchProblem(Problem):
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
+        self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
+        here = self.module.same_dtype and self.device.type == "cpu" and not self.module.flat.is_meta
+        self.on_server = here and not on_client and not self.local_data  # nothing is trained here
         if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
+        elif self.on_server:
+            self.x0 = self.module.flat.view(1, 1, -1)
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
-        self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
         counts = np.array([len(data) for data in self.local_data], np.float64)
         self.weights = settings.participation.shares(counts)
         passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
@@ -180,7 +184,10 @@ class TorchProblem(Problem):
     def _load(self, x: Vector, buffers: Vector | None) -> None:
         """The module with a server model, in evaluation mode."""
         self.release()
-        self.module.load(x)
+        if self.on_server:
+            self.module.show(x)
+        else:
+            self.module.load(x)
         self.write_buffers(buffers)
         self.model.eval()
 

@@ -17,7 +17,7 @@ from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
 from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Problem
-from fedspan.engine.worker import BUFFERS, Replica, answer, opened
+from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -81,6 +81,8 @@ class StateFile:
         """Write both versions in one step that survives a crash."""
         arrays: wire.Arrays = {}
         for version, replica in enumerate((before, after)):
+            if not version and not accepted:
+                continue  # nobody asks for the initial state
             arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
             arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
         meta = {"fingerprint": fingerprint, "accepted": [accepted, accepted + 1]}
@@ -153,7 +155,7 @@ class RemoteClient:
         kind = self.method.types()[1]
         if message.accepted and not brought:
             return self.state_file.load(message.accepted, kind, self.agreement.fingerprint)
-        first = self.method.init_client(self.problem.x0, self.problem.layout)
+        first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if not brought:
             return Replica(first)
         last_round = int(brought.pop(LAST_ROUND))

@@ -27,8 +27,9 @@ from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
+from fedspan.engine.running_mean import RunningMean, averages
 from fedspan.engine.states import InMemory, OnDisk, States
-from fedspan.engine.worker import BUFFERS
+from fedspan.engine.worker import BUFFERS, without_zeros
 from fedspan.remote.channel import Channel, Event, Failure, StalledError
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, restore_arrays
@@ -80,7 +81,7 @@ class RemoteTransport:
             )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
-        self.first = self.method.init_client(self._x0, self.layout)
+        self.first = without_zeros(self.method.init_client(self._x0, self.layout))
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self._copies: dict[str, States] | None = None
         if backup:
@@ -230,21 +231,39 @@ class RemoteTransport:
 
     def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
         places = np.array(sorted(found.replies))
-        replies, kind = [found.replies[place] for place in places.tolist()], self.method.types()[3]
-        up: Any = wire.gather([wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies])
-        buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
         accepted = rnd.subset(places)
         ids = accepted.ids[0]
-        if self._copies and self.memory is not None:
-            old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
-            sent = down.subset(places) if isinstance(down, SyncedDown) else down
-            new = self.memory.update_client_state(old, sent, up, accepted)
-            for name, values in wire.pack(new).items():
-                if name in self._copies:
-                    self._copies[name].put(ids, values[0])
+        mean = RunningMean(accepted) if averages(self.method, accepted) else None
+        ups, beside = [], []
+        for number, place in enumerate(places.tolist()):  # one at a time: a large reply is not kept beside the mean
+            arrays = found.replies.pop(place)
+            beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
+            up: Any = wire.unpack(self.method.types()[3], arrays)
+            self._update_copy(rnd.subset(np.array([place])), down, up)
+            if mean is None:
+                ups.append(up)
+            else:
+                mean.add(number, up)
+            del arrays, up
+        up = wire.gather(ups) if mean is None else mean.reply()
+        buffers = torch.cat(beside, 1) if beside else None
         self.accepted[ids] += 1
         received = np.array([[found.received[place] for place in places.tolist()]])
         return Replies(places, up, buffers, found.sent[None], received, events)
+
+    def _update_copy(self, rnd: Round, down: Any, up: Any) -> None:
+        """Renews the copy of the one client of `rnd`."""
+        if not self._copies or self.memory is None:
+            return
+        ids = rnd.ids[0]
+        old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
+        sent = (
+            replace(down, sync=replace(down.sync, last_round=rnd.last_round)) if isinstance(down, SyncedDown) else down
+        )
+        new = self.memory.update_client_state(old, sent, up, rnd)
+        for name, values in wire.pack(new).items():
+            if name in self._copies:
+                self._copies[name].put(ids, values[0])
 
     def _copy(self, name: str, ids: Ids) -> Vector:
         assert self._copies is not None
@@ -257,8 +276,9 @@ class RemoteTransport:
         """
         sizes = tuple(value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor))
         if sizes not in self._expected:
-            _, up = self.method.client_step(self.first, down, Flat(), rnd.subset(np.array([0])))
-            self._expected[sizes] = wire.pack(up) | extra
+            one = replace(rnd.subset(np.array([0])), overwrite=False)
+            _, up = self.method.client_step(self.first, down, Flat(), one)
+            self._expected[sizes] = {name: array.to("meta") for name, array in (wire.pack(up) | extra).items()}
         return self._expected[sizes]
 
     def save(self) -> wire.Arrays:
