@@ -1,4 +1,4 @@
-"""Memory of large models: a transformer of 124 million numbers over a real SuperLink and two SuperNodes, and a simulation.
+"""Memory of large models: a transformer of 124 million numbers over a SuperLink and two SuperNodes; simulations.
 
     python benchmarks/large_model.py [--method ssf] [--rounds 3]      the deployment: 10 GB of memory and of disk
     python benchmarks/large_model.py --simulator [--width 3500]       simulations of 100 million numbers
@@ -103,7 +103,9 @@ def run(cluster: Any, place: Path, name: str, method: str, rounds: int, sizes: s
         raise SystemExit(f"the run ended as {ended['status']}: {ended.get('status-details')}")
     lines = [json.loads(line) for line in (place / name / "history.jsonl").read_text().splitlines()][1:]
     for line in lines:
-        print(f"{name} round {line['round']}  {line['seconds']:.0f} s  loss {line['loss']:.4f}  {line.get('events', '')}")
+        print(
+            f"{name} round {line['round']}  {line['seconds']:.0f} s  loss {line['loss']:.4f}  {line.get('events', '')}"
+        )
     return peak
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import fedspan
+from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
 from fedspan.core.method import Round
 from fedspan.costs.dry_run import Live
@@ -19,6 +21,9 @@ from fedspan.engine import loop, running_mean
 from fedspan.engine.running_mean import RunningMean
 from fedspan.methods import SSF, FedAvg, Scaffold, base
 from fedspan.methods._averaging import ServerState, Up
+from fedspan.nn.client_data import as_client_data
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.projection_rules import projection_rules
 
 KNOWN: dict[str, Any] = {"lr": 0.05, "local_steps": 2}
 
@@ -101,3 +106,44 @@ def test_vectors_of_the_model_in_memory(method: Any, most: float, monkeypatch: p
         result = trained(method, clients=4, rounds=2, width=96, layers=12)
     model = sum(value.nbytes for value in result.weights[0].values())
     assert (live.peak - model) / model < most
+
+
+def test_a_large_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_large(monkeypatch)
+    whole = trained(SSF(rank=0.2, **KNOWN), rounds=4)
+
+    class Stop(fedspan.Callback):
+        def on_round_end(self, run: Any) -> None:
+            if run.t == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(SSF(rank=0.2, **KNOWN), rounds=4, run_dir=tmp_path / "run", callbacks=[Stop()])
+    resumed = trained(SSF(rank=0.2, **KNOWN), rounds=4, run_dir=tmp_path / "run", resume=True)
+    for name, value in whole.weights[0].items():
+        assert torch.equal(value, resumed.weights[0][name])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_client_trains_in_the_memory_of_x_and_puts_it_back(momentum: float) -> None:
+    method, found = SSF(rank=0.3, momentum=momentum, **KNOWN), []
+    for on_client in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
+        data = as_client_data((torch.randn(12, 40), torch.arange(12) % 3), "client 0")
+        rules = projection_rules(model)
+        problem = TorchProblem(model, [data], _loss, rules, Settings(batch_size=4), on_client=on_client)
+        x = torch.randn(1, 1, problem.layout.size, generator=torch.Generator().manual_seed(1))
+        x[..., ::7] = -0.0
+        before = x.numpy().tobytes()
+        rnd = Round(0, (0,), 1, problem.layout, np.array([[0]]), np.array([[-1]]), local_steps=2)
+        with torch.inference_mode():
+            down = method.broadcast(method.init_server(x, problem.layout), rnd)
+            found.append(method.client_step(method.init_client(x, problem.layout), down, problem.cohort(rnd), rnd))
+        assert x.numpy().tobytes() == before
+        assert (problem.module.flat.data_ptr() == x.data_ptr()) == on_client
+    assert torch.equal(found[0][0].c, found[1][0].c)
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])

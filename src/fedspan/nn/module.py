@@ -98,10 +98,17 @@ class Restricted:
     """The same module inside x + range(Pᵀ) for one round; leaving the context restores its layers."""
 
     def __init__(
-        self, module: FlatModule, rules: Sequence[ProjectionRule], x: Vector, P: LinearMap, recompute: bool = False
+        self,
+        module: FlatModule,
+        rules: Sequence[ProjectionRule],
+        x: Vector,
+        P: LinearMap,
+        recompute: bool = False,
+        borrow: bool = False,
     ) -> None:
-        self.module, self.P, self.recompute = module, P, recompute
-        module.load(x)
+        """With `borrow` the weights lie in x itself: steps change it and put it back; needs coordinates everywhere."""
+        self.module, self.P, self.recompute, self.borrowed = module, P, recompute, borrow
+        (module.show if borrow else module.load)(x)
         device = module.flat.device
         factors = P.factors if device.type == "cpu" else tuple(f and f.to(device) for f in P.factors)
         parts = x.detach().view(-1).split([block.size for block in module.layout.blocks])
@@ -127,6 +134,7 @@ class Restricted:
         with torch.enable_grad():
             found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
+        self._put_back()
         return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
     @contextlib.contextmanager
@@ -146,8 +154,14 @@ class Restricted:
         try:
             yield Place(point.view(1, 1, -1), gradient.view(1, 1, -1), backward)
         finally:
+            self._put_back()
             for piece in self.pieces:
                 piece.leaf.grad = None
+
+    def _put_back(self) -> None:
+        """Makes a borrowed x what it was."""
+        for piece in self.pieces if self.borrowed else ():
+            piece.put_back()
 
     @contextlib.contextmanager
     def _all_used(self) -> Iterator[None]:
@@ -213,6 +227,15 @@ class _Piece:
                 weight.add_(lift(self.factor, b - self.leaf, self.axis))
             if self.layers and self.index is None:
                 self.leaf.copy_(b)
+
+    def put_back(self) -> None:
+        """Sets the weight to x, to the last bit."""
+        assert self.start is not None
+        weight = self.parameter.detach()
+        if self.index is None:
+            weight.copy_(self.start)
+        else:
+            weight.index_copy_(self.axis, self.index, self.start)
 
     def shaped(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""

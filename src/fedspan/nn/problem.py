@@ -17,7 +17,7 @@ from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective, Problem
-from fedspan.core.projector import LinearMap
+from fedspan.core.projector import LinearMap, picked
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batched import Cohort
 from fedspan.nn.client_data import ClientData, LocalClients, Loss, Tensors, placed
@@ -81,8 +81,8 @@ class TorchProblem(Problem):
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
         self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
-        here = self.module.same_dtype and self.device.type == "cpu" and not self.module.flat.is_meta
-        self.on_server = here and not on_client and not self.local_data  # nothing is trained here
+        self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
+        self.on_server = self.in_memory and not on_client and not self.local_data  # nothing is trained here
         if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
         elif self.on_server:
@@ -194,7 +194,9 @@ class TorchProblem(Problem):
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
-        self._active = Restricted(self.module, self.rules, x, P, self.recompute).__enter__()
+        picks = all(factor is None or picked(factor) is not None for factor in P.factors)
+        borrow = self.on_client and self.in_memory and picks  # the process of a client holds its model once
+        self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
 
     def release(self) -> None:
