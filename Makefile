@@ -31,7 +31,7 @@ docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore $(BIN)/mkdocs build --strict
 
 bench: .venv/dev
-	$(BIN)/python benchmarks/toy.py
+	$(BIN)/python benchmarks/bench.py
 
 reproduce: .venv/demo
 	$(BIN)/fedspan reproduce toy --seeds 3 --jobs 2 --out out/toy

@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
 from cluster import Cluster
 
+MODULE = "fedspan_flower.wide"  # each node names it in its own config
 KINDS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp")
 
 
@@ -45,7 +46,7 @@ def _peak(pid: int) -> int:
 
 def spec(rounds: int, rank: float) -> str:
     """Changes of the app's spec."""
-    task = '{name = "custom", module = "fedspan_flower.wide", clients = 2}'
+    task = f'{{name = "custom", module = "{MODULE}", clients = 2}}'
     method = f'{{name = "ssf", projector = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
     return f"rounds = {rounds}; eval_every = 1; task = {task}; method = {method}"
 
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", type=float, default=0.1)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place, Cluster(Path(place), nodes=2) as cluster:
+    with tempfile.TemporaryDirectory() as place, Cluster(Path(place), nodes=2, module=MODULE) as cluster:
         out, memory = Path(place) / "out", Memory(cluster)
         status = cluster.wait(cluster.run(run_dir=str(out), set=spec(given.rounds, given.rank)), 1800)
         if status["status"] != "finished:completed":

@@ -1,58 +1,53 @@
-"""Rounds per second of FedAvg and SCAFFOLD: fedspan, pfl-research (where installed), and a hand-written loop.
+"""Rounds per second of FedAvg, SCAFFOLD and SSF: fedspan, FedJAX, pfl-research, and a hand-written loop.
 
-    python benchmarks/simulation.py [--seconds 6] [--threads 1] [--models mlp cnn] [--how]
+    python benchmarks/simulation.py [--peers /tmp/peers/bin/python] [--threads 1] [--models mlp cnn]
+                                    [--methods fedavg scaffold ssf] [--how loop batched pool] [--turns 7]
 
-100 clients of 100 examples 1 × 28 × 28, 10 clients a round, batches of 20, one epoch of local steps; the MLP 784-128-10
-and a CNN of two convolutions. All kinds take turns for `--seconds` each, in several short spells, and ratios are of
-the medians of the spells. `--how` times every way of simulating that fedspan can choose from. Writes
-out/bench-simulation.md.
+100 clients of 100 examples 1 × 28 × 28, 10 clients per round, batches of 20, one epoch of local steps; the MLP 784-128-10
+and a CNN of two convolutions. `simulation_peers.py` says how FedJAX and pfl are installed, apart from fedspan. Without
+them their columns are empty. `--how` also times the ways of simulating that fedspan chooses from.
+
+All contestants take turns, for about a third of a second each. A table holds their best turns: by CPU time with one
+thread, which other programs on the machine disturb little, and by wall time with more. Writes out/bench-simulation.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
-import statistics
-import time
-from collections.abc import Callable
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.config import Settings
-from fedspan.core.method import Method
+from fedspan.core.config import Engine, Settings, Simulate
+from fedspan.core.method import AnyMethod
 from fedspan.engine.loop import Loop
-from fedspan.engine.simulator import Simulate, Simulator
-from fedspan.methods import FedAvg, Scaffold
+from fedspan.engine.simulator import Simulator
+from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from simulation_peers import BATCH, CLIENTS, COHORT, EXAMPLES, LR, STEPS, Go, data, model_of, timed
 
 ROOT = Path(__file__).parents[1]
-CLIENTS, EXAMPLES, COHORT, BATCH, LR = 100, 100, 10, 20, 0.05
-STEPS, SPELLS = EXAMPLES // BATCH, 7
-Go = Callable[[int], Any]  # run so many rounds
-
-
-def model_of(name: str) -> nn.Sequential:
-    """The networks of the comparison."""
-    torch.manual_seed(0)
-    if name == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1568, 10),
-    )  # fmt: skip
-
-
-def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Random examples; only their shapes matter here."""
-    torch.manual_seed(1)
-    return [(torch.randn(EXAMPLES, 1, 28, 28), torch.randint(0, 10, (EXAMPLES,))) for _ in range(CLIENTS)]
+PEERS = os.environ.get("PEERS", "/tmp/peers/bin/python")  # noqa: S108 (an interpreter, not a file of ours)
+TURN = 0.3  # seconds
+METHODS: dict[str, AnyMethod] = {
+    "fedavg": FedAvg(lr=LR, local_steps=STEPS),
+    "scaffold": Scaffold(lr=LR, local_steps=STEPS),
+    "ssf": SSF(rank=0.1, lr=LR, local_steps=STEPS),
+}
+TITLES = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "ssf": "SSF at ρ = 0.1"}
+WANTED = {"mlp": 1.4, "cnn": 1.5}  # of FedJAX's rounds per second
 
 
 def plain(model: nn.Module, clients: list[Any], scaffold: bool) -> Go:
@@ -93,7 +88,7 @@ def plain(model: nn.Module, clients: list[Any], scaffold: bool) -> Go:
     return lambda rounds: [one_round() for _ in range(rounds)]
 
 
-def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "auto") -> Go:
+def ours(model: nn.Module, clients: list[Any], method: AnyMethod, how: Simulate = "auto") -> Go:
     """fedspan's own loop and simulator."""
     problem = TorchProblem(
         model,
@@ -102,10 +97,7 @@ def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "
         projection_rules(model),
         Settings(batch_size=BATCH),
     )
-    kind = Scaffold if scaffold else FedAvg
-    method: Method[Any, Any, Any, Any] = kind(lr=LR, local_steps=STEPS)
-    clients_end = Simulator(method, problem, simulate=how, rounds=10**6)
-    loop = Loop(method, problem, clients_end, (0,), COHORT)
+    loop = Loop(method, problem, Simulator(method, problem, Engine(simulate=how), rounds=10**6), (0,), COHORT)
 
     def go(rounds: int) -> None:
         with torch.inference_mode():
@@ -115,90 +107,113 @@ def ours(model: nn.Module, clients: list[Any], scaffold: bool, how: Simulate = "
     return go
 
 
-def pfl(model: nn.Module, clients: list[Any], scaffold: bool) -> Go | None:
-    """pfl-research's simulated backend, without evaluation; None where it is not installed."""
-    try:
-        from pfl.aggregate.simulate import SimulatedBackend
-    except ImportError:
-        return None
-    from pfl.algorithm.base import NNAlgorithmParams
-    from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
-    from pfl.data.dataset import Dataset
-    from pfl.data.federated_dataset import FederatedDataset
-    from pfl.data.user_state import InMemoryUserStateStorage
-    from pfl.hyperparam.base import NNTrainHyperParams
-    from pfl.model.pytorch import PyTorchModel
+class Peer:
+    """A contestant in a process of its own interpreter."""
 
-    logging.disable(logging.WARNING)
-    model.loss = lambda x, y, **_: F.cross_entropy(model(x), y)  # type: ignore[assignment]
-    model.metrics = lambda *_: {}  # type: ignore[assignment]
-    users = FederatedDataset(
-        lambda i: Dataset(raw_data=clients[i], user_id=str(i)), lambda: int(np.random.default_rng().integers(CLIENTS))
-    )
-    backend = SimulatedBackend(training_data=users, val_data=None)
-    wrapped = PyTorchModel(model, torch.optim.SGD, torch.optim.SGD(model.parameters(), 1.0))
-    training = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH)
-    storage = InMemoryUserStateStorage()
+    def __init__(self, name: str, model: str, method: str, threads: int) -> None:
+        serve = [PEERS, str(Path(__file__).with_name("simulation_peers.py")), name, model, method, str(threads)]
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        self.process = subprocess.Popen(serve, env=env, bufsize=1, **pipes)  # noqa: S603
 
-    def go(rounds: int) -> None:
-        plan: dict[str, Any] = {"central_num_iterations": rounds, "evaluation_frequency": 10**9}
-        plan |= {"train_cohort_size": COHORT, "val_cohort_size": None}
-        own = {"population": CLIENTS, "use_gradient_as_control_variate": False, "user_state_storage": storage}
-        params = SCAFFOLDParams(**plan, **own) if scaffold else NNAlgorithmParams(**plan)
-        algorithm = SCAFFOLD() if scaffold else FederatedAveraging()
-        algorithm.run(params, backend, wrapped, training, send_metrics_to_platform=False)
-
-    return go
+    def times(self, rounds: int) -> tuple[float, float]:
+        """(wall, CPU) seconds of some rounds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(rounds, file=self.process.stdin)
+        wall, cpu = self.process.stdout.readline().split()
+        return float(wall), float(cpu)
 
 
-def compare(kinds: dict[str, Go], seconds: float) -> dict[str, float]:
-    """Median rounds per second of each kind; they take turns in spells of about the same length."""
-    sizes = {}
-    for name, go in kinds.items():
-        go(3)
-        began = time.perf_counter()
-        go(3)
-        sizes[name] = max(1, round(3 * seconds / SPELLS / (time.perf_counter() - began)))
-    rates: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(SPELLS):
-        for name, go in kinds.items():
-            began = time.perf_counter()
-            go(sizes[name])
-            rates[name].append(sizes[name] / (time.perf_counter() - began))
-    return {name: statistics.median(found) for name, found in rates.items()}
+class Here:
+    """A contestant in this process."""
+
+    def __init__(self, go: Go) -> None:
+        self.go = go
+
+    def times(self, rounds: int) -> tuple[float, float]:
+        """(wall, CPU) seconds of some rounds."""
+        return timed(self.go, rounds)
+
+
+@contextlib.contextmanager
+def contestants(model: str, method: str, threads: int, how: Sequence[Simulate] = ()) -> Iterator[dict[str, Any]]:
+    """Who takes part, by name."""
+    clients = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data()]
+    found: dict[str, Any] = {}
+    if method != "ssf":
+        found["plain loop"] = Here(plain(model_of(model), clients, method == "scaffold"))
+    if method != "ssf" and Path(PEERS).exists():
+        found |= {name: Peer(name, model, method, threads) for name in ("FedJAX", "pfl")}
+    found["fedspan"] = Here(ours(model_of(model), clients, METHODS[method]))
+    found |= {f"fedspan, {way}": Here(ours(model_of(model), clients, METHODS[method], way)) for way in how}
+    yield found
+    for one in found.values():
+        if isinstance(one, Peer):
+            one.process.communicate()
+
+
+def rates(found: dict[str, Any], turns: int, by_cpu: bool) -> dict[str, float]:
+    """Rounds per second of the best turn of each contestant."""
+    sizes, best = {}, dict.fromkeys(found, float("inf"))
+    for name, one in found.items():
+        one.times(3)  # compiles, chooses a way, fills caches
+        sizes[name] = max(1, round(TURN / (one.times(2)[by_cpu] / 2)))
+    for _ in range(turns):
+        for name, one in found.items():
+            best[name] = min(best[name], one.times(sizes[name])[by_cpu] / sizes[name])
+    return {name: 1 / seconds for name, seconds in best.items()}
+
+
+def measured(model: str, method: str, turns: int, threads: int = 1, how: Sequence[Simulate] = ()) -> dict[str, float]:
+    """Rounds per second of all contestants."""
+    torch.set_num_threads(threads)
+    with contestants(model, method, threads, how) as found:
+        return rates(found, turns, by_cpu=threads == 1)
+
+
+def short() -> list[bench.Row]:
+    """For `make bench`."""
+    rows, averaging = [], 0.0
+    for model, method in (("mlp", "fedavg"), ("mlp", "scaffold"), ("cnn", "fedavg")):
+        found = measured(model, method, turns=4)
+        averaging = averaging or found["fedspan"]
+        for peer, wanted in (("FedJAX", WANTED[model]), ("plain loop", 1.0)):
+            ratio = found["fedspan"] / found[peer] if peer in found else None
+            figure = f"{peer} {found[peer]:.1f}" if peer in found else peer
+            what = f"{TITLES[method]} on the {model.upper()}, rounds per CPU second"
+            rows.append(bench.Row(what, figure, f"{found['fedspan']:.1f}", ratio, wanted))
+    inside = measured("mlp", "ssf", turns=4)["fedspan"]
+    what = f"{TITLES['ssf']} on the MLP, rounds per CPU second"
+    rows.append(bench.Row(what, f"its own FedAvg {averaging:.1f}", f"{inside:.1f}", inside / averaging, 1.0))
+    return rows
 
 
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--peers", default=PEERS)
+    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--how", nargs="*", default=[])
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    clients, lines = (
-        data(),
-        ["| model | method | simulator | rounds/s | / plain loop | / pfl |", "|---|---|---|---|---|---|"],
-    )
-    for name in args.models:
-        for scaffold in (False, True):
-            fresh = [model_of(name) for _ in range(3 + len(args.how))]
-            kinds: dict[str, Go | None] = {"plain loop": plain(fresh[0], clients, scaffold)}
-            kinds["pfl"] = pfl(fresh[1], clients, scaffold)
-            kinds["fedspan"] = ours(fresh[2], clients, scaffold)
-            for model, how in zip(fresh[3:], args.how, strict=True):
-                kinds[f"fedspan, {how}"] = ours(model, clients, scaffold, how)
-            found = compare({kind: go for kind, go in kinds.items() if go is not None}, args.seconds)
+    globals()["PEERS"] = args.peers
+    lines = [
+        "| model | method | simulator | rounds/s | / FedJAX | / pfl | / plain loop |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for model in args.models:
+        for method in args.methods:
+            found = measured(model, method, args.turns, args.threads, args.how)
             for kind, rate in found.items():
-                against = [f"{rate / found[other]:.2f}" if other in found else "" for other in ("plain loop", "pfl")]
-                method = "SCAFFOLD" if scaffold else "FedAvg"
-                lines.append(f"| {name} | {method} | {kind} | {rate:.1f} | {against[0]} | {against[1]} |")
+                ratios = [f"{rate / found[one]:.2f}" if one in found else "" for one in ("FedJAX", "pfl", "plain loop")]
+                lines.append(f"| {model} | {TITLES[method]} | {kind} | {rate:.1f} | {' | '.join(ratios)} |")
                 print(lines[-1], flush=True)
     (ROOT / "out").mkdir(exist_ok=True)
     (ROOT / "out" / "bench-simulation.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

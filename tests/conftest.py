@@ -49,6 +49,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
+        {"rank": 3, "server_momentum": 0.5, "extrapolate": True},
     ],
     "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
     "scaffold": [
@@ -57,6 +58,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"option": "I", "uplink": "classic"},
         {"momentum": 0.5},
         {"optimizer": ADAMW},
+        {"correction": "tested"},
     ],
     "ssf": [
         {"projector": GAUSSIAN},
@@ -71,15 +73,24 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3, "momentum": 0.5, "moments": "keep"},
         {"projector": GAUSSIAN, "refresh": 2, "optimizer": ADAMW, "moments": "project"},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "correction": "tested", "server_momentum": 0.5},
+        {"projector": GAUSSIAN, "correction": "tested", "compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": GAUSSIAN, "correction": "never", "momentum": 0.5, "extrapolate": True},
+        {"projector": GAUSSIAN, "keep_control": True, "server_momentum": 0.5},
+        {"projector": GAUSSIAN, "keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "down_compressor": {"name": "sign"}, "server_momentum": 0.5},
     ],
     "subavg": [
         {"projector": GAUSSIAN},
         {"projector": {"name": "coordinate", "rank": 0.5}, "optimizer": ADAMW, "moments": "project"},
+        {"projector": GAUSSIAN, "server_momentum": 0.5, "extrapolate": True},
+        {"projector": GAUSSIAN, "down_compressor": {"name": "topk", "k": 0.5}},
     ],
     "fedsub": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
         {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1, "momentum": 0.5},
+        {"projector": GAUSSIAN, "server_momentum": 0.5},
     ],
     "compressed": [
         {},

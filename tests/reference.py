@@ -246,7 +246,9 @@ def compare(
         if spec["name"] == "powersgd" and t == 0:
             Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
-            picks = problem.picks(SEEDS, (t,), 0, ids[None], STEPS)[0].numpy().reshape(STEPS, *ids.shape, batch)
+            picks = (
+                problem.picks(SEEDS, range(t, t + 1), 0, ids[None], STEPS)[0].numpy().reshape(STEPS, *ids.shape, batch)
+            )
         with torch.inference_mode():
             loop.step()
         for run, reference in enumerate(references):

@@ -27,13 +27,21 @@ class Cluster:
     """`with Cluster(folder, nodes=3) as cluster: cluster.run(run_dir="…")`.
 
     With `simulation` the nodes are Flower's virtual ones, inside the SuperLink; with `tls` every node has its own key.
+    `module` is what the nodes themselves choose to import for a task "custom".
     """
 
     def __init__(
-        self, folder: Path, nodes: int, *, database: bool = False, tls: bool = False, simulation: bool = False
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        database: bool = False,
+        tls: bool = False,
+        simulation: bool = False,
+        module: str = "",
     ) -> None:
         self.folder, self.count, self.database, self.tls, self.simulation = folder, nodes, database, tls, simulation
-        self.port = free_port()
+        self.port, self.module = free_port(), module
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = os.environ | {
             "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -121,6 +129,7 @@ class Cluster:
     def start_node(self, number: int, key: Path | None = None, client: int | None = None) -> None:
         """Start a SuperNode; `key` is another than its own, and `client` another number that it claims."""
         client = number if client is None else client
+        module = f' module="{self.module}"' if self.module else ""
         safety = ["--insecure"]
         if self.tls:
             mine = str(key or self.key(number))
@@ -128,7 +137,7 @@ class Cluster:
         self._start(
             f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
             "--host", "127.0.0.1", "--port", str(free_port()),
-            "--node-config", f'partition-id={client} client-id="client-{client}"',
+            "--node-config", f'partition-id={client} client-id="client-{client}"{module}',
         )  # fmt: skip
 
     def _start(self, name: str, command: str, *arguments: str) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from test_faults import damage
 from torch import nn
 
 import fedspan
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine.loop import Loop, Row
+from fedspan.engine.outcome import CLIENTS as NAME
 from fedspan.methods import FedAvg
 
 X = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
@@ -113,3 +115,33 @@ def test_a_run_that_is_stopped_early_ends_with_its_clients() -> None:
 def test_clients_with_test_data_of_their_own_need_no_other() -> None:
     table = fit(test=None, eval_clients_every=5, metrics=["accuracy", "f1_macro"]).per_client
     assert 0 <= table.last[0]["f1_macro"] <= 1
+
+
+@pytest.mark.parametrize("how", ["delete", "cut", "empty", "zeros", "double", "flip", "other run"])
+def test_a_damaged_table_is_refused(how: str, tmp_path: Path) -> None:
+    """Whether the run goes on or is read again; a table that is cut after its checkpoint's rows does no harm."""
+    for name in ("run", "other"):
+        fit(
+            eval_clients_every=1,
+            run_dir=tmp_path / name,
+            callbacks=[StopAt()],
+            method=FedAvg(lr=0.3 if name == "run" else 0.2),
+        )
+    file = tmp_path / "run" / NAME
+    if how == "other run":
+        file.write_bytes((tmp_path / "other" / NAME).read_bytes())
+    else:
+        damage(file, how)
+    with pytest.raises(FedspanError, match=r"per_client.jsonl' is (missing|of another|damaged)") as refused:
+        fit(eval_clients_every=1, run_dir=tmp_path / "run", resume=True)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [NAME, "lr.json"])
+def test_a_finished_run_whose_small_files_changed_is_not_loaded(name: str, tmp_path: Path) -> None:
+    result = fit(eval_clients_every=5, run_dir=tmp_path / "run", method=FedAvg(lr="search"), rounds=3)
+    assert fedspan.load(tmp_path / "run").lr_search == result.lr_search
+    damage(tmp_path / "run" / name, "flip")
+    with pytest.raises(FedspanError) as refused:
+        fedspan.load(tmp_path / "run")
+    assert "\n" not in str(refused.value)

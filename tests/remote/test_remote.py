@@ -36,7 +36,11 @@ def test_the_servers_copy_of_a_state_is_the_clients(name: str, settings: dict[st
 def state_of(channel: LocalChannel, end: RemoteTransport, client: int) -> Any:
     """A client's state from its own file."""
     kind, fingerprint = channel.method.types()[1], end.agreement.fingerprint
-    return channel.client(client).state_file.load(int(end.accepted[client]), kind, fingerprint).state
+    return (
+        channel.client(client)
+        .state_file.load(int(end.accepted[client]), int(end.marks[client]), kind, fingerprint)
+        .state
+    )
 
 
 def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
@@ -110,7 +114,7 @@ def test_settings_that_cannot_be_read_leave_the_clients_reason(settings: str) ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"protocol": 2}, "protocol 2"),
+        ({"protocol": 3}, "protocol 3"),
         ({"t": "3"}, "'t' must be int"),
         ({"status": "hello"}, "status"),
         ({"client": None}, "'client'"),

@@ -15,11 +15,12 @@ from test_side_by_side import spec_file
 
 import fedspan
 from fedspan.core import registry
+from fedspan.core.errors import CheckpointError
 from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.study import command
-from fedspan.study.fingerprint import _of_tasks, fingerprint
+from fedspan.study.fingerprint import FILE, _of_tasks, changed, fingerprint
 from fedspan.study.request import requested
 
 METHOD = """
@@ -131,3 +132,13 @@ HOLDS = """
         state, up = super().client_step(client, down, f, rnd)
         return state, up
 """
+
+
+def test_a_damaged_fingerprint_is_refused(tmp_path: Path) -> None:
+    """It would say that nothing has changed."""
+    assert changed(tmp_path, {"loss": "abc"}) == []
+    assert changed(tmp_path, {"loss": "abd"}) == ["loss"]
+    path = tmp_path / FILE
+    path.write_text(path.read_text().replace("abd", "abe"))
+    with pytest.raises(CheckpointError, match="is damaged; put it back"):
+        changed(tmp_path, {"loss": "abe"})

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from test_faults import damage
 from test_side_by_side import BASE, spec_file
 
 from conftest import SMALL
 from fedspan.core import registry
-from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.lock import lock_dir
 from fedspan.study import command, jobs, report, results
@@ -182,3 +183,47 @@ def test_a_study_that_another_process_makes_is_left_alone(made: Path, tmp_path: 
     with lock_dir(tmp_path / "plain"), pytest.raises(SpecError, match="another process"):
         command.make(study_of(ROWS), tmp_path / "plain", jobs=1, formats=["md"], line="", console=QUIET)
     assert {name: (tmp_path / "plain" / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("how", ["delete", "cut", "empty", "zeros", "double", "flip"])
+@pytest.mark.parametrize("name", ["curves.json.gz", "study.toml"])
+def test_damaged_results_are_refused(name: str, how: str, made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "plain", tmp_path / "o", ignore=shutil.ignore_patterns("runs"))
+    damage(tmp_path / "o" / name, how)
+    with pytest.raises(FedspanError) as refused:
+        results.load(tmp_path / "o")
+    assert "\n" not in str(refused.value)
+
+
+def test_no_flipped_bit_of_a_studys_file_is_believed(made: Path, tmp_path: Path) -> None:
+    """A number that became another one is found by the hash that the curves hold; only a comment may change."""
+    for name in ("study.toml", "curves.json.gz"):
+        shutil.copy(made / "plain" / name, tmp_path)
+    raw, whole, refused = (tmp_path / "study.toml").read_bytes(), results.load(tmp_path).study, 0
+    for place in range(0, len(raw), len(raw) // 60):
+        (tmp_path / "study.toml").write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        try:
+            assert results.load(tmp_path).study == whole
+        except FedspanError:
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize("how", ["delete", "cut", "flip"])
+@pytest.mark.parametrize("name", ["history.jsonl", "result.json"])
+def test_damaged_runs_are_run_again_or_refused(name: str, how: str, made: Path, tmp_path: Path) -> None:
+    """A comparison that is resumed with a damaged run gives the same results, or says which file is damaged."""
+    shutil.copytree(made / "plain", tmp_path / "plain")
+    damage(min((tmp_path / "plain").rglob(name)), how)
+    plain = requested([spec_file(tmp_path)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2)
+    try:
+        command.compare(plain, tmp_path / "plain", resume=True, console=QUIET, line="", formats=["md"])
+    except FedspanError as error:
+        said = str(error)
+    else:
+        said = ""
+        before, after = (results.load(place / "plain") for place in (made, tmp_path))
+        ends = [[(one.variant, one.ends) for one in found.entries["comparison"]] for found in (before, after)]
+        assert ends[0] == ends[1]
+    assert "\n" not in said
+    assert (how == "flip" and name == "history.jsonl") <= bool(said), "a changed line is never read as a result"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +13,11 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most
 from fedspan.core.files import make_dir, remove
+from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_json, write_outcome
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
@@ -165,14 +165,14 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
         return spec, None
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
-        found = json.loads(path.read_text("utf-8"))
+        found = read_table(path)
     else:
         if run_dir is not None:
             check_vacant(run_dir)
         found = _find_lr(spec)
         if path is not None:
             make_dir(path.parent)
-            write_json(path, found)
+            write_table(path, found)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 
 

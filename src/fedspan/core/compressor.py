@@ -57,6 +57,10 @@ class Compressor(ABC):
         """The keys of the uploads of a round, one per client."""
         return seeds.children(seeds.keys(rnd.seeds, "compress", rnd.t)[:, None], rnd.ids)
 
+    def server_keys(self, rnd: Round, purpose: str = "broadcast") -> seeds.Keys:
+        """The keys of what the server sends to all clients, one per run."""
+        return seeds.keys(rnd.seeds, purpose, rnd.t)[:, None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unbiased(Compressor):

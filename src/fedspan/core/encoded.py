@@ -24,6 +24,7 @@ class Encoded:
     index: torch.Tensor | None = None  # packed: the places of the kept numbers
     levels: torch.Tensor | None = None  # packed: each number in a few bits
     scale: Vector | None = None  # the size of one level
+    beside: Vector | None = None  # numbers that are sent with the vector and are no part of it
 
     @functools.cached_property
     def parts(self) -> dict[str, torch.Tensor]:

@@ -57,18 +57,18 @@ class Block:
         """Whether the projected axis is the last one, so that no transposition is needed."""
         return self.input_axis == len(self.shape) - 1
 
-    def matrix(self, v: Vector) -> torch.Tensor:
-        """The block's part of a vector as matrices with the projected axis last: (runs, clients, rest, inputs)."""
+    def rows(self, v: Vector) -> torch.Tensor:
+        """The block's part of a vector as rows along the projected axis: (runs, clients · rest, inputs)."""
         if not self.inputs_last:
             v = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
-        return v.reshape(*v.shape[:2], -1, self.inputs)
+        return v.reshape(v.shape[0], -1, self.inputs)
 
-    def vector(self, m: torch.Tensor) -> Vector:
-        """The inverse of `matrix`: (runs, clients, rest, inputs) → (runs, clients, size)."""
+    def vector(self, rows: torch.Tensor, clients: int) -> Vector:
+        """The inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
         if not self.inputs_last:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
-            m = m.reshape(*m.shape[:2], *rest, self.inputs).movedim(-1, self.input_axis + 2)
-        return m.reshape(*m.shape[:2], self.size)
+            rows = rows.reshape(rows.shape[0], clients, *rest, self.inputs).movedim(-1, self.input_axis + 2)
+        return rows.reshape(rows.shape[0], clients, self.size)
 
 
 @dataclass(frozen=True, eq=False)

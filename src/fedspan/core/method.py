@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -35,6 +36,7 @@ ServerState = TypeVar("ServerState", bound=HasModel)
 ClientState = TypeVar("ClientState")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
+Measures = Mapping[str, npt.NDArray[np.float64]]
 LearningRate = float | Literal["search", "auto"]
 
 
@@ -94,7 +96,10 @@ class Round:
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The cohort as flat numbers run · N + client, in order."""
-        return flat_rows(self.ids, self.clients)
+        if self.schedule is None:
+            return flat_rows(self.ids, self.clients)
+        known: npt.NDArray[np.int64] = self.schedule.rows[self.t - self.schedule.first]
+        return known
 
     def mean(self, v: Vector) -> Vector:
         """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n).
@@ -166,6 +171,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """x."""
         return server.x
 
+    def measures(self, server: ServerState) -> Measures:
+        """What a row of the history tells of the server's state, by name: one number per run; nothing by default."""
+        return {}
+
     @classmethod
     def types(cls) -> tuple[type, type, type, type]:
         """The classes of (ServerState, ClientState, Down, Up), from the declaration of the method."""
@@ -226,6 +235,11 @@ class LogsChanges(ABC, Generic[ServerState]):
     @abstractmethod
     def expand_entry(self, entry: Any, rnd: Round) -> Vector:
         """The change of x, d numbers, that the log entry of round `rnd` stands for."""
+
+    def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
+        """A client's copy after the round of a log entry; for methods whose clients copy more than x."""
+        moved = self.expand_entry(entry, rnd)
+        return copy + moved if moved is entry else moved.add_(copy)
 
     @abstractmethod
     def empty_round(self, server: ServerState, rnd: Round) -> ServerState:

@@ -37,6 +37,23 @@ class InPlaceDirection(ABC):  # a class and no Protocol: it is asked for in ever
         """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
 
 
+class SteppingDirection(ABC):
+    """A direction that can take plain steps y ← y − η direction(y) together with its gradients."""
+
+    @property
+    @abstractmethod
+    def takes_steps(self) -> bool:
+        """Whether it can, with what was asked of it."""
+
+    @abstractmethod
+    def __call__(self, y: Vector) -> Vector:
+        """The direction at y."""
+
+    @abstractmethod
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
+
+
 Plus = Vector | Direction | None
 """What a method adds to a gradient: a vector such as a control, or a function of the point such as μ (y − x)."""
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from fedspan.core.layout import Vector
-from fedspan.core.objective import Direction, InPlaceDirection
+from fedspan.core.objective import Direction, InPlaceDirection, SteppingDirection
 from fedspan.core.projector import CoordinateFactor, Factor, LinearMap
 
 
@@ -48,6 +48,9 @@ class Optimizer(ABC):
 
         `shift` is added to the point after every step and does not enter the memory.
         """
+        if self.plain and shift is None and isinstance(direction, SteppingDirection) and direction.takes_steps:
+            end = direction.descend(start, lr, steps)
+            return end, end[..., :0]
         place = direction.in_place(start) if isinstance(direction, InPlaceDirection) else None
         with place or contextlib.nullcontext(start) as y:
             for number in range(steps):

@@ -14,7 +14,7 @@ import fnmatch
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -65,7 +65,7 @@ class CoordinateFactor(Factor, Protocol):
 
 def picked(factor: Factor | None) -> torch.Tensor | None:
     """The inputs that a factor picks; None if it is not a choice of coordinates."""
-    return factor.index if isinstance(factor, CoordinateFactor) else None
+    return getattr(factor, "index", None)  # isinstance of a Protocol takes longer than the gather itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,14 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
+    sizes: tuple[int, ...] = field(init=False)  # numbers that each block has inside the subspace
+    rank: int = field(init=False)  # numbers that are sent instead of d
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.factors, self.layout.blocks, strict=True)
+        sizes = tuple([b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs])
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "rank", sum(sizes))
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
@@ -90,17 +98,6 @@ class LinearMap:
     def T(self) -> Transposed:  # noqa: N802 (as in torch and numpy)
         """Pᵀ."""
         return Transposed(self)
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers that each block has inside the subspace."""
-        pairs = zip(self.factors, self.layout.blocks, strict=True)
-        return tuple(b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs)
-
-    @functools.cached_property
-    def rank(self) -> int:
-        """Numbers that are sent instead of d."""
-        return sum(self.sizes)
 
     def cut(self, runs: slice) -> LinearMap:
         """The same for some of the runs."""
@@ -153,36 +150,37 @@ class Transposed:
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor is None:
         return v
+    if block.size != block.inputs and (index := picked(factor)) is not None:
+        full, index = _columns(index, block, v)
+        return full.gather(-1, index).flatten(2)
     runs, clients, _ = v.shape
-    if runs == 1 and (index := picked(factor)) is not None:  # no copy of the block with its axes in another order
-        axis = block.input_axis + 2
-        return (
-            v.unflatten(-1, block.shape).index_select(axis, index.flatten()).movedim(axis, -1).reshape(1, clients, -1)
-        )
-    return factor.down(block.matrix(v).flatten(1, 2)).view(runs, clients, -1)
+    return factor.down(block.rows(v)).view(runs, clients, -1)
+
+
+def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
+    """(v with the projected axis last, the picked columns of every row): views, so that nothing is copied."""
+    full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
+    return full, index.view(len(index), *[1] * (full.dim() - 2), -1).expand(*full.shape[:-1], -1)
 
 
 def _fill(place: Vector, factor: Factor | None, block: Block, z: Vector, add: bool = False) -> None:
     """Writes Pᵀz of one block to its place, or adds it; coordinates without another copy of the block."""
-    index = picked(factor)
-    if factor is None or index is None or len(index) > 1:
+    if (index := picked(factor)) is None:
         up = _up(factor, block, z)
         (place.add_ if add else place.copy_)(up)
         return
-    axis, rest = block.input_axis + 2, [n for number, n in enumerate(block.shape) if number != block.axis]
-    inside = z.reshape(1, z.shape[1], *rest, factor.rank).movedim(-1, axis)
+    full, index = _columns(index, block, place)
     if add:
-        place.unflatten(-1, block.shape).index_add_(axis, index.flatten(), inside)
+        full.scatter_add_(-1, index, z.reshape(index.shape))
     else:
-        place.zero_().unflatten(-1, block.shape).index_copy_(axis, index.flatten(), inside)
+        full.zero_().scatter_(-1, index, z.reshape(index.shape))
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     if factor is None:
         return z
     runs, clients, _ = z.shape
-    v = factor.up(z.reshape(runs, -1, factor.rank))
-    return block.vector(v.unflatten(1, (clients, -1)))
+    return block.vector(factor.up(z.reshape(runs, -1, factor.rank)), clients)
 
 
 class Ranks(dict[str, int | float]):
@@ -292,6 +290,6 @@ def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: 
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     epochs = range(part * ahead, (part + 1) * ahead)
-    keys = np.concatenate([seeds.keys(of_runs, "projector", epoch) for epoch in epochs])
-    drawn, runs = projector.sample(layout, keys), len(of_runs)
+    keys = seeds.keys_of_rounds(of_runs, "projector", epochs)
+    drawn, runs = projector.sample(layout, keys.reshape(-1)), len(of_runs)
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

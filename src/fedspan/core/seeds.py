@@ -60,6 +60,14 @@ def keys(seeds: tuple[int, ...], purpose: str, *path: int) -> Keys:
     return np.array([key(seed, purpose, *path) for seed in seeds], np.uint64)
 
 
+def keys_of_rounds(seeds: tuple[int, ...], purpose: str, rounds: range, *path: int) -> Keys:
+    """`keys(seeds, purpose, t, *path)` of several rounds t at once, (rounds, runs)."""
+    found = children(np.array([[_root(seed, purpose) for seed in seeds]], np.uint64), np.array(rounds)[:, None])
+    for part in path:
+        found = children(found, np.array([part]))
+    return found
+
+
 def children(parents: Keys, ids: npt.NDArray[np.int64]) -> Keys:
     """Keys of numbered sub-streams, such as one per client; `key(..., i)` for whole arrays of i."""
     return _mix(_mix(parents ^ np.uint64(_CHILD)) + ids.astype(np.uint64) * np.uint64(_GOLDEN))

@@ -23,7 +23,7 @@ from fedspan.core.layout import Vector
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
-Expand = Callable[[Any, int], Vector]  # (entry, round) → the change of x that the entry stands for
+Apply = Callable[[Vector, Any, int], Vector]  # (copy, entry, round) → the copy after that round
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +62,11 @@ class ModelSync:
     @functools.cached_property
     def full(self) -> npt.NDArray[np.bool_]:
         """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
-        new = self.last_round < 0
-        if not self.log.entries or self.keep == "all":
-            return new
-        worth = bytes_of(self.model) // bytes_of(self.log.entries[-1]) + (1 if self.keep == "first" else 0)
-        return new | (self.last_round < self.log.end - min(worth, len(self.log.entries)))
+        log = self.log
+        if not log.entries or self.keep == "all":
+            return self.last_round < 0
+        worth = bytes_of(self.model) // bytes_of(log.entries[-1]) + (1 if self.keep == "first" else 0)
+        return self.last_round < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
 
     @property
     def model(self) -> Vector:
@@ -111,7 +111,7 @@ class ModelSync:
         entries = _apart({name: array for name, array in arrays.items() if name != "x"})
         return ModelSync(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
-    def open(self, copy: Vector | None, last_round: int, expand: Expand) -> ModelSync:
+    def open(self, copy: Vector | None, last_round: int, apply: Apply) -> ModelSync:
         """At a client with a copy of x from round `last_round`: rebuilds x."""
         start = max(last_round, 0)
         log = Log(self.log.entries, start + len(self.log.entries))
@@ -123,8 +123,7 @@ class ModelSync:
                 )
             x = copy
             for t in range(start, log.end):
-                moved = expand(log.at(t), t)
-                x = x + moved if moved is log.at(t) else moved.add_(x)
+                x = apply(x, log.at(t), t)
         return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
 
 
@@ -134,9 +133,9 @@ class SyncedDown:
 
     sync: ModelSync  # what the client lacks of x
 
-    def opened(self, copy: Vector | None, last_round: int, expand: Expand) -> Self:
+    def opened(self, copy: Vector | None, last_round: int, apply: Apply) -> Self:
         """At a client: the download with x rebuilt from the client's copy."""
-        return replace(self, sync=self.sync.open(copy, last_round, expand))
+        return replace(self, sync=self.sync.open(copy, last_round, apply))
 
     def subset(self, places: npt.NDArray[np.int64]) -> Self:
         """The download of some places of the cohort."""
@@ -151,7 +150,7 @@ class SyncedDown:
 
 def bytes_of(entry: Entry) -> int:
     """Bytes that an entry takes in a message."""
-    return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.element_size()
+    return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.itemsize
 
 
 MISSED = "missed"

@@ -45,13 +45,11 @@ def sizes(message: Any, shape: tuple[int, int]) -> Counts:
     fixed, total = 0, None
     for name in _names(type(message)):
         value = getattr(message, name)
-        if isinstance(value, ModelSync):
-            total = value.sizes() if total is None else total + value.sizes()
-        elif dataclasses.is_dataclass(value):
-            inner = sizes(value, shape)
-            total = inner if total is None else total + inner
+        if isinstance(value, torch.Tensor):
+            fixed += value.shape[-1] * value.itemsize
         elif value is not None:
-            fixed += value.shape[-1] * value.element_size()
+            own = value.sizes() if isinstance(value, ModelSync) else sizes(value, shape)
+            total = own if total is None else total + own
     return np.full(shape, fixed, np.int64) if total is None else total + fixed
 
 

@@ -186,7 +186,7 @@ def _server_step(loop: Loop) -> int:
         live.count([*wire.pack(loop.server).values(), *replies])
         start = live.now
         loop.method.server_step(loop.server, up, rnd)
-    return live.peak - start + sum(part.nbytes for part in replies)
+    return int(live.peak - start + sum(part.nbytes for part in replies))
 
 
 class _Downloads:

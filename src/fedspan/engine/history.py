@@ -1,17 +1,18 @@
 """Evaluations on disk: one JSON object per line. The first line has the spec and versions, every other one a row.
 
-A line is written in one piece and flushed. After a crash the last line may be cut short: it is dropped on reading.
+A line is written in one piece and has a checksum. After a crash the last line may be cut short: it is dropped on
+reading. A line that was changed is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import append, make_dir, write_atomic
+from fedspan.core.sealed import lines_text, read_lines, undamaged
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
@@ -33,19 +34,43 @@ def line_of(row: Row, run: int) -> Line:
     return line | {"diverged": True} if row.diverged[run] else line
 
 
+class Lines:
+    """A file of lines that is being written."""
+
+    def __init__(self, path: Path, lines: Iterable[Line] = ()) -> None:
+        self.path = path
+        make_dir(path.parent)
+        text, self.check = lines_text(lines)  # the checksum of the last line, which stands for the file up to there
+        write_atomic(path, text)
+
+    def append(self, *lines: Line) -> None:
+        """Adds lines in one piece."""
+        text, check = lines_text(lines, self.check)
+        append(self.path, text)
+        self.check = check
+
+
+def read_until(path: Path, check: str) -> list[Line]:
+    """The lines up to the one with this checksum, which a checkpoint holds; none where it holds no checksum."""
+    if not check:
+        return []
+    lines, checks = read_lines(path) if path.exists() else ([], [])
+    if check not in checks:
+        raise CheckpointError(f"{str(path)!r} is missing or of another run; put it back, or start the run again")
+    return lines[: checks.index(check) + 1]
+
+
 class History:
     """A history file that is being written; it begins with the rows so far, which the checkpoint keeps as well."""
 
     def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
-        self.path = path
-        make_dir(path.parent)
-        write(path, [header, *rows])
+        self.lines = Lines(path, [header, *rows])
         self.ended = any(row.get("diverged") for row in rows)
 
     def append(self, line: Line) -> None:
         """Add a row; a run that has diverged gets no more."""
         if not self.ended:
-            append(self.path, _text([line]))
+            self.lines.append(line)
         self.ended = self.ended or bool(line.get("diverged"))
 
 
@@ -53,47 +78,40 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     """(line one, rows) of a history file."""
     if not path.is_file():
         raise CheckpointError(f"no history at {str(path)!r}")
-    lines: list[Line] = []
-    raw = path.read_bytes().split(b"\n")
-    for number, text in enumerate(raw):
-        try:
-            lines += [json.loads(text)] if text else []
-        except ValueError:
-            if number < len(raw) - 1:
-                raise CheckpointError(
-                    f"line {number + 1} of {str(path)!r} is not JSON; delete the folder and run again"
-                ) from None
+    lines, _ = read_lines(path)
     if not lines or "spec" not in lines[0]:
         raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
     return lines[0], lines[1:]
 
 
 class Rounds:
-    """One JSON object a round, for whoever watches a run across machines."""
+    """One JSON object per round, for whoever watches a run across machines."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.begun = path, False
+        self.path = path
 
-    def append(self, line: Line) -> None:
-        """Add a round; the first one added drops what an earlier, interrupted run wrote of it and of later ones."""
-        if not self.begun and self.path.exists():
-            write(self.path, [one for one in self.read() if one["round"] < line["round"]])
-        self.begun = True
-        append(self.path, _text([line]))
+    def begin(self, check: str) -> list[str]:
+        """Drops what is later than the checkpoint, which holds the checksum of its last line; gives what went wrong.
+
+        The file decides no number of the run, so that a damaged one does not end it.
+        """
+        try:
+            lines, events = read_until(self.path, check), list[str]()
+        except CheckpointError as error:
+            lines, events = self.read(), [f"{error}; the rounds in it that are undamaged are kept"]
+        self.lines = Lines(self.path, lines)
+        return events
+
+    def append(self, line: Line) -> str:
+        """Adds a round; gives the checksum of its line."""
+        self.lines.append(line)
+        return self.lines.check
 
     def read(self) -> list[Line]:
         """All rounds there are; what is cut short or damaged is left out."""
-        lines = []
-        for text in self.path.read_bytes().split(b"\n"):
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(text))
-        return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]
+        return [line for line in undamaged(self.path) if isinstance(line.get("round"), int)]
 
 
 def write(path: Path, lines: list[Line]) -> None:
     """A whole history at once."""
-    write_atomic(path, _text(lines))
-
-
-def _text(lines: list[Line]) -> bytes:
-    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+    Lines(path, lines)

@@ -98,7 +98,7 @@ def local_work(
     return state, up, f.buffers()
 
 
-DRAWN_AHEAD = 16  # rounds whose cohorts are drawn at once
+DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 SAMPLED = 64  # initial weights that are looked at
 
@@ -107,8 +107,7 @@ SAMPLED = 64  # initial weights that are looked at
 def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Schedule:
     """Who takes part in DRAWN_AHEAD consecutive rounds; each round depends on its own key alone."""
     rounds = range(part * DRAWN_AHEAD, (part + 1) * DRAWN_AHEAD)
-    keys = np.stack([streams.keys(seeds, "cohort", t) for t in rounds])
-    ids = streams.choose(keys, clients, size)
+    ids = streams.choose(streams.keys_of_rounds(seeds, "cohort", rounds), clients, size)
     return Schedule(rounds.start, ids, flat_rows(ids, clients))
 
 
@@ -146,6 +145,7 @@ class Loop:
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
     start: str = field(init=False)  # a hash of sampled initial weights
+    checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -204,8 +204,7 @@ class Loop:
         rnd = self._round()
         down = self.method.broadcast(self.server, rnd)
         found = self.transport.exchange(rnd, down, self.buffers)
-        sent = wire.sizes(down, rnd.ids.shape) + _bytes(self.buffers) if found.sent is None else found.sent
-        self.ledger.sent(rnd, sent)
+        self.ledger.sent(rnd, _sizes(down, self.buffers, rnd) if found.sent is None else found.sent)
         self.events += found.events
         if len(found.places) < rnd.ids.shape[1]:
             rnd = rnd.subset(found.places)
@@ -214,21 +213,20 @@ class Loop:
                 self.server = self.method.empty_round(self.server, rnd)
         else:
             self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
-            received = found.received
-            self.ledger.received(
-                rnd, wire.sizes(found.up, rnd.ids.shape) + _bytes(found.buffers) if received is None else received
-            )
+            received = _sizes(found.up, found.buffers, rnd) if found.received is None else found.received
+            self.ledger.received(rnd, received)
             self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
         self.t += 1
 
     def _checked(self, server: Any) -> Any:
         """The server's state, if its model still has the shape of x0."""
-        there, here = tuple(self.method.model(server).shape), tuple(self.problem.x0.shape)
+        there, here = self.method.model(server).shape, self.problem.x0.shape
         if there != here:
             raise SpecError(
-                f"`server_step` of {type(self.method).__name__} returns x of shape {there} instead of {here}, which is "
-                "(runs, 1, size); a mean over clients keeps its axis with keepdim=True, as rnd.mean(v) does"
+                f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
+                f"{tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with keepdim=True, as "
+                "rnd.mean(v) does"
             )
         return server
 
@@ -256,7 +254,7 @@ class Loop:
         )
 
     def _evaluate(self) -> Row:
-        metrics = dict(self.problem.evaluate(self.model(), self.buffers))
+        metrics = {**self.problem.evaluate(self.model(), self.buffers), **self.method.measures(self.server)}
         for callback in self.callbacks:
             metrics |= callback.measure(self)
         up, down = self.ledger.totals()
@@ -271,7 +269,7 @@ class Loop:
         arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
         buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events}).encode()
+        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events, "checks": self.checks}).encode()
         text = torch.frombuffer(bytearray(record), dtype=torch.uint8)
         return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
@@ -294,6 +292,7 @@ class Loop:
         record = json.loads(parts["loop"]["record"].numpy().tobytes())
         self.id, self.events = record["id"], tuple(record["events"])
         self.lines = record["lines"] if self.t else [[] for _ in self.seeds]
+        self.checks = record["checks"] if self.t else {}
 
 
 def _sampled(x0: Vector) -> str:
@@ -304,5 +303,7 @@ def _sampled(x0: Vector) -> str:
     return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
-def _bytes(buffers: Vector | None) -> int:
-    return 0 if buffers is None else buffers.shape[-1] * buffers.element_size()
+def _sizes(message: Any, buffers: Vector | None, rnd: Round) -> wire.Counts:
+    """Bytes of a message and of the buffers with it, for each client."""
+    found = wire.sizes(message, rnd.ids.shape)
+    return found if buffers is None else found + buffers.shape[-1] * buffers.itemsize

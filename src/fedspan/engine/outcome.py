@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedspan.core.errors import CheckpointError
-from fedspan.core.files import write_atomic
+from fedspan.core.sealed import read_table, write_table
 from fedspan.engine import history
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
+CLIENTS = "per_client.jsonl"
 LR = "lr.json"  # how the step size was found
 BEST = "best.safetensors"  # the best model so far of an unfinished run
 
@@ -27,14 +27,9 @@ def write_outcome(
     run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
 ) -> None:
     """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
-    files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL)]
+    files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL, CLIENTS)]
     sums = {str(path.relative_to(run_dir)): _checksum(path) for path in files if path.exists()}
-    write_json(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
-
-
-def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    """A small table as a file."""
-    write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
+    write_table(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
 
 
 def read_outcome(run_dir: Path) -> dict[str, Any]:
@@ -42,12 +37,8 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
     path = run_dir / OUTCOME
     if not path.exists():
         return {}
-    try:
-        found = dict(json.loads(path.read_bytes()))
-        sums = dict(found.get("files", {}))
-    except (ValueError, TypeError):
-        raise CheckpointError(f"{str(path)!r} is damaged; put it back, or run again in another directory") from None
-    for name, checksum in sums.items():
+    found = read_table(path)
+    for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
             raise CheckpointError(
                 f"{str(run_dir / name)!r} is missing or was changed after the run; put it back, or run again"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -12,17 +11,17 @@ import numpy as np
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import needs
-from fedspan.core.files import append
-from fedspan.engine import history
+from fedspan.core.sealed import read_lines
 from fedspan.engine.axes import axis_or_new
+from fedspan.engine.history import Lines, read_until
 from fedspan.engine.judging import higher_is_better, main_metric
 from fedspan.engine.loop import Line
+from fedspan.engine.outcome import CLIENTS as NAME
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
     from fedspan.engine.result import Result
 
-NAME = "per_client.jsonl"
 PLAIN = ("seed", "round", "client", "data", "examples")  # what a row has besides its metrics
 QUANTILES = {"min": 0.0, "q10": 0.1, "median": 0.5, "q90": 0.9, "max": 1.0}
 
@@ -130,13 +129,15 @@ class Recorder(Callback):
 
     def __init__(self, every: int, rounds: int) -> None:
         self.every, self.rounds, self.rows = every, rounds, list[Line]()
+        self.file: Lines | None = None
 
     def on_run_start(self, run: Loop) -> None:
         """A resumed run keeps the rows up to its checkpoint."""
-        path = None if run.run_dir is None else run.run_dir / NAME
-        self.rows = [row for row in read(path) if row["round"] <= run.t] if path is not None and run.t else []
-        if path is not None:
-            history.write(path, self.rows)
+        if run.run_dir is None:
+            self.rows, self.file = [], None
+        else:
+            self.rows = read_until(run.run_dir / NAME, run.checks.get(NAME, ""))
+            self.file = Lines(run.run_dir / NAME, self.rows)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """The model of the server on each client's data."""
@@ -153,15 +154,14 @@ class Recorder(Callback):
         found = run.problem.evaluate_clients(run.model(), run.buffers)
         new = [{"round": t, **_finite(one)} for one in found]
         self.rows += new
-        if run.run_dir is not None:
-            append(run.run_dir / NAME, "".join(json.dumps(one) + "\n" for one in new).encode())
+        if self.file is not None:
+            self.file.append(*new)
+            run.checks[NAME] = self.file.check
 
 
 def read(path: Path) -> list[Line]:
     """The rows of a file; none where there is no file. A last line that was cut short is left out."""
-    if not path.exists():
-        return []
-    return [json.loads(text) for text in path.read_text("utf-8").split("\n")[:-1]]
+    return read_lines(path)[0] if path.exists() else []
 
 
 def _finite(row: Line) -> Line:

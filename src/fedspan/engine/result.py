@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,12 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.sealed import read_table, write_table
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import LR, MODEL, SPEC, read_outcome, seed_dirs, write_json, write_outcome
+from fedspan.engine.outcome import LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
@@ -166,11 +166,11 @@ class Result:
             history.write(folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]])
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
-        write_outcome(path, self.seeds, self.statuses)
         if self.per_client:
             history.write(path / per_client.NAME, self.per_client.rows)
         if self.lr_search is not None:
-            write_json(path / LR, self.lr_search)
+            write_table(path / LR, self.lr_search)
+        write_outcome(path, self.seeds, self.statuses)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         return path
 
@@ -237,7 +237,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, json.loads(found.read_text("utf-8")) if found.exists() else None,
+        read[0][0]["spec"], run_dir, model, weights, read_table(found) if found.exists() else None,
         PerClient(rows),
     )  # fmt: skip
 

@@ -33,7 +33,9 @@ class RunningMean:
     """mean_S of the vectors of a cohort's replies, which come in the order of the cohort."""
 
     def __init__(self, rnd: Round) -> None:
-        self.rnd, self.kind, self.sums = rnd, type(None), dict[str, _Sum]()
+        self.rnd = rnd
+        self.kind: Any = None  # the class of a reply
+        self.sums: dict[str, _Sum] = {}
 
     def add(self, place: int, up: Any) -> None:
         """Takes in the reply of one place, whose vectors it may change."""

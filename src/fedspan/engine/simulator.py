@@ -67,12 +67,14 @@ class Simulator:
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | CompactStates] = {}
-        self._empty = {f.name for f in dataclasses.fields(one) if not getattr(one, f.name).numel()}
+        self._empty: dict[str, Vector] = {}  # fields without numbers
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
-            if engine.compact_states and field.name not in self._empty:
+            if not first.numel():
+                self._empty[field.name] = first
+            elif engine.compact_states:
                 self._population[field.name] = self._compact(one, field.name, rows)
-            elif folder is None or field.name in self._empty:
+            elif folder is None:
                 self._population[field.name] = InMemory(first, rows)
             else:
                 path, dtype = folder / f"{field.name}.states", STORED[engine.states_dtype]
@@ -120,6 +122,7 @@ class Simulator:
 
     def _by(self, way: str, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
         """The work of a round without storing it: (new states, replies, buffers)."""
+        rnd = dataclasses.replace(rnd, overwrite=False)
         if way == "batched":
             return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
         one_by_one = functools.partial(_one_by_one, self.method, self.problem)
@@ -159,9 +162,13 @@ class Simulator:
         return min(self.workers or torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
 
     def _take(self, rnd: Round) -> Any:
-        runs, cohort = rnd.ids.shape
-        rows = {name: states.take(rnd.rows) for name, states in self._population.items()}
-        return self._kind(**{name: part.unflatten(0, (runs, cohort)) for name, part in rows.items()})
+        taken = {name: states.take(rnd.rows) for name, states in self._population.items()}
+        return self._state(taken, *rnd.ids.shape)
+
+    def _state(self, rows: dict[str, Vector], runs: int, clients: int) -> Any:
+        """Rows of the tables as the states of clients."""
+        full = {name: part.view(runs, clients, -1) for name, part in rows.items()}
+        return self._kind(**full, **{name: first.expand(runs, clients, -1) for name, first in self._empty.items()})
 
     def _put(self, rnd: Round, new: Any, up: Any) -> None:
         for name, states in self._population.items():
@@ -202,13 +209,13 @@ class Simulator:
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
-        shape = (self.problem.x0.shape[0], self.problem.clients)
-        return self._kind(**{name: states.take_all().unflatten(0, shape) for name, states in self._population.items()})
+        rows = {name: states.take_all() for name, states in self._population.items()}
+        return self._state(rows, self.problem.x0.shape[0], self.problem.clients)
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
         way = {"simulate": torch.tensor([WAYS.index(self.way)])}
-        return way | {name: states.save() for name, states in self._population.items() if name not in self._empty}
+        return way | {name: states.save() for name, states in self._population.items()}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -220,8 +227,7 @@ class Simulator:
         """Go back to what `save` gave."""
         self.way = WAYS[int(arrays["simulate"])]
         for name, states in self._population.items():
-            if name not in self._empty:
-                states.load(arrays[name])
+            states.load(arrays[name])
 
 
 Answer = tuple[Any, Any, Vector | None]

@@ -25,6 +25,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
 
 Rows = npt.NDArray[np.int64]
+LARGE = 1 << 22  # numbers of a state that is not copied to be read
 COPIED = 1 << 24  # bytes of a row that are copied to the journal at once
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -53,17 +54,15 @@ class InMemory:
 
     def __init__(self, first: torch.Tensor, count: int) -> None:
         self.values = first.expand(count, -1).clone()
+        self.table = self.values.numpy()  # the same memory; NumPy moves rows in half the time
 
     def take(self, rows: Rows) -> torch.Tensor:
-        if len(rows) == 1:  # a large model's state is not copied
+        if len(rows) == 1 and self.values.shape[1] >= LARGE:  # the state of a large model is not copied
             return self.values[rows[0] : rows[0] + 1]
-        return self.values.index_select(0, torch.from_numpy(rows))
+        return torch.from_numpy(self.table.take(rows, 0))
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
-        if len(rows) == 1:
-            self.values[rows[0]].copy_(values[0])
-        else:
-            self.values.index_copy_(0, torch.from_numpy(rows), values)
+        self.table[rows] = values.numpy()
 
     def take_all(self) -> torch.Tensor:
         return self.values
@@ -82,18 +81,26 @@ class OnDisk:
     what the checkpoint says, because of a damaged or foreign file, is refused when it is read.
     """
 
-    def __init__(self, path: Path, first: torch.Tensor, count: int, stored: torch.dtype, *, resume: bool) -> None:
-        if path.exists() and not resume:
+    def __init__(
+        self, path: Path, first: torch.Tensor, count: int, stored: torch.dtype, *, resume: bool, own: bool = False
+    ) -> None:
+        if path.exists() and not resume and not own:
             raise SpecError(
                 f"{str(path)!r} holds states of an earlier run; resume that run or choose another directory"
             )
         if first.any():
             raise SpecError("states on disk start at zero, but those of this method do not; keep them in memory")
+        self.own = own  # in the run's own directory: what is there without a checkpoint is of no use to anyone
         self.path, self.count, self.stored, self.dtype = path, count, stored, first.dtype
         self.size, self.row_bytes = first.shape[-1], first.shape[-1] * stored.itemsize
         self.checksums = np.zeros(count, np.int64)  # 0: the row was never written
         self.id = int.from_bytes(secrets.token_bytes(7), "little")
         self.file = self.journal = -1  # opened when there is something to write
+
+    def __del__(self) -> None:
+        for file in (getattr(self, "file", -1), getattr(self, "journal", -1)):
+            if file >= 0:
+                os.close(file)
 
     def take(self, rows: Rows) -> torch.Tensor:
         if len(rows) == 1:  # a large model's state is not copied
@@ -150,6 +157,8 @@ class OnDisk:
 
     def _create(self) -> None:
         make_dir(self.path.parent)
+        if self.own:
+            remove(self.path)
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(self.file, self.count * self.row_bytes)
         write_atomic(self._about_path(), json.dumps(self._about()).encode(), private=True)

@@ -53,11 +53,11 @@ def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arra
     """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
     message: Any = wire.unpack(method.types()[2], down)
 
-    def expand(entry: Any, t: int) -> Vector:
+    def apply(copy: Vector, entry: Any, t: int) -> Vector:
         if not isinstance(method, LogsChanges):
             raise ProtocolError(
                 f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
             )
-        return method.expand_entry(entry, replace(rnd, t=t))
+        return method.apply_entry(copy, entry, replace(rnd, t=t))
 
-    return message.opened(replica.x, replica.last_round, expand) if isinstance(message, SyncedDown) else message
+    return message.opened(replica.x, replica.last_round, apply) if isinstance(message, SyncedDown) else message

@@ -22,6 +22,7 @@ from fedspan import Block, Layout, Log, ModelSync, Round, SpecError, SyncedDown,
 from fedspan.core.errors import one_of, positive
 from fedspan.core.footprint import Adapters, Footprint
 from fedspan.core.projector import LinearMap, Rank, draw
+from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import LocalSteps, NoState
 from fedspan.projectors.gaussian import Gaussian
 
@@ -33,6 +34,7 @@ class ServerState:
     x: Vector
     base: Vector
     u: Vector
+    m: Vector  # the server's momentum; empty if it has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ class Up:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
+class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
     """Adapters on every projected block, averaged as they are."""
 
     rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
@@ -119,7 +121,8 @@ class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
         return torch.cat(found, -1)
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, x0, x0.new_zeros(*x0.shape[:-1], sum(self.sizes(layout))))
+        u = x0.new_zeros(*x0.shape[:-1], sum(self.sizes(layout)))
+        return ServerState(x0, x0, u, self.no_velocity(u))
 
     def init_client(self, x0: Vector, layout: Layout) -> NoState:
         return NoState()
@@ -128,8 +131,12 @@ class Adapted(LocalSteps[ServerState, NoState, Down, Up]):
         return Down(ModelSync(server.base, Log(), rnd.last_round), server.u, self.start(rnd).probe)  # 2 of both boxes
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        u = server.u + self.server_lr * rnd.mean(up.du)  # 4 of both boxes
-        return ServerState(self.merged(server.base, u, rnd), server.base, u)
+        delta = self.server_lr * rnd.mean(up.du)
+        if self.extrapolate:
+            delta = delta * self.stretch(up.du, rnd)
+        delta, m = self.moved_on(server.m, delta)
+        u = server.u + delta  # 4 of both boxes
+        return ServerState(self.merged(server.base, u, rnd), server.base, u, m)
 
 
 def of_cohort(v: Vector, rnd: Round) -> Vector:

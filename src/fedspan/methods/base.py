@@ -17,13 +17,13 @@ from fedspan.core.method import ClientState, Down, HasModel, LearningRate, Serve
 from fedspan.core.objective import Direction
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import accept_choices, name_of
-from fedspan.core.sync import Log, SyncedDown
+from fedspan.core.sync import Entry, Log, SyncedDown, bytes_of
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 
 TENTH = Coordinate(rank=0.1)
-LARGE_LOG = 1 << 22  # numbers of a log from which entries are dropped that no client lacks
+LARGE_LOG = 1 << 24  # bytes of a log from which entries are dropped that no client lacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +35,10 @@ class FullModel:
 
 @dataclass(frozen=True, eq=False)
 class LoggedModel(FullModel):
-    """The model and its changes in the last rounds."""
+    """The model, its changes in the last rounds, and the server's momentum, which is empty if it has none."""
 
     log: Log
+    m: Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,11 +145,11 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
             name = name_of(self.optimizer)
             raise SpecError(f"`optimizer` {name!r} is not for {name_of(self)}: {why}; leave it out")
 
-    def needs_contractive(self, compressor: Compressor, n: int) -> None:
+    def needs_contractive(self, compressor: Compressor, n: int, key: str = "compressor") -> None:
         """Refuses a compressor of n numbers that may leave out more than it sends."""
         if compressor.delta(n) is None:
             raise SpecError(
-                f"`compressor` {name_of(compressor)!r} is not contractive for {n} numbers with these settings, and "
+                f"`{key}` {name_of(compressor)!r} is not contractive for {n} numbers with these settings, and "
                 f"{name_of(self)} needs a contractive one; use topk or sign, or set its unbiased = false"
             )
 
@@ -278,10 +279,15 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
             held = torch.where(torch.from_numpy(then == epoch).unsqueeze(-1), new, held)
         return held
 
-    def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
+    @property
+    def copied(self) -> int:
+        """Vectors of d numbers that a client copies from the server: x."""
+        return 1
+
+    def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
         """The log with this round's change, and as many before it as are worth sending: beyond d/r x is cheaper."""
-        keep = max(1, rnd.layout.size // entry.shape[-1])
-        if entry.numel() * len(log.entries) > LARGE_LOG:
+        keep = max(1, self.copied * rnd.layout.size * rnd.layout.dtype.itemsize // bytes_of(entry))
+        if bytes_of(entry) * len(log.entries) > LARGE_LOG:
             keep = min(keep, rnd.missed_by_any)
         return log.push(entry, keep)
 
@@ -289,6 +295,10 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         """Pᵀ δ: the log holds what a round added to x in its own subspace."""
         return self.subspace(rnd).T @ entry
 
+    def no_move(self, x: Vector, rnd: Round) -> Entry:
+        """The log entry of a round that leaves x as it is."""
+        return x.new_zeros(*x.shape[:-1], self.subspace(rnd).rank)
+
     def empty_round(self, server: LoggedState, rnd: Round) -> LoggedState:
-        entry = server.x.new_zeros(*server.x.shape[:-1], self.subspace(rnd).rank)
-        return cast(LoggedState, replace(cast(Any, server), log=self.push(server.log, entry, rnd)))
+        log = self.push(server.log, self.no_move(server.x, rnd), rnd)
+        return cast(LoggedState, replace(cast(Any, server), log=log))

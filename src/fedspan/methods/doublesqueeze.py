@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedspan import Encoded, Layout, Log, LogsChanges, ModelSync, Objective, Round, SyncedDown, Vector, register
-from fedspan.core import seeds
 from fedspan.core.sync import bytes_of
 from fedspan.methods._coded import Up
 from fedspan.methods._feedback import Feedback, Unsent
@@ -53,25 +52,21 @@ class DoubleSqueeze(Feedback[ServerState, SyncedDown], LogsChanges[ServerState])
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         w = server.e + rnd.mean(self.decode(up.q, rnd))  # 6
-        Q = self.compressor.compress(w, _keys(rnd))  # 7
+        Q = self.compressor.compress(w, self.compressor.server_keys(rnd))  # 7
         sent = self._opened(Q, rnd)
         return ServerState(server.x - self.server_lr * sent, w - sent, self._push(server, Q))  # 8, 7
 
     def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
-        return replace(server, log=self._push(server, self.compressor.compress(torch.zeros_like(server.x), _keys(rnd))))
+        nothing = self.compressor.compress(torch.zeros_like(server.x), self.compressor.server_keys(rnd))
+        return replace(server, log=self._push(server, nothing))
 
     def expand_entry(self, entry: Encoded, rnd: Round) -> Vector:
         """−η_g Q."""
         return -self.server_lr * self._opened(entry, rnd)
 
     def _opened(self, Q: Encoded, rnd: Round) -> Vector:
-        return self.compressor.decompress(Q, rnd.layout.size, _keys(rnd), rnd.layout.dtype)
+        return self.compressor.decompress(Q, rnd.layout.size, self.compressor.server_keys(rnd), rnd.layout.dtype)
 
     def _push(self, server: ServerState, Q: Encoded) -> Log:
         """The log with this round's Q, and as many before it as are cheaper than x."""
         return server.log.push(Q, max(1, bytes_of(server.x) // Q.bytes))
-
-
-def _keys(rnd: Round) -> seeds.Keys:
-    """The server's own keys, one per run."""
-    return seeds.keys(rnd.seeds, "broadcast", rnd.t)[:, None]

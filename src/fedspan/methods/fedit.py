@@ -55,7 +55,8 @@ class FedIT(Adapted):
                 out.append(w + part if part.shape[-1] else w)
             else:
                 b, a = factors(block, part, start)
-                out.append(block.vector(block.matrix(w) + self.scale(block) * (b @ a)))
+                merged = matrices(block, w) + self.scale(block) * (b @ a)
+                out.append(block.vector(merged.flatten(1, 2), w.shape[1]))
         return torch.cat(out, -1)
 
     def chained(self, gradient: Vector, u: Vector, rnd: Round) -> Vector:
@@ -65,7 +66,7 @@ class FedIT(Adapted):
             if start is None:
                 out.append(g[..., : part.shape[-1]])
             else:
-                (b, a), g = factors(block, part, start), self.scale(block) * block.matrix(g)
+                (b, a), g = factors(block, part, start), self.scale(block) * matrices(block, g)
                 out += [(g @ a.mT).flatten(2), (b.mT @ g).flatten(2)]
         return torch.cat(out, -1)
 
@@ -74,6 +75,11 @@ class FedIT(Adapted):
         blocks = rnd.layout.blocks
         pieces = v.split([block.size for block in blocks], -1), u.split(self.sizes(rnd.layout), -1)
         return zip(blocks, *pieces, self.start(rnd).factors, strict=True)
+
+
+def matrices(block: Block, v: Vector) -> torch.Tensor:
+    """A block's part of a vector as one matrix per client, (runs, clients, rest, in)."""
+    return block.rows(v).unflatten(1, (v.shape[1], -1))
 
 
 def factors(block: Block, part: Vector, start: Factor) -> tuple[torch.Tensor, torch.Tensor]:

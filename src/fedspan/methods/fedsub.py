@@ -16,6 +16,7 @@ Line 5' updates nothing in a round without replies: there is no b̄.
 
 A client receives b̄ of a round only when it takes part again. It then does lines 5 and 6 for all rounds since; the
 result is the same. If it is sent x in full, the b̄ that line 5 needs is sent too (one vector; for 5' all of them).
+Where the server moves x by something else than η_g b̄ (`_server_side`), that is sent beside b̄: 2r numbers per round.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import torch
 from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of
 from fedspan.core.projector import draw
+from fedspan.core.sync import Entry
+from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
 
 
@@ -49,7 +52,9 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
+class FedSub(
+    ServerMomentum, InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]
+):
     """Drift correction by dual variables that are rotated from subspace to subspace."""
 
     refresh: int = 5  # rounds after which a new P is drawn
@@ -64,7 +69,7 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
             raise SpecError(f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out")
 
     def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
-        return LoggedModel(x0, Log())
+        return LoggedModel(x0, Log(), self.no_velocity(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         r = self.projector.size(layout)
@@ -90,17 +95,32 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         return ClientState(dual, b) if self.variant == "stale" else ClientState(dual + b, client.end)
 
     def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
-        mean_b = rnd.mean(up.b)
-        x = server.x + self.server_lr * (self.subspace(rnd).T @ mean_b)  # 4
-        return LoggedModel(x, self.push(server.log, mean_b, rnd))
+        P, mean_b = self.subspace(rnd), rnd.mean(up.b)
+        if not self.own_move:
+            x = server.x + self.server_lr * (P.T @ mean_b)  # 4
+            return LoggedModel(x, self.push(server.log, mean_b, rnd), server.m)
+        delta = self.server_lr * mean_b * (self.stretch(up.b, rnd) if self.extrapolate else 1.0)
+        move, m = self.moved_on(server.m, delta, P)
+        entry = torch.cat([mean_b, move], -1)
+        return LoggedModel(server.x + P.T @ move, self.push(server.log, entry, rnd), m)
 
-    def push(self, log: Log, entry: Vector, rnd: Round) -> Log:
+    @property
+    def own_move(self) -> bool:
+        """Whether x moves by something else than η_g b̄."""
+        return self.extrapolate or self.server_momentum > 0
+
+    def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
         """All b̄ that some client has not received."""
         return log.push(entry, rnd.t + 1 - rnd.oldest)
 
     def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
-        """η_g Pᵀ b̄."""
+        """η_g Pᵀ b̄, or the move that is sent beside b̄."""
+        if self.own_move:
+            return super().expand_entry(entry.chunk(2, -1)[1], rnd)
         return self.server_lr * super().expand_entry(entry, rnd)
+
+    def no_move(self, x: Vector, rnd: Round) -> Vector:
+        return x.new_zeros(*x.shape[:-1], self.subspace(rnd).rank * (2 if self.own_move else 1))
 
     def _dual_now(self, client: ClientState, sync: ModelSync, rnd: Round) -> Vector:
         """Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""
@@ -110,7 +130,7 @@ class FedSub(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
         for j in range(int(last_round.min()), rnd.t):
             here = torch.from_numpy(last_round <= j if stale else last_round == j).unsqueeze(-1)
             if here.any():
-                mean_b = sync.log.at(j)
+                mean_b = sync.log.at(j)[..., : dual.shape[-1]]
                 if stale:
                     here = here & mean_b.any(-1, keepdim=True)  # `empty_round` logs zeros
                 dual = torch.where(here, (dual + end if stale else dual) - mean_b, dual)  # 5

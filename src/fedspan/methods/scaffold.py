@@ -10,6 +10,9 @@ Differences from the paper: by default clients send only Δy (`uplink = "one"`),
 compute Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. Local
 momentum or another optimizer works on the corrected gradient. The mean gradient then does not follow from the end
 point: c_i⁺ is the mean itself, and both vectors are sent.
+
+With correction = "never" line 10 leaves out c − c_i, with "tested" the server decides it by a test (`_correction`).
+Both vectors are sent then, because Δc = ḡ_i − c_i does not follow from Δy where the steps are not corrected.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import torch
 
 from fedspan import Layout, Objective, Restorable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of
+from fedspan.core.method import Measures
+from fedspan.methods._correction import Correction, First
 from fedspan.methods.base import Averaged, LocalSteps
 
 
@@ -30,6 +35,7 @@ class ServerState:
 
     x: Vector
     c: Vector
+    test: Vector  # what the tests of the correction have told; empty by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +51,7 @@ class Down:
 
     x: Vector
     c: Vector
+    switch: torch.Tensor | None = None  # one byte: whether to correct
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +60,12 @@ class Up:
 
     dy: Vector
     dc: Vector | None
+    test: Vector | None = None  # two numbers by which the correction is tested
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
     """Drift correction by control variates of the size of the model."""
 
     option: Literal["I", "II"] = "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
@@ -69,29 +77,40 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
         one_of("uplink", self.uplink, ("one", "classic"))
         if self.option == "I" and self.uplink == "one":
             raise SpecError("`uplink` 'one' needs option 'II'; with option 'I' set `uplink` to 'classic'")
+        if self.option == "I" and self.tests:
+            raise SpecError("`correction` 'tested' needs option 'II', whose controls are means of local gradients")
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, torch.zeros_like(x0))
+        return ServerState(x0, torch.zeros_like(x0), self.no_tests(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(server.x, server.c)  # 5
+        return Down(server.x, server.c, self.switch(server.test))  # 5
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
-        u = c - c_i
-        direction = f.direction(u) if self.solver.plain else Averaged(f.direction(u))
+        u, b = c - c_i, self.corrects(down.switch, rnd)
+        direction = first = f.direction(u if b is None else b * u)
+        if self.tests:
+            direction = first = First(direction)
+        if not self.solver.plain:
+            direction = Averaged(direction)
         dy = self.descend(x, direction, self.rate(rnd)).sub_(x)  # 10
-        dc = None
+        mean = direction.mean if isinstance(direction, Averaged) else None  # of g_i + b u
+        dc = test = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
-        elif isinstance(direction, Averaged):
-            dc = direction.mean - c  # of ḡ + c − c_i
+        elif b is not None:
+            mean = dy / (-self.local_steps * self.rate(rnd)) if mean is None else mean
+            dc = mean - c + (1 - b) * u
+            test = self.measured(-u, c, b, mean, first.value, self.local_steps) if isinstance(first, First) else None
+        elif mean is not None:
+            dc = mean - c
         elif self.uplink == "classic":
             dc = self._control_change(dy, c, rnd)
-        up = Up(dy, dc)
+        up = Up(dy, dc, test)
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
@@ -102,9 +121,13 @@ class Scaffold(LocalSteps[ServerState, ClientState, Down, Up], Restorable[Client
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         x, c = server.x, server.c
         dc = self._control_change(up.dy, c, rnd) if up.dc is None else up.dc
+        test = server.test if up.test is None else self.judged(server.test, rnd.mean(up.test), 1.0, rnd)
         mean_dc = rnd.mean(dc)
         del dc  # not to be held beside the new x and c
-        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(x), (rnd.share * mean_dc).add_(c))  # 17
+        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(x), (rnd.share * mean_dc).add_(c), test)  # 17
+
+    def measures(self, server: ServerState) -> Measures:
+        return self.test_values(server.test)
 
     def _control_change(self, dy: Vector, c: Vector, rnd: Round) -> Vector:
         return (dy / (-self.local_steps * self.rate(rnd))).sub_(c)

@@ -23,6 +23,18 @@ below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c
 Outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
 al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers of its own memory.
 
+With correction = "never" line 4 leaves out u, with "tested" the server decides it by a test (`_correction`). Lines 5
+to 8 stay the same: a_i ← −z/(η_l K) − u − P c where u was left out.
+
+`_server_side` describes momentum, extrapolation and compression at the server. With a `down_compressor` P c is
+compressed too. Clients cancel its error: a_i = P ḡ_i − P c_i for whatever P c they were sent, and at the optimum c = 0.
+With `keep_control` P c is not sent at all. A client then keeps a copy ĉ, and m if the server has momentum, and
+advances it with x, from the change δ of each round that it missed (newcomers are sent x, ĉ and m in full):
+
+    2'  P ĉ ← P ĉ + (|S|/N) (−δ/(η_g η_l K) − P ĉ)
+
+Without compression ĉ = c. With it ĉ is as close to c as the change that was sent of a round to what line 7 says.
+
 Momentum or another optimizer works on the corrected gradient of line 4. a_i stays P ḡ_i − P c_i, from the mean of the
 gradients themselves, so that c = mean c_i still holds. z no longer follows from a_i and is sent too, and line 7 becomes
 x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's memory between two rounds of a client.
@@ -34,25 +46,33 @@ with it. With full participation 8 and 8' are the same. Clients may have weights
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
-from fedspan.core.errors import one_of, positive_share
+from fedspan.core.errors import ProtocolError, one_of, positive_share
+from fedspan.core.method import Measures
 from fedspan.core.projector import LinearMap
-from fedspan.core.sync import Log, ModelSync, SyncedDown
-from fedspan.methods.base import Averaged, InSubspace
+from fedspan.core.seeds import Keys
+from fedspan.core.sync import Entry, Log, ModelSync, SyncedDown
+from fedspan.methods._correction import Correction, First
+from fedspan.methods._server_side import CompressedMoves
+from fedspan.methods.base import Averaged
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The model, the mean of all controls, and the last changes of the model."""
+    """The model, the mean of all controls, and the last changes of the model; the other fields are empty by default."""
 
     x: Vector
     c: Vector
     log: Log
+    m: Vector  # the server's momentum
+    e: Vector  # what a compressed download has left out so far
+    copied: Vector  # ĉ, the copy of c that clients keep
+    test: Vector  # what the tests of the correction have told
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +88,10 @@ class ClientState:
 class Down(SyncedDown):
     """What the client lacks of x, r numbers of control, and one number to check P."""
 
-    Pc: Vector
+    Pc: Vector | None  # none if it is compressed, or if clients keep a copy of c
     probe: torch.Tensor
+    switch: torch.Tensor | None = None  # one byte: whether to correct
+    qc: Encoded | None = None  # P c compressed
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,22 +102,29 @@ class Up:
     Pg: Vector | None = None
     z: Vector | None = None
     q: Encoded | None = None  # a_i compressed, instead of a
+    test: Vector | None = None  # two numbers by which the correction is tested
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
+class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
     """Drift correction with r numbers per message."""
 
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
     beta: float = 1.0  # β: weight of this round's gradient in what is compressed
+    keep_control: bool = False  # whether clients keep a copy of c, d more numbers, so that P c is not sent
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("control", self.control, ("exact", "paper"))
         if self.compressor is not None and (not self.solver.plain or self.control == "paper"):
             raise SpecError("`compressor` needs plain steps; leave out `momentum`, `optimizer` and control = 'paper'")
+        if self.keep_control and (not self.solver.plain or self.control == "paper"):
+            raise SpecError(
+                "`keep_control` needs plain steps, after which c follows from the changes of x; leave out `momentum`, "
+                "`optimizer` and control = 'paper'"
+            )
         positive_share("beta", self.beta)
         if self.beta < 1 and self.compressor is None:
             raise SpecError(f"`beta` {self.beta!r} needs a `compressor`; set one, or leave `beta` at 1")
@@ -112,7 +141,8 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
             self.needs_contractive(self.compressor, self.projector.size(layout))
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, torch.zeros_like(x0), Log())
+        zeros, m, e = torch.zeros_like(x0), self.no_velocity(x0), self.nothing_unsent(x0)
+        return ServerState(x0, zeros, Log(), m, e, zeros if self.keep_control else zeros[..., :0], self.no_tests(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         unsent = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
@@ -120,21 +150,51 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
-        return Down(ModelSync(server.x, server.log, rnd.last_round), P @ server.c, P.probe)  # 2
+        down = Down(ModelSync(server.x, server.log, rnd.last_round), None, P.probe, self.switch(server.test))
+        if self.keep_control:
+            return replace(down, sync=replace(down.sync, x=_joined(server)))
+        if self.down_compressor is None:
+            return replace(down, Pc=P @ server.c)  # 2
+        return replace(down, qc=self.down_compressor.compress(P @ server.c, self._control_keys(rnd)))
+
+    def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector]:
+        """x and P c as a client has them."""
+        if self.keep_control:
+            x, c, _ = _apart(down.sync.model, rnd.layout)
+            return x, P @ c
+        if down.Pc is not None:
+            return down.sync.model, down.Pc
+        if self.down_compressor is None or down.qc is None:
+            raise ProtocolError("the download holds no control; both ends must use the same settings")
+        Pc = self.down_compressor.decompress(down.qc, P.rank, self._control_keys(rnd), rnd.layout.dtype)
+        return down.sync.model, Pc
+
+    def _control_keys(self, rnd: Round) -> Keys:
+        assert self.down_compressor is not None
+        return self.down_compressor.server_keys(rnd, "control")
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        P, x, Pc, c_i = self.subspace(rnd), down.sync.model, down.Pc, client.c  # 1
+        P = self.subspace(rnd)  # 1
         P.agree(down.probe)
-        direction = f.restrict(x, P, plus=Pc - P @ c_i)  # 3
+        x, Pc = self.received(down, P, rnd)
+        u, b = Pc - P @ client.c, self.corrects(down.switch, rnd)  # 3
+        direction = first = f.restrict(x, P, plus=u if b is None else b * u)
+        if self.tests:
+            direction = first = First(direction)
         if not self.solver.plain:
             direction = Averaged(direction)
         z, moments = self.descend_inside(x, P, direction, client.moments, rnd)  # 4
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
-        a = mean - Pc  # 5
-        Pg = a + P @ c_i if self.control == "paper" else None
-        a, u = self._running_mean(client.u, a, P)  # 5'
-        up = Up(a, Pg, None if self.solver.plain else z) if self.compressor is None else self._compressed(a, rnd)
-        return self.update_client_state(ClientState(c_i, u, moments), down, up, rnd), up
+        a = mean - Pc if b is None else mean - Pc + (1 - b) * u  # 5
+        test = None
+        if isinstance(first, First) and b is not None:
+            test = self.measured(-u, Pc, b, mean, first.value, self.local_steps)
+        Pg = a + P @ client.c if self.control == "paper" else None
+        a, unsent = self._running_mean(client.u, a, P)  # 5'
+        up = Up(a, Pg, None if self.solver.plain else z, None, test)
+        if self.compressor is not None:
+            up = replace(up, a=None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
+        return self.update_client_state(ClientState(client.c, unsent, moments), down, up, rnd), up
 
     def state_change(self, up: Up, rnd: Round) -> Vector:
         """a_i as it was sent."""
@@ -151,14 +211,54 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
-        Pc, mean_a = P @ c, rnd.mean(self.state_change(up, rnd))
+        a = self.state_change(up, rnd)
+        Pc, mean_a = P @ c, rnd.mean(a)
         if up.z is None:
             delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (Pc + mean_a)
         else:
             delta = self.server_lr * rnd.mean(up.z)
-        x = P.T.plus(delta, x)  # 7
+        factor: torch.Tensor | float = 1.0
+        if self.extrapolate:
+            factor = self.stretch(Pc + a if up.z is None else up.z, rnd)
+            delta = delta * factor
+        entry, move, m, e = self.move(server.m, server.e, delta, P, rnd)
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
-        return ServerState(x, P.T.plus(change, c, rnd.overwrite), self.push(server.log, delta, rnd))  # 8
+        c = P.T.plus(change, c, rnd.overwrite and not self.keep_control)  # 8
+        copied, test = server.copied, server.test
+        if self.keep_control:
+            entry = _with(entry, x, rnd.share, factor)
+            x, copied, m = _apart(self.apply_entry(_joined(server), entry, rnd), rnd.layout)
+        else:
+            x = P.T.plus(move, x)  # 7
+        if up.test is not None:
+            test = self.judged(test, rnd.mean(up.test), P.rank / rnd.layout.size, rnd)
+        return ServerState(x, c, self.push(server.log, entry, rnd), m, e, copied, test)
+
+    def apply_entry(self, copy: Vector, entry: Entry, rnd: Round) -> Vector:
+        if not self.keep_control:
+            return super().apply_entry(copy, entry, rnd)
+        assert isinstance(entry, Encoded)
+        P, (x, c, m) = self.subspace(rnd), _apart(copy, rnd.layout)
+        share, factor = entry.take("beside")[0].split(1, -1)
+        move = delta = self.opened(entry, P, rnd)
+        if self.server_momentum:
+            Pm = P @ m
+            delta = move - self.server_momentum * Pm
+            m = torch.where(share > 0, m + P.T @ (move - Pm), m)
+        mean_g = delta / (-self.server_lr * self.step(P, rnd) * self.local_steps * factor)
+        c = c + P.T @ (share * (mean_g - P @ c))  # 2'
+        return torch.cat([x + P.T @ move, c, m], -1)
+
+    def no_move(self, x: Vector, rnd: Round) -> Entry:
+        entry = super().no_move(x, rnd)
+        return _with(entry, x, 0.0, 1.0) if self.keep_control else entry
+
+    @property
+    def copied(self) -> int:
+        return 1 + self.keep_control * (1 + bool(self.server_momentum))
+
+    def measures(self, server: ServerState) -> Measures:
+        return self.test_values(server.test)
 
     def _running_mean(self, u: Vector, a: Vector, P: LinearMap) -> tuple[Vector, Vector]:
         """Line 5' up to what is sent: P u_i after this round, and u_i with that inside the subspace."""
@@ -168,6 +268,20 @@ class SSF(InSubspace[ServerState, ClientState, Down, Up], Replayable[ClientState
         mixed = (1 - self.beta) * Pu + self.beta * a
         return mixed, u + P.T @ (mixed - Pu)
 
-    def _compressed(self, a: Vector, rnd: Round) -> Up:
-        assert self.compressor is not None
-        return Up(None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
+
+def _joined(server: ServerState) -> Vector:
+    """All that a client copies: x, ĉ and m."""
+    return torch.cat([server.x, server.copied, server.m], -1)
+
+
+def _apart(copy: Vector, layout: Layout) -> tuple[Vector, Vector, Vector]:
+    """The inverse of `_joined`."""
+    x, c, m = copy.tensor_split((layout.size, 2 * layout.size), -1)
+    return x, c, m
+
+
+def _with(entry: Entry, x: Vector, share: torch.Tensor | float, factor: torch.Tensor | float) -> Encoded:
+    """A log entry with what is needed to advance ĉ: |S|/N, and the factor of an extrapolated step."""
+    one = x[..., :1]
+    whole = entry if isinstance(entry, Encoded) else Encoded(values=entry)
+    return replace(whole, beside=torch.cat([torch.zeros_like(one) + share, torch.zeros_like(one) + factor], -1))

@@ -4,6 +4,8 @@
 2  send what i lacks of x
 3  z ← z − η_l P ∇f_i(x + Pᵀz; ξ)         K times, from z = 0;  send z_i
 4  x ← x + η_g Pᵀ mean_S z_i
+
+`_server_side` describes momentum, extrapolation and compression on the server.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, Vector, register
-from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
+from fedspan.methods._server_side import CompressedMoves
+from fedspan.methods.base import LoggedModel, ProbedDown
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState(LoggedModel):
+    """The model, its log and momentum, and what a compressed download has left out so far."""
+
+    e: Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,16 +40,16 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SubAvg(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
+class SubAvg(CompressedMoves[ServerState, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
     """r numbers per message, and no drift correction."""
 
-    def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
-        return LoggedModel(x0, Log())
+    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+        return ServerState(x0, Log(), self.no_velocity(x0), self.nothing_unsent(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(self.no_moments(x0, layout))
 
-    def broadcast(self, server: LoggedModel, rnd: Round) -> ProbedDown:
+    def broadcast(self, server: ServerState, rnd: Round) -> ProbedDown:
         P = self.subspace(rnd)  # 1
         return ProbedDown(ModelSync(server.x, server.log, rnd.last_round), P.probe)  # 2
 
@@ -53,7 +63,10 @@ class SubAvg(InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[Cl
     def update_client_state(self, client: ClientState, down: ProbedDown, up: Up, rnd: Round) -> ClientState:
         return client
 
-    def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        P = self.subspace(rnd)
         delta = self.server_lr * rnd.mean(up.z)
-        x = self.subspace(rnd).T.plus(delta, server.x)  # 4
-        return LoggedModel(x, self.push(server.log, delta, rnd))
+        if self.extrapolate:
+            delta = delta * self.stretch(up.z, rnd)
+        entry, move, m, e = self.move(server.m, server.e, delta, P, rnd)
+        return ServerState(P.T.plus(move, server.x), self.push(server.log, entry, rnd), m, e)  # 4

@@ -1,20 +1,31 @@
-"""A whole cohort as one batched computation: `torch.func.vmap` over the clients' weights and mini-batches.
+"""A whole cohort as one batched computation.
 
-Faster than client by client for networks of plain matrix products, slower for convolutions. It needs batches of equal
-shape, no running statistics and no randomness inside the network.
+Chains of plain layers with a known loss have their backward pass written by hand (`nn.chain`, `nn.loss_gradient`).
+Other networks go through `torch.func.vmap` over the clients' weights and mini-batches, which is faster than client by
+client for plain matrix products and slower for convolutions. Both need batches of equal shape, no running statistics
+and no randomness inside the network.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from fedspan.core import seeds
 from fedspan.core.layout import Vector
-from fedspan.core.objective import Direction, Objective
+from fedspan.core.method import Round
+from fedspan.core.objective import Direction, Objective, Plus, SteppingDirection, term
 from fedspan.core.projector import LinearMap
+from fedspan.nn.chain import Blocks, Chain, ChainRun
+from fedspan.nn.loaders import shuffled_examples
+from fedspan.nn.loss_gradient import LossGradient, loss_gradient
 from fedspan.nn.objective import TorchObjective, finish_
 
 if TYPE_CHECKING:
@@ -36,38 +47,145 @@ class _At:
 class Cohort(Objective):
     """f_i of all clients of a round, together."""
 
-    def __init__(self, problem: TorchProblem, alone: list[TorchObjective]) -> None:
-        self.problem, self.alone, self.training = problem, alone, problem.training
-        blocks = problem.layout.blocks
-        self.names, self.shapes, self.sizes = ([getattr(b, k) for b in blocks] for k in ("name", "shape", "size"))
-        self._gradient = vmap(grad(self._loss))
+    def __init__(self, problem: TorchProblem, rnd: Round) -> None:
+        self.problem, self.rnd, self.training = problem, rnd, problem.training
+        self.clients: list[int] = rnd.ids[0].tolist()
+        self.batches = self._draw()
+        problem.model.train()
+
+    @functools.cached_property
+    def alone(self) -> list[TorchObjective]:
+        """f_i of each client."""
+        return [TorchObjective(self.problem, self.rnd, client) for client in self.clients]
 
     def grad(self, y: Vector) -> Vector:
         """∇f_i(y) of every client on its next mini-batch."""
-        return finish_(self._at(y), self.training, y)
+        return self.direction()(y)
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) of every client over all its examples, one after the other."""
         return torch.cat([one.full_grad(x) for one in self.alone], 1)
 
+    def direction(self, plus: Plus = None) -> Direction:
+        """y ↦ ∇f_i(y) + plus, or + plus(y)."""
+        return CohortDirection(self, plus)
+
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        """z ↦ P ∇f_i(x + Pᵀz) + plus, by full gradients; clipped is what a step uses, P ∇f."""
-        base = P @ x if self.training.weight_decay else None
+        """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
+        return CohortDirection(self, plus, x, P)
 
-        def direction(z: Vector) -> Vector:
-            g = finish_(P @ self._at(x + P.T @ z), self.training, z, base)
-            return g if plus is None else g + plus
+    @functools.cached_property
+    def chain(self) -> tuple[Chain, LossGradient] | None:
+        """The network and the gradient of its loss, where both are known."""
+        chain, loss = self.problem.chain, loss_gradient(self.problem.loss)
+        targets = self.problem.client_data[self.clients[0]].parts[1:]
+        known = chain and loss and len(targets) == 1 and loss.fits(targets[0].unsqueeze(0), chain.width)
+        return (chain, loss) if known else None
 
-        return direction
+    def _draw(self) -> Iterator[Drawn]:
+        """Mini-batches without end. Those of K steps are gathered at once."""
+        data, steps = [self.problem.client_data[client] for client in self.clients], self.rnd.local_steps
+        batch = min(self.problem.batch_size, len(data[0]))
+        keys = seeds.children(seeds.keys(self.rnd.seeds[:1], "examples", self.rnd.t), self.rnd.ids[0])
+        for start in itertools.count(0, steps):
+            parts = _gathered(data, _examples(keys, [len(one) for one in data], start * batch, steps * batch))
+            drawn = [Drawn(parts, slice(k * batch, (k + 1) * batch)) for k in range(steps)]
+            if self.problem.augment is not None:
+                drawn = [self._augmented(one, start + k) for k, one in enumerate(drawn)]
+            yield from drawn
+
+    def _augmented(self, drawn: Drawn, number: int) -> Drawn:
+        clients = zip(self.alone, *drawn.batch, strict=True)
+        batches = [one.augmented(batch, number) for one, *batch in clients]
+        return Drawn(tuple(map(torch.stack, zip(*batches, strict=True))), slice(None))
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A mini-batch of every client, as a part of what was gathered for several steps."""
+
+    parts: tuple[torch.Tensor, ...]  # (clients, examples, …)
+    place: slice
+
+    @property
+    def batch(self) -> tuple[torch.Tensor, ...]:
+        """(clients, batch, …) of each part."""
+        return tuple(part[:, self.place] for part in self.parts)
+
+
+def _examples(keys: seeds.Keys, lengths: list[int], start: int, count: int) -> torch.Tensor:
+    """The numbers of the examples of several steps, (clients, count)."""
+    if len(set(lengths)) == 1:
+        return shuffled_examples(keys, lengths[0], start, count)
+    return torch.cat([shuffled_examples(keys[i : i + 1], n, start, count) for i, n in enumerate(lengths)])
+
+
+def _gathered(data: list[Any], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The examples of every client, (clients, examples, …)."""
+    found = []
+    for number, part in enumerate(data[0].parts):
+        out = part.new_empty(*index.shape, *part.shape[1:])
+        for one, rows, place in zip(data, index, out, strict=True):
+            torch.index_select(one.parts[number], 0, rows, out=place)
+        found.append(out)
+    return tuple(found)
+
+
+class CohortDirection(SteppingDirection):
+    """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
+
+    def __init__(self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> None:
+        self.cohort, self.plus, self.x, self.P = cohort, plus, x, P
+        self.base = P @ x if P is not None and x is not None and cohort.training.weight_decay else None
+        if cohort.chain is None:
+            self._by_vmap = vmap(grad(self._loss))
+        else:
+            self._blocks = Blocks(cohort.problem.layout, x, P)
+            self._run = ChainRun(*cohort.chain, self._blocks, len(cohort.clients))
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether plain steps can be taken together with the gradients."""
+        bare = self.cohort.training.clip is None and not self.cohort.training.weight_decay
+        return bare and self.cohort.chain is not None and not callable(self.plus)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
+        clients = len(self.cohort.clients)
+        at = [part.expand(clients, *part.shape[1:]).clone() for part in self._blocks.split(start)]
+        self._run.bind(at, None, lr)
+        plus = [] if self.plus is None else list(zip(at, self._blocks.split(self.plus), strict=True))
+        for _ in range(steps):
+            drawn = next(self.cohort.batches)
+            self._run(drawn.parts, drawn.place)
+            for block, term_ in plus:
+                block.sub_(term_, alpha=lr)
+        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
+
+    def __call__(self, y: Vector) -> Vector:
+        drawn = next(self.cohort.batches)
+        if self.cohort.chain is None:
+            g = self._gradient(y, drawn.batch)
+        else:
+            g = y.new_empty(1, len(self.cohort.clients), y.shape[-1])
+            self._run.bind(*(self._blocks.split(v) for v in (y.expand_as(g), g)))
+            self._run(drawn.parts, drawn.place)
+        finish_(g, self.cohort.training, y, self.base)
+        return g if self.plus is None else g.add_(term(self.plus, y))
 
     def _loss(self, weights: Tensors, *batch: torch.Tensor) -> torch.Tensor:
-        return self.problem.loss(_At(self.problem.model, weights), batch)  # type: ignore[arg-type]
+        problem = self.cohort.problem
+        return problem.loss(_At(problem.model, weights), batch)  # type: ignore[arg-type]
 
-    def _at(self, y: Vector) -> Vector:
-        batches = [torch.stack(parts) for parts in zip(*(next(one.batches) for one in self.alone), strict=True)]
+    def _gradient(self, y: Vector, batch: tuple[torch.Tensor, ...]) -> Vector:
+        """∇f_i, or P ∇f_i, by `vmap`."""
+        if self.P is not None and self.x is not None:
+            y = self.x + self.P.T @ y
+        clients, blocks = len(self.cohort.clients), self.cohort.problem.layout.blocks
         with torch.inference_mode(False), torch.no_grad():
-            own = y.expand(1, len(self.alone), -1)[0].clone()
-            parts = zip(self.names, own.split(self.sizes, 1), self.shapes, strict=True)
-            weights = {name: part.view(-1, *shape) for name, part, shape in parts}
-            found = self._gradient(weights, *batches)
-            return torch.cat([found[name].reshape(len(own), -1) for name in self.names], 1).unsqueeze(0)
+            own = y.expand(1, clients, -1)[0].clone()
+            parts = zip(blocks, own.split([block.size for block in blocks], 1), strict=True)
+            weights = {block.name: part.view(-1, *block.shape) for block, part in parts}
+            found = self._by_vmap(weights, *(part.clone() for part in batch))
+            g = torch.cat([found[block.name].reshape(clients, -1) for block in blocks], 1).unsqueeze(0)
+        return g if self.P is None else self.P @ g

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.projector import CoordinateFactor, Factor
+from fedspan.core.projector import Factor, picked
 from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor
@@ -94,14 +94,9 @@ class _Embedding(torch.autograd.Function):
 def _down(factor: Factor, x: Tensor) -> Tensor:
     """x Pᵀ as one matrix in the type of x; P is kept in float32 where x is shorter."""
     rows = x.reshape(1, -1, x.shape[-1])
-    if x.dtype == torch.bfloat16 and not isinstance(factor, CoordinateFactor):  # which is a gather, in any type
+    if x.dtype == torch.bfloat16 and picked(factor) is None:  # picking is a gather, in any type
         return factor.down(rows.float())[0].to(x.dtype)
     return factor.down(rows)[0]
-
-
-def picked(factor: Factor | None) -> Tensor | None:
-    """The inputs that a factor picks; None where it is not a choice of coordinates."""
-    return factor.index if isinstance(factor, CoordinateFactor) else None
 
 
 def is_transposed(layer: nn.Module) -> bool:
@@ -119,7 +114,7 @@ def _inputs(factor: Factor) -> Narrow:
     return lambda x: x.reshape(-1, x.shape[-1]).index_select(1, one)
 
 
-def _channels(factor: Factor, groups: int) -> Narrow:
+def channels(factor: Factor, groups: int) -> Narrow:
     """P on the channels of each group: (n, g·c, …) → (n, g·r, …)."""
     index = picked(factor)
     if index is not None and groups == 1:
@@ -165,7 +160,7 @@ def restricted_forward(
     padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
     how = (layer.stride, padding, layer.dilation, layer.groups)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    narrow = _channels(factor, layer.groups)
+    narrow = channels(factor, layer.groups)
 
     def forward(x: Tensor) -> Tensor:
         if not simple:

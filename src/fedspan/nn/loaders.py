@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from fedspan.core import seeds
 from fedspan.core.errors import DataError
+from fedspan.core.seeds import Keys
 from fedspan.nn.client_data import Batch, ClientData
 
 Key = Callable[[int], int]  # the key of a pass, by its number
@@ -89,6 +90,16 @@ def shuffled(data: ClientData, batch_size: int, key: Key) -> Iterator[torch.Tens
         while len(left) >= size:
             yield left[:size]
             left = left[size:]
+
+
+def shuffled_examples(of: Keys, n: int, start: int, count: int) -> torch.Tensor:
+    """`count` numbers from place `start` on of the shuffled passes of several clients with n examples each.
+
+    They are those of `shuffled`, pass after pass; `of` has one key per client.
+    """
+    passes = range(start // n, -(-(start + count) // n))
+    drawn = [seeds.permute(seeds.children(of, np.array(passed)), n) for passed in passes]
+    return torch.from_numpy(np.concatenate(drawn, -1))[:, start % n :][:, :count]
 
 
 def batches(data: ClientData, batch_size: int, key: Key, first: int) -> Iterator[tuple[ClientData, torch.Tensor]]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.projector import Factor, LinearMap
-from fedspan.nn.layers import picked, restricted_forward
+from fedspan.core.projector import Factor, LinearMap, picked
+from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
 from fedspan.nn.recompute import recomputing
 
@@ -51,7 +51,8 @@ class FlatModule:
             self.params.append(parameter)
 
     def _parts(self) -> tuple[Tensor, ...]:
-        return self.flat.split([b.size for b in self.layout.blocks])
+        parts: tuple[Tensor, ...] = self.flat.split([b.size for b in self.layout.blocks])
+        return parts
 
     def load(self, x: Vector) -> None:
         """Copies the flat vector x into the module."""

@@ -148,9 +148,8 @@ class TorchObjective(Objective):
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
 
         def loss(model: nn.Module) -> torch.Tensor:
-            key = seeds.key(self.rnd.seeds[0], "dropout", self.rnd.t, self.client, number)
             try:
-                with drawing(key, self.problem.device):
+                with drawing(self._key("dropout", number), self.problem.device):
                     return self.problem.loss(model, batch)
             except ValueError as error:
                 if BATCH_OF_ONE not in str(error):
@@ -164,20 +163,22 @@ class TorchObjective(Objective):
 
     def _draw(self) -> Iterator[Batch]:
         """Mini-batches, decided by (seed, round, client) alone; see `nn.loaders` for those of a DataLoader."""
-        problem, rnd, client = self.problem, self.rnd, self.client
-
-        def key(stream: str, number: int) -> int:
-            return seeds.key(rnd.seeds[0], stream, rnd.t, client, number)
-
-        first = rnd.t * rnd.local_steps
-        drawn = batches(problem.client_data[client], problem.batch_size, functools.partial(key, "examples"), first)
+        problem, rnd = self.problem, self.rnd
+        source, first = problem.client_data[self.client], rnd.t * rnd.local_steps
+        drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
         for number, (data, index) in enumerate(drawn):
             if isinstance(data, Tensors):
                 batch = data.take(index)
             else:  # a Dataset may draw too, such as random crops
-                with drawing(key("load", number), CPU):
+                with drawing(self._key("load", number), CPU):
                     batch = data.take(index)
-            batch = placed(batch, problem.device)
-            if problem.augment is not None:
-                batch = problem.augment(batch, torch.Generator().manual_seed(key("augment", number) >> 1))
-            yield batch
+            yield self.augmented(placed(batch, problem.device), number)
+
+    def augmented(self, batch: Batch, number: int) -> Batch:
+        """The batch of a step as it is trained on."""
+        if self.problem.augment is None:
+            return batch
+        return self.problem.augment(batch, torch.Generator().manual_seed(self._key("augment", number) >> 1))
+
+    def _key(self, stream: str, number: int) -> int:
+        return seeds.key(self.rnd.seeds[0], stream, self.rnd.t, self.client, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap, picked
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batched import Cohort
+from fedspan.nn.chain import Chain, chain_of
 from fedspan.nn.client_data import ClientData, LocalClients, Loss, Tensors, placed
 from fedspan.nn.loaders import batch_size_of, steps_per_epoch
 from fedspan.nn.module import FlatModule, Restricted
@@ -110,8 +112,15 @@ class TorchProblem(Problem):
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
         self.release()
-        alone = [TorchObjective(self, rnd, int(client)) for client in rnd.ids[0]]
-        return alone[0] if len(alone) == 1 else Cohort(self, alone)
+        return TorchObjective(self, rnd, int(rnd.ids[0, 0])) if rnd.ids.size == 1 else Cohort(self, rnd)
+
+    @functools.cached_property
+    def chain(self) -> Chain | None:
+        """The module as a chain of plain layers, whose backward pass is written by hand; None for any other."""
+        data = self.local_data[0]
+        if not isinstance(data, Tensors) or not self.module.same_dtype or self.device.type != "cpu":
+            return None
+        return chain_of(self.model, self.layout, data.parts[0].dim() - 1)
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""

@@ -1,7 +1,9 @@
 """A client on its own machine: its state on disk in two versions, and its reply to a message of the server.
 
-The file of a client holds its state before and after its last round. The server's count of accepted updates decides
-which of the two is valid: an update that never arrived is rolled back, and one that was accepted is never lost.
+The file of a client holds its state before and after its last round. The server decides which of the two is valid, by
+its count of accepted updates and the mark of the last one: an update that never arrived is rolled back, and one that
+was accepted is never lost. A count alone would not do: a process that the server no longer waits for may write its file
+after a later one, and so may a process of another run.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from fedspan.remote.messages import (
     Agreement,
     DisagreementError,
     RoundMessage,
+    mark_of,
     restore_arrays,
     round_arrays,
 )
@@ -60,8 +63,8 @@ class StateFile:
             raise DataError(f"cannot keep states in {str(run_states)!r}: {error.strerror}") from None
         return StateFile(run_states / f"{client}.safetensors")
 
-    def load(self, accepted: int, kind: type, fingerprint: str) -> Replica:
-        """The state after `accepted` updates; StateLostError where it is missing, damaged or of another run."""
+    def load(self, accepted: int, mark: int, kind: type, fingerprint: str) -> Replica:
+        """The state after `accepted` updates, the last one with this mark; StateLostError where it is not there."""
         if not self.path.exists():
             raise StateLostError(f"there is no file {str(self.path)!r}")
         try:
@@ -73,20 +76,23 @@ class StateFile:
         if accepted not in meta["accepted"]:
             raise StateLostError(f"the state on disk is after {meta['accepted']} updates, the server counts {accepted}")
         version = meta["accepted"].index(accepted)
+        if meta["marks"][version] != mark:
+            raise StateLostError("the state on disk follows from an update that the server has not accepted")
         own = {k.removeprefix(f"{version}."): v for k, v in arrays.items() if k.startswith(f"{version}.")}
         state: Any = wire.unpack(kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")})
         return Replica(state, own.get("x"), meta["last_round"][version])
 
-    def save(self, accepted: int, before: Replica, after: Replica, fingerprint: str) -> None:
-        """Write both versions in one step that survives a crash."""
+    def save(self, message: RoundMessage, mark: int, before: Replica, after: Replica) -> None:
+        """Write both versions in one step that survives a crash; `mark` is that of the reply to the message."""
         arrays: wire.Arrays = {}
         for version, replica in enumerate((before, after)):
-            if not version and not accepted:
+            if not version and not message.accepted:
                 continue  # nobody asks for the initial state
             arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
             arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
-        meta = {"fingerprint": fingerprint, "accepted": [accepted, accepted + 1]}
-        checkpoint.save(self.path, arrays, meta | {"last_round": [before.last_round, after.last_round]})
+        meta = {"fingerprint": message.fingerprint, "accepted": [message.accepted, message.accepted + 1]}
+        meta |= {"marks": [message.mark, mark], "last_round": [before.last_round, after.last_round]}
+        checkpoint.save(self.path, arrays, meta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +144,7 @@ class RemoteClient:
         if sent is not up:  # the client's state must follow from the rounded numbers, as the server's copy does
             arrived = restore_arrays(sent, message.reply_dtype, self.problem.layout.dtype)
             after = replace(after, state=self._settle(before, down, arrived, rnd))
-        self.state_file.save(message.accepted, before, after, self.agreement.fingerprint)
+        self.state_file.save(message, mark_of(sent), before, after)
         return sent
 
     def _settle(self, before: Replica, down: wire.Arrays, arrived: wire.Arrays, rnd: Round) -> Any:
@@ -154,7 +160,7 @@ class RemoteClient:
         brought = {k.removeprefix(RESTORE): v for k, v in message.arrays.items() if k.startswith(RESTORE)}
         kind = self.method.types()[1]
         if message.accepted and not brought:
-            return self.state_file.load(message.accepted, kind, self.agreement.fingerprint)
+            return self.state_file.load(message.accepted, message.mark, kind, self.agreement.fingerprint)
         first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if not brought:
             return Replica(first)

@@ -21,12 +21,12 @@ from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, one_of
 from fedspan.core.layout import Layout
 
-PROTOCOL = 1
+PROTOCOL = 2
 Status = Literal["train", "ok", "lost", "refused", "failed"]
 STATUSES: tuple[Status, ...] = ("train", "ok", "lost", "refused", "failed")
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
-    "reason": str, "settings": str, "reply_dtype": str,
+    "mark": int, "reason": str, "settings": str, "reply_dtype": str,
 }  # fmt: skip
 REPLY_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_REASON = 300  # characters
@@ -45,6 +45,7 @@ class RoundMessage:
     reason: str = ""  # why a client refuses or fails
     settings: str = ""  # the settings of a client that refuses because they differ, as JSON
     reply_dtype: str = "float32"  # type of the numbers in a reply
+    mark: int = 0  # `mark_of` the last of these updates; 0: none yet
     max_reply: int = 1 << 62  # bytes that the reply may have; not sent
     protocol: int = PROTOCOL
     version: str = fedspan.__version__
@@ -72,6 +73,15 @@ class RoundMessage:
     def bytes(self) -> int:
         """The payload: bytes of the arrays."""
         return sum(array.numel() * array.element_size() for array in self.arrays.values())
+
+
+def mark_of(arrays: wire.Arrays) -> int:
+    """A hash of a reply's arrays, by which both ends know which update a state follows from."""
+    digest = hashlib.blake2b(digest_size=7)
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return int.from_bytes(digest.digest(), "little") or 1
 
 
 class DisagreementError(ProtocolError):

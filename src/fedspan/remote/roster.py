@@ -6,14 +6,15 @@ that nobody is given another client's state or trains in its name.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.files import make_dir
+from fedspan.core.sealed import read_table, write_table
 
 ROSTER = "roster.json"
+REMEDY = "put it back, or delete it to bind clients anew"
 
 
 @dataclass
@@ -22,17 +23,23 @@ class Roster:
 
     path: Path
     nodes: dict[int, int] = field(default_factory=dict)
+    run: str = ""  # id of the run; "" until its first round
 
     @staticmethod
     def at(path: Path) -> Roster:
         """The roster in a file, empty where there is none."""
         if not path.exists():
             return Roster(path)
-        try:
-            table = dict(json.loads(path.read_bytes()))
-            return Roster(path, {int(client): int(node) for client, node in table.items()})
-        except (ValueError, TypeError):
-            raise CheckpointError(f"{str(path)!r} is damaged; put it back, or delete it to bind clients anew") from None
+        table = read_table(path, REMEDY)
+        return Roster(path, {int(client): node for client, node in table["nodes"].items()}, table["run"])
+
+    def belongs(self, run: str) -> None:
+        """Raise where the file is of another run; a new one is this run's from now on."""
+        if self.run not in ("", run):
+            raise CheckpointError(f"{str(self.path)!r} is of another run; {REMEDY}")
+        if self.run != run:
+            self.run = run
+            self._save()
 
     def admits(self, client: int, node: int) -> bool:
         """Whether a node may stand for a client; a number that nobody has used yet is bound to it."""
@@ -51,5 +58,5 @@ class Roster:
 
     def _save(self) -> None:
         make_dir(self.path.parent)
-        table = {str(client): node for client, node in sorted(self.nodes.items())}
-        write_atomic(self.path, (json.dumps(table, indent=1) + "\n").encode(), private=True)
+        nodes = {str(client): node for client, node in sorted(self.nodes.items())}
+        write_table(self.path, {"run": self.run, "nodes": nodes}, private=True)

@@ -32,7 +32,7 @@ from fedspan.engine.states import InMemory, OnDisk, States
 from fedspan.engine.worker import BUFFERS, without_zeros
 from fedspan.remote.channel import Channel, Event, Failure, StalledError
 from fedspan.remote.client import LAST_ROUND, RESTORE
-from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, restore_arrays
+from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
@@ -47,6 +47,7 @@ class _Collected:
     sent: npt.NDArray[np.int64]  # payload bytes
     replies: dict[int, wire.Arrays] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)  # payload bytes
+    marks: dict[int, int] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ class RemoteTransport:
                 "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
             )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
+        self.marks = np.zeros(clients, np.int64)  # of the last of them
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
         self.first = without_zeros(self.method.init_client(self._x0, self.layout))
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
@@ -87,7 +89,7 @@ class RemoteTransport:
         if backup:
             public = {n: v[0] for n, v in wire.pack(self.first).items() if v.numel() and n not in self.private}
             self._copies = {
-                name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume)
+                name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume, own=True)
                 if copies_dir
                 else InMemory(first, clients)
                 for name, first in public.items()
@@ -143,6 +145,7 @@ class RemoteTransport:
             mark,
             arrays,
             reply_dtype=self.reply_dtype,
+            mark=int(self.marks[client]),
             max_reply=most,
         )
 
@@ -167,6 +170,7 @@ class RemoteTransport:
                 arrays = self._read(reply, found.expected)
                 self._try(arrays, rnd.subset(np.array([place])))
                 found.replies[place], found.received[place] = arrays, reply.bytes
+                found.marks[place] = mark_of(reply.arrays)
             except DiskError:
                 raise
             except Exception as error:
@@ -178,7 +182,7 @@ class RemoteTransport:
             raise ProtocolError(f"refused: {self.agreement.explain(reply)}")
         if reply.status == "failed":
             raise ProtocolError(f"failed: {reply.reason}")
-        if (reply.t, reply.client, reply.accepted) != (message.t, message.client, message.accepted):
+        if any(getattr(reply, one) != getattr(message, one) for one in ("t", "client", "accepted", "mark")):
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
         if again:
             raise ProtocolError("a second reply was dropped")
@@ -248,6 +252,7 @@ class RemoteTransport:
         up = wire.gather(ups) if mean is None else mean.reply()
         buffers = torch.cat(beside, 1) if beside else None
         self.accepted[ids] += 1
+        self.marks[ids] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
         return Replies(places, up, buffers, found.sent[None], received, events)
 
@@ -282,9 +287,10 @@ class RemoteTransport:
         return self._expected[sizes]
 
     def save(self) -> wire.Arrays:
-        """The number of accepted updates per client, and the copies of their states."""
+        """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
         copies = {f"copy.{name}": states.save() for name, states in (self._copies or {}).items()}
-        return {"accepted": torch.from_numpy(self.accepted)} | copies
+        counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
+        return counts | copies
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -294,7 +300,7 @@ class RemoteTransport:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
-        self.accepted = arrays["accepted"].numpy().copy()
+        self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
         for name, states in (self._copies or {}).items():
             if f"copy.{name}" not in arrays:
                 raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")

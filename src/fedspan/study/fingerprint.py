@@ -19,7 +19,7 @@ import torch
 
 from fedspan.core import registry
 from fedspan.core.errors import DataError
-from fedspan.core.files import write_atomic
+from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec, flat
 from fedspan.core.task import Task
 from fedspan.tasks.custom import Custom, Objects, _digest
@@ -49,10 +49,10 @@ def digest(found: Mapping[str, str]) -> str:
 def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
     """What has changed since the runs in a directory were made. Notes the new fingerprint there."""
     path = runs / FILE
-    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    before = read_table(path, "put it back, or delete it and the runs beside it") if path.exists() else {}
     if found:
         runs.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps({**before, **found}, indent=1).encode())
+        write_table(path, {**before, **found})
     return [what for what, value in found.items() if before.get(what, value) != value]
 
 

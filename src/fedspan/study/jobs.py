@@ -79,7 +79,7 @@ class Job:
     def failure(self) -> str | None:
         """Why the run failed, in one line; None: it did not."""
         path = self.run_dir / FAILED
-        return path.read_text("utf-8").partition("\n")[0] if path.exists() and not self.complete() else None
+        return path.read_text("utf-8", "replace").partition("\n")[0] if path.exists() and not self.complete() else None
 
     def seconds(self) -> float:
         """Computing time; the seeds of a batched computation share one clock."""

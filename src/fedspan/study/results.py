@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import math
+import tomllib
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -152,7 +154,8 @@ def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
-    about = {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
+    about = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
+    about |= {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(
         out / CURVES, gzip.compress(text.encode(), mtime=0)
@@ -178,6 +181,8 @@ def load(place: Path) -> Results:
     study = study_of(read_toml(place / STUDY))
     try:
         data = json.loads(gzip.decompress((place / CURVES).read_bytes()))
+        if data.get("study", digest := _digest(place / STUDY)) != digest:
+            raise ValueError("they are of another study, or it was changed; run the comparison again")
         entries = {
             part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
             for part in study.parts
@@ -185,6 +190,11 @@ def load(place: Path) -> Results:
         return Results(study, entries, data["command"], data["minutes"], data["versions"])
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}") from None
+
+
+def _digest(path: Path) -> str:
+    """A hash of what a study's file says, without its comments."""
+    return hashlib.blake2b(json.dumps(tomllib.loads(path.read_text("utf-8"))).encode(), digest_size=6).hexdigest()
 
 
 def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:

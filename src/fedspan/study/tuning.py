@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.core.errors import CheckpointError
+from fedspan.core.sealed import read_table
 from fedspan.engine import history
 from fedspan.engine.outcome import LR
 from fedspan.study.curves import Axis, Curve, Tail
@@ -96,7 +96,7 @@ class Runs:
     def found_lr(self, cell: Cell) -> list[float]:
         """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
         files = [job.run_dir / LR for job in self.running(cell)]
-        return [json.loads(file.read_text("utf-8"))["values"]["lr"] for file in files if file.exists()]
+        return [read_table(file)["values"]["lr"] for file in files if file.exists()]
 
     # ---- results
 

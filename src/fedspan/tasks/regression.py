@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least, positive
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.method import Round, Schedule
-from fedspan.core.objective import Objective, Problem
+from fedspan.core.objective import Direction, Objective, Plus, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 from fedspan.core.task import Holdings, Task
@@ -34,7 +34,7 @@ from fedspan.data.columns import digest
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
-Batch = tuple[torch.Tensor, torch.Tensor]  # rows of A, or of A Pᵀ, and of B, or of A x − B
+Batch = tuple[torch.Tensor, torch.Tensor]  # rows of A, or of A Pᵀ; columns of −B, or of A x − B
 
 
 @register
@@ -105,28 +105,38 @@ class RegressionProblem(Problem):
         batch, dtype = settings.batch_size, settings.torch_dtype
         (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
         self.seeds, self.batch, self.reg = of_runs, batch, reg
-        self.held: tuple[Schedule, int, torch.Tensor] | None = None  # mini-batches of several rounds
+        self.ahead: tuple[object, tuple[torch.Tensor, ...]] | None = None  # mini-batches of several rounds
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = settings.participation.shares(self.counts)
         self.steps_per_epoch = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
         # Rows are scaled by 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
-        joined = np.stack([np.concatenate([a, b], -1) for a, b, _ in data]) * self.scale[:, None, None]
-        self.data = torch.from_numpy(joined).to(dtype)  # [A B], (runs, N, n, d + m)
+        joined = np.stack([np.concatenate([a, -b], -1) for a, b, _ in data]) * self.scale[:, None, None]
+        self.data = torch.from_numpy(joined).to(dtype)  # [A −B], (runs, N, n, d + m)
+        self.by_client, self.by_row = self.data.flatten(0, 1), self.data.flatten(0, 2)
         self.x0 = torch.zeros(len(of_runs), 1, d * m, dtype=dtype)
         share = np.full(self.clients, 1 / self.clients) if self.weights is None else self.weights
         row = share / self.counts  # weight of one row of client i in F
         self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
 
     def picks(
-        self, of_runs: tuple[int, ...], rounds: tuple[int, ...], part: int, ids: npt.NDArray[np.int64], steps: int
+        self, of_runs: tuple[int, ...], rounds: range, part: int, ids: npt.NDArray[np.int64], steps: int
     ) -> torch.Tensor:
         """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
         assert self.batch != "full"
-        keys = np.stack([seeds.keys(of_runs, "batch", t, part) for t in rounds])[..., None]
+        keys = seeds.keys_of_rounds(of_runs, "batch", rounds, part)[..., None]
         drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None])
         return torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch).transpose(1, 2).contiguous()
+
+    def index(
+        self, of_runs: tuple[int, ...], rounds: Schedule, part: int, steps: int, inside: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """The picks of each round as row numbers, in the rows of all clients or (`inside`) in those of the cohort."""
+        numbers = range(rounds.first, rounds.first + len(rounds.ids))
+        clients = np.arange(rounds.rows.shape[1])[None] if inside else rounds.rows
+        first = torch.from_numpy(clients * self.samples)[:, None, :, None]
+        return self.picks(of_runs, numbers, part, rounds.ids, steps).add_(first).flatten(1).unbind(0)
 
     def cohort(self, rnd: Round) -> RegressionObjective:
         """The objectives of the clients in a round."""
@@ -172,45 +182,44 @@ class RegressionObjective(Objective):
         self.problem, self.rnd = problem, rnd
         self.runs, self.cohort = rnd.ids.shape
         self.m, self.d = problem.layout.blocks[0].shape
-        self._batches: Iterator[Batch] | None = None
+        self._batches = self._draw(self.d)
 
     def grad(self, y: Vector) -> Vector:
         """(A y − B)ᵀ A / |batch| + λ y on the next mini-batch."""
-        if self._batches is None:
-            self._batches = self._draw(self.problem.data.flatten(0, 1), torch.from_numpy(self.rnd.rows), self.d)
-        return self._pull(y, *next(self._batches))
+        return self._along(self._batches)(y)
+
+    def direction(self, plus: Plus = None) -> Direction:
+        return super().direction(plus) if callable(plus) else self._along(self._batches, plus)
 
     def full_grad(self, x: Vector) -> Vector:
         """The same on all rows."""
-        rows, goal = self._own().split([self.d, self.m], -1)
-        return self._pull(x, rows * (again := self._all_rows()), goal * again)
+        rows, offset = (self._own() * self._all_rows()).split([self.d, self.m], -1)
+        return self._along(iter([(rows, offset.mT)]))(x)
 
-    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Callable[[Vector], Vector]:
-        """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A B] [[Pᵀ, x], [0, −I]]."""
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A −B] [[Pᵀ, x], [0, I]]."""
         (factor,), d, m = P.factors, self.d, self.m
         if factor is None:
             return super().restrict(x, P, plus)
-        r, reg, count = factor.rank, self.problem.reg, self.runs * self.cohort
-        top = torch.cat([factor.columns(), x.view(self.runs, m, d).mT], 2)
-        right = torch.cat([top, _below(self.runs, r, m, x.dtype)], 1)
-        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B]
-        batches = self._draw(inside.view(count, -1, r + m), _count(count), r)
-        ridge = (P @ x).mul_(reg)
-        ridge = (ridge.expand(-1, self.cohort, -1) if plus is None else ridge + plus).reshape(count, m, r)
+        beside, below = _frame(self.runs, d, factor.rank, m, x.dtype)
+        right = torch.cat([torch.cat([factor.columns(), x.view(self.runs, m, d).mT, beside], 2), below], 1)
+        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B, 0]
+        ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
+        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[2])), ridge)
 
-        def grad(z: Vector) -> Vector:
+    def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Direction:
+        """y ↦ (y rowsᵀ + offset) rows + λ y + plus on the next batch. Products with the wider side last are faster."""
+        runs, cohort, m, reg = self.runs, self.cohort, self.m, self.problem.reg
+        count = runs * cohort
+        fixed = None if plus is None else plus.expand(runs, cohort, -1).reshape(count, m, -1)
+
+        def direction(y: Vector) -> Vector:
             rows, offset = next(batches)
-            z = z.view(count, m, r)
-            residual = torch.bmm(rows, z.mT).add_(offset)
-            g = torch.bmm(residual.mT, rows).add_(ridge).add_(z, alpha=reg)
-            return g.view(self.runs, self.cohort, -1)
+            point = y.expand(runs, cohort, -1).reshape(count, m, -1)
+            g = torch.baddbmm(point, torch.baddbmm(offset, point, rows.mT), rows, beta=reg)
+            return (g if fixed is None else g.add_(fixed)).view(runs, cohort, -1)
 
-        return grad
-
-    def _pull(self, y: Vector, rows: torch.Tensor, goal: torch.Tensor) -> Vector:
-        point = y.expand(self.runs, self.cohort, -1).reshape(-1, self.m, self.d)
-        residual = torch.bmm(rows, point.mT).sub_(goal)
-        return torch.bmm(residual.mT, rows).add_(point, alpha=self.problem.reg).view(self.runs, self.cohort, -1)
+        return direction
 
     def _all_rows(self) -> torch.Tensor:
         """The factor from rows scaled for a mini-batch to rows scaled for all n_i."""
@@ -218,44 +227,39 @@ class RegressionObjective(Objective):
         return torch.from_numpy(factor[self.rnd.ids.ravel()]).to(self.problem.data.dtype).view(-1, 1, 1)
 
     def _own(self) -> torch.Tensor:
-        """[A B] of the cohort, (runs · S, n, d + m)."""
-        return self.problem.data.flatten(0, 1).index_select(0, torch.from_numpy(self.rnd.rows))
+        """[A −B] of the cohort, (runs · S, n, d + m)."""
+        return self.problem.by_client.index_select(0, torch.from_numpy(self.rnd.rows))
 
-    def _draw(self, data: torch.Tensor, clients: torch.Tensor, width: int) -> Iterator[Batch]:
-        """One mini-batch per step from data (·, n, width + m): (left, right columns), gathered K steps at a time."""
-        batch, n, steps = self.problem.batch, data.shape[1], max(1, self.rnd.local_steps)
-        if batch == "full":
-            left, right = data.index_select(0, clients).split([width, self.m], -1)
-            yield from itertools.repeat((left, right))
-            return
-        flat, first = data.reshape(-1, width + self.m), clients.unsqueeze(-1) * n
+    def _draw(self, width: int, inside: torch.Tensor | None = None) -> Iterator[Batch]:
+        """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P."""
+        count, steps = self.runs * self.cohort, max(1, self.rnd.local_steps)
         for part in itertools.count():
-            index = (self._picks(part, steps) + first).view(-1)
-            taken = flat.index_select(0, index).view(steps, clients.shape[0], batch, width + self.m)
-            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m)
+            if self.problem.batch == "full":
+                taken = (self._own() if inside is None else inside).view(1, count, self.problem.samples, -1)
+            else:
+                flat = self.problem.by_row if inside is None else inside
+                index = self._index(part, steps, inside is not None)
+                taken = flat.index_select(0, index).view(steps, count, self.problem.batch, -1)
+            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m).mT
             yield from zip(left.unbind(0), right.unbind(0), strict=True)
 
-    def _picks(self, part: int, steps: int) -> torch.Tensor:
-        """Row numbers of the mini-batches of `steps` local steps, (steps, runs · S, batch)."""
+    def _index(self, part: int, steps: int, inside: bool) -> torch.Tensor:
+        """Which rows the mini-batches of `steps` local steps take, one after the other."""
         rnd, problem = self.rnd, self.problem
         if part > 0 or rnd.schedule is None:
-            return problem.picks(rnd.seeds, (rnd.t,), part, rnd.ids[None], steps)[0]
-        held, first = problem.held, rnd.schedule.first
-        if held is None or held[0] is not rnd.schedule or held[1] != steps:
-            rounds = tuple(range(first, first + len(rnd.schedule.ids)))
-            held = problem.held = (rnd.schedule, steps, problem.picks(rnd.seeds, rounds, 0, rnd.schedule.ids, steps))
-        return held[2][rnd.t - first]
+            return problem.index(rnd.seeds, Schedule(rnd.t, rnd.ids[None], rnd.rows[None]), part, steps, inside)[0]
+        key = (rnd.schedule, steps, inside)
+        if problem.ahead is None or problem.ahead[0] != key:
+            problem.ahead = (key, problem.index(rnd.seeds, rnd.schedule, 0, steps, inside))
+        return problem.ahead[1][rnd.t - rnd.schedule.first]
 
 
 @functools.lru_cache(maxsize=16)
-def _below(runs: int, r: int, m: int, dtype: torch.dtype) -> torch.Tensor:
-    """[0, −I], (runs, m, r + m)."""
-    return torch.cat([torch.zeros(m, r, dtype=dtype), -torch.eye(m, dtype=dtype)], 1).expand(runs, -1, -1)
-
-
-@functools.lru_cache(maxsize=16)
-def _count(n: int) -> torch.Tensor:
-    return torch.arange(n)
+def _frame(runs: int, d: int, r: int, m: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What completes [Pᵀ, x] to [[Pᵀ, x, 0], [0, I, 0]]; products are faster with a width that is a multiple of 16."""
+    zeros = -(r + m) % 16
+    below = torch.eye(m, r + m + zeros, dtype=dtype).roll(r, 1)
+    return torch.zeros(runs, d, zeros, dtype=dtype), below.expand(runs, -1, -1)
 
 
 def _normal_equations(a: Floats, b: Floats, row: Floats, reg: float) -> tuple[Floats, Floats, float, Floats]:

@@ -12,16 +12,17 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.objective import Problem
-from fedspan.core.spec import Spec, with_changes
+from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
+CODE = ("module", "module_dir")  # keys of a task that decide what is imported
 Prepare = Callable[
-    [tuple[str, ...], int], tuple[Spec, Problem]
-]  # (changes of the spec, client) → what it computes with
+    [tuple[str, ...], int, str], tuple[Spec, Problem]
+]  # (changes of the spec, client, the node's own module) → what it computes with
 
 
 def identify(context: Context) -> RecordDict:
@@ -36,7 +37,7 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
     """The reply to a message; any error on this side becomes a refusal with its reason."""
     try:
         config, client = RunConfig.read(context.run_config), client_of(context)
-        spec, problem = prepare(config.changes, client)
+        spec, problem = prepare(config.changes, client, module_of(context))
         received = read_message(message.content, max_bytes(problem))
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
@@ -54,8 +55,8 @@ def preparing(spec: Spec | Path | str) -> Prepare:
 
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
-def _prepare(spec: Spec | Path | str, changes: tuple[str, ...], client: int) -> tuple[Spec, Problem]:
-    changed = load_spec(spec, changes)
+def _prepare(spec: Spec | Path | str, changes: tuple[str, ...], client: int, module: str) -> tuple[Spec, Problem]:
+    changed = client_spec(spec, changes, module)
     with torch.inference_mode(False):
         return changed, changed.task.client_problem(client, (changed.seed,), changed)
 
@@ -71,6 +72,39 @@ def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
     return spec
 
 
+def client_spec(spec: Spec | Path | str, changes: tuple[str, ...], module: str) -> Spec:
+    """The spec of a run as a client takes it.
+
+    Whoever submits a run may change its settings. What this machine imports and which of its files are read is decided
+    by the app's own spec, or by `module` in the node's config.
+    """
+    if isinstance(spec, Spec) and not changes and not module:
+        return load_spec(spec, ())
+    own = spec.table() if isinstance(spec, Spec) else read_toml(Path(spec))
+    run = with_changes(own, changes)
+    allowed = _places(own)
+    task = run.get("task")
+    if module and isinstance(task, dict) and task.get("name") == "custom":
+        run["task"] = {key: value for key, value in task.items() if key not in CODE} | {"module": module}
+        allowed |= {"task.module": module}
+    for key, value in _places(run).items():
+        if allowed.get(key) != value and not (module and value.startswith(f"{module}:")):
+            raise SpecError(
+                f"`set` of the run config gives {key} = {value!r:.80}, but what a client imports and reads is its own "
+                "choice; name it in the app's spec, or a module in the node's config as module"
+            )
+    return load_spec(Spec.from_table(run), ())
+
+
+def _places(table: Table) -> dict[str, str]:
+    """The settings of a task that name code or files."""
+    return {
+        key: value
+        for key, value in flat({"task": table.get("task", {})}).items()
+        if isinstance(value, str) and (key.split(".")[-1] in (*CODE, *PATHS) or set(value) & set(":/\\~"))
+    }
+
+
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
     settings = {key: value for key, value in spec.decisions().items() if key not in SERVER_ONLY}
@@ -84,6 +118,14 @@ def client_of(context: Context) -> int:
     if not isinstance(number, int) or number < 0:
         raise SpecError(f"the node's config needs partition-id, a whole number from 0, got {number!r}")
     return number
+
+
+def module_of(context: Context) -> str:
+    """The module that a node itself chose for its model and data; "" where it did not."""
+    given = context.node_config.get("module", "")
+    if not isinstance(given, str):
+        raise SpecError(f"the node's config has module = {given!r}; give an import name or a path ending in .py")
+    return str(Path(given).expanduser()) if given.endswith(".py") else given
 
 
 def states_dir(context: Context) -> Path:

@@ -165,7 +165,15 @@ class RunLog(Callback):
     rounds: Rounds
     channel: GridChannel
     total: int
+    run: Loop | None = None
     logged: tuple[int, int] = (0, 0)  # bytes of records up and down until the last round
+
+    def on_run_start(self, run: Loop) -> None:
+        """Continue the files of an interrupted run."""
+        self.run = run
+        if self.channel.roster is not None:
+            self.channel.roster.belongs(run.id)
+        self.channel.news += self.rounds.begin(run.checks.get(self.rounds.path.name, ""))
 
     def log_round(self, rnd: Round, replies: Replies) -> None:
         """After every round: who was sampled and accepted, bytes, and events."""
@@ -177,7 +185,8 @@ class RunLog(Callback):
         line["records_up"], line["records_down"] = (new - old for new, old in zip(now, self.logged, strict=True))
         events = [*replies.events, *(f"round {rnd.t}: {one}" for one in self.channel.news)]
         self.channel.news.clear()
-        self.rounds.append(line | ({"events": events} if events else {}))
+        assert self.run is not None
+        self.run.checks[self.rounds.path.name] = self.rounds.append(line | ({"events": events} if events else {}))
         self.logged = now
         for event in events:
             log.warning("fedspan %s", event)

@@ -1,0 +1,149 @@
+"""The tested correction: what is measured, when the server switches, and what holds in every phase."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GAUSSIAN, advance, build, model, small, start
+from fedspan.core.errors import SpecError
+from fedspan.methods._correction import OFF, ON, TRIAL
+
+NAMES = [("ssf", {"projector": GAUSSIAN}), ("scaffold", {})]
+
+
+def rounds(t: int, cohort: int = 4) -> Any:
+    """A round of which only its number and the sizes matter."""
+    return SimpleNamespace(t=t, clients=8, ids=np.zeros((1, cohort)))
+
+
+def sums(s: float, d: float = 2.0) -> torch.Tensor:
+    return torch.tensor([[[s * d, d]]])
+
+
+def test_off_until_the_controls_are_filled_then_on_trial() -> None:
+    method = build("ssf", correction="tested")
+    test = method.no_tests(torch.zeros(1, 1, 3))
+    modes = []
+    for t in range(20):
+        test = method.judged(test, sums(0.0, 0.0), 0.25, rounds(t))
+        modes.append(int(method.switch(test)))
+    assert modes == [OFF] * 15 + [TRIAL] * 5  # from round 2 N/(ρ S) = 16; a trial without a tested client goes on
+
+
+def test_a_trial_that_fails_is_repeated_at_twice_the_round() -> None:
+    method = build("ssf", correction="tested")
+    test = method.no_tests(torch.zeros(1, 1, 3))
+    trials = []
+    for t in range(40):
+        on_trial = int(method.switch(test)) == TRIAL
+        trials += [t] if on_trial else []
+        test = method.judged(test, sums(0.2) if on_trial else sums(0.0, 0.0), 1.0, rounds(t))
+    assert trials == [4, 10, 22]
+
+
+def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
+    method = build("ssf", correction="tested")
+    test = method.no_tests(torch.zeros(1, 1, 3))
+    values = [1.0, 0.0, 0.9, 0.9, 0.0, 0.0]
+    seen = []
+    for t in range(10):
+        told = int(method.switch(test)) != OFF
+        test = method.judged(test, sums(values.pop(0) if told and values else 0.0, 2.0 * told), 1.0, rounds(t))
+        seen.append((int(method.switch(test)), round(float(test[..., 1]), 3)))
+    assert seen[3] == (TRIAL, 0.0)
+    assert seen[4] == (ON, 1.0)
+    assert seen[5] == (OFF, 0.25)  # 1 + 3/4 (0 − 1); due again at round 12
+    assert seen[9][0] == OFF
+
+
+@pytest.mark.parametrize(("name", "settings"), NAMES)
+def test_the_measured_numbers_are_those_of_their_definition(name: str, settings: dict[str, Any]) -> None:
+    """n_i and d_i from all local gradients, which a recording objective keeps."""
+    method = build(name, correction="tested", **settings)
+    loop = advance(start(method, small(), 7), 40)
+    rnd, server = loop._round(), loop.server
+    P = method.subspace(rnd) if name == "ssf" else None
+    project = (lambda v: P @ v) if P is not None else (lambda v: v)
+    down = method.broadcast(server, rnd)
+    b = method.corrects(down.switch, rnd)
+    assert b is not None
+    f, seen = loop.problem.cohort(rnd), []
+    inner = f.restrict if P is not None else f.direction
+
+    def recorded(*args: Any, plus: Any = None) -> Any:
+        direction = inner(*args, plus=plus)
+        return lambda z: seen.append(direction(z).clone()) or seen[-1]
+
+    setattr(f, "restrict" if P is not None else "direction", recorded if P is not None else lambda u: recorded(plus=u))
+    client = loop.transport.clients()
+    _, up = method.client_step(client, down, f, rnd)
+    c = project(server.c)
+    v = project(client.c) - c
+    h = torch.stack(seen[1:]).mean(0) + b * v
+    expected = b * torch.cat([(v * (h - c)).sum(-1, keepdim=True), (v * v).sum(-1, keepdim=True)], -1)
+    torch.testing.assert_close(up.test, expected)
+
+
+@pytest.mark.parametrize(("name", "settings"), NAMES)
+def test_a_client_without_a_control_is_not_counted(name: str, settings: dict[str, Any]) -> None:
+    method = build(name, correction="tested", **settings)
+    loop = start(method, small(), 7)
+    rnd = loop._round()
+    server = loop.server.__class__(**(vars(loop.server) | {"c": loop.server.c + 1, "test": torch.ones(1, 1, 4)}))
+    _, up = method.client_step(loop.transport.clients(), method.broadcast(server, rnd), loop.problem.cohort(rnd), rnd)
+    assert (up.test == 0).all()
+
+
+def test_in_a_trial_a_quarter_of_the_clients_corrects_and_each_knows_it_alone() -> None:
+    method, problem = build("ssf", correction="tested", projector=GAUSSIAN), small(clients=2000)
+    rnd = start(method, problem, 2000)._round()
+    switch = torch.full((1, 1, 1), TRIAL, dtype=torch.uint8)
+    b = method.corrects(switch, rnd)
+    assert b is not None
+    assert 0.2 < float(b.mean()) < 0.3
+    alone = rnd.subset(np.array([17]))
+    assert torch.equal(method.corrects(switch, alone), b[:, 17:18])
+
+
+def test_never_takes_the_steps_of_subavg() -> None:
+    ends = [
+        model(advance(start(build(name, projector=GAUSSIAN, **settings), small(), 7), 20))
+        for name, settings in (("ssf", {"correction": "never"}), ("subavg", {}), ("ssf", {}))
+    ]
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-10, atol=1e-12)
+    assert (ends[2] - ends[1]).norm() > 1e-6
+
+
+@pytest.mark.parametrize(("name", "settings"), NAMES)
+def test_it_converges_to_the_optimum_of_heterogeneous_clients(name: str, settings: dict[str, Any]) -> None:
+    """Without the correction a floor remains; the test finds that the correction is worth it, and the floor goes."""
+    errors = {}
+    for correction in ("tested", "never"):
+        method = build(name, correction=correction, lr=0.02, **settings)
+        loop = advance(start(method, small(batch="full", samples=40), 7), 2500)
+        errors[correction] = float(loop.problem.evaluate(model(loop))["rel_err"][0])
+        if correction == "tested":
+            assert loop.method.measures(loop.server)["correction"].tolist() == [1.0]
+    assert errors["tested"] < 1e-6
+    assert errors["never"] > 1e-3
+
+
+def test_runs_with_different_switches_do_not_touch_each_other() -> None:
+    method = build("ssf", correction="tested", projector=GAUSSIAN)
+    both = advance(start(method, small(seeds=(5, 6))), 40)
+    for place, seed in enumerate((5, 6)):
+        alone = advance(start(method, small(seeds=(seed,))), 40)
+        torch.testing.assert_close(model(both)[place], model(alone)[0], rtol=1e-12, atol=1e-13)
+        assert torch.equal(both.server.test[place, :, 0], alone.server.test[0, :, 0])
+
+
+def test_settings_that_make_no_sense_are_named() -> None:
+    with pytest.raises(SpecError, match=r"`method\.correction` must be"):
+        build("ssf", correction="sometimes")
+    with pytest.raises(SpecError, match="needs option 'II'"):
+        build("scaffold", correction="tested", option="I", uplink="classic")

@@ -1,0 +1,95 @@
+"""What SSF saves on the download: a copy of c at the client, and compressed changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_equivalences import relative
+
+from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
+from fedspan.core.errors import SpecError
+from fedspan.methods import SSF
+
+QSGD = {"name": "qsgd", "levels": 127}
+
+
+@pytest.mark.parametrize("settings", [{}, {"server_momentum": 0.5}, {"extrapolate": True, "server_lr": 0.7}])
+@pytest.mark.parametrize("cohort", [3, 7])
+def test_a_client_that_keeps_c_needs_no_other_control(settings: dict[str, Any], cohort: int) -> None:
+    """The same numbers as with P c on the download, also under sampling and when replies are lost."""
+    ends = []
+    for keep in (True, False):
+        problem, method = small(), build("ssf", projector=GAUSSIAN, keep_control=keep, **settings)
+        transport = WireTransport(method, problem)
+        loop = start(method, problem, cohort, transport)
+        for t in range(25):
+            transport.lost = [0] if t % 4 == 1 else list(range(cohort)) if t % 9 == 8 else []
+            advance(loop, 1)
+        ends.append(loop)
+    assert relative(model(ends[0]), model(ends[1])) < 1e-11
+    assert relative(ends[0].server.copied, ends[0].server.c) < 1e-11
+
+
+def test_a_round_costs_half_the_download() -> None:
+    """Everybody in every round: r numbers, |S|/N, the factor and the probe, instead of 2r and the probe."""
+    costs = []
+    for keep in (True, False):
+        loop = advance(start(build("ssf", projector=GAUSSIAN, keep_control=keep), small(), 7), 3)
+        before = loop.ledger.down.copy()
+        advance(loop, 1)
+        costs.append(int((loop.ledger.down - before).sum()) // 7 // 8)
+    r = build("ssf", projector=GAUSSIAN).projector.size(small().layout)
+    assert costs == [r + 3, 2 * r + 1]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("down", [QSGD, {"name": "qsgd", "levels": 7}, {"name": "sign"}])
+def test_compressed_downloads_reach_the_optimum(keep: bool, down: dict[str, Any]) -> None:
+    """Error feedback on the server, and controls that do not depend on what was left out."""
+    method = build("ssf", projector=GAUSSIAN, lr=0.02, keep_control=keep, down_compressor=down)
+    loop = advance(start(method, small(batch="full", samples=40), 7), 2500)
+    assert float(loop.problem.evaluate(model(loop))["rel_err"][0]) < 1e-5
+    clients = loop.transport.clients().c.mean(1, keepdim=True)
+    torch.testing.assert_close(clients, loop.server.c, rtol=1e-9, atol=1e-11)
+
+
+def test_what_is_left_out_is_sent_later() -> None:
+    """Σ of all moves before compression = x − x0 + e, without momentum and with P = I."""
+    method = build("ssf", projector={"name": "identity"}, down_compressor={"name": "topk", "k": 0.2})
+    loop = start(method, small())
+    total = torch.zeros_like(loop.server.x)
+    for _ in range(8):
+        server, rnd = loop.server, loop._round()
+        down = method.broadcast(server, rnd)
+        _, up = method.client_step(_cohort(loop, rnd), down, loop.problem.cohort(rnd), rnd)
+        total += -method.lr * method.local_steps * (server.c + rnd.mean(up.a))
+        advance(loop, 1)
+    torch.testing.assert_close(loop.server.x - small().x0 + loop.server.e, total)
+    assert loop.server.e.norm() > 0
+
+
+def _cohort(loop: Any, rnd: Any) -> Any:
+    state = loop.transport.clients()
+    return type(state)(**{name: value[:, rnd.ids[0]] for name, value in vars(state).items()})
+
+
+def test_eight_bits_both_ways_cost_a_fortieth_of_fedavg() -> None:
+    """ρ = 0.1, everybody in every round, after the first round, which brings x in full."""
+    problem = small(clients=3, dim=4000, outputs=1, dtype=torch.float32)
+    both = {"compressor": QSGD | {"unbiased": False}, "down_compressor": QSGD, "keep_control": True}
+    costs = []
+    for method in (build("ssf", projector={"name": "coordinate", "rank": 0.1}, **both), build("fedavg")):
+        loop = advance(start(method, problem, 3), 1)
+        before = int(loop.ledger.up.sum() + loop.ledger.down.sum())
+        advance(loop, 2)
+        costs.append(int(loop.ledger.up.sum() + loop.ledger.down.sum()) - before)
+    assert costs[1] / 42 < costs[0] < costs[1] / 38
+
+
+def test_settings_that_make_no_sense_are_named() -> None:
+    with pytest.raises(SpecError, match="`keep_control` needs plain steps"):
+        SSF(keep_control=True, momentum=0.5)
+    with pytest.raises(SpecError, match="`down_compressor` 'randk' is not contractive"):
+        start(build("ssf", projector=GAUSSIAN, down_compressor={"name": "randk", "k": 0.3}), small())

@@ -1,0 +1,85 @@
+"""Momentum and extrapolation on the server against plain formulas and against FedAvgM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import GAUSSIAN, advance, build, model, small, start
+
+BETA = 0.6
+
+
+@pytest.mark.parametrize("name", ["subavg", "ssf"])
+def test_momentum_moves_only_inside_the_subspace(name: str) -> None:
+    """m and x follow their definition, from the rounds of the run itself."""
+    method = build(name, projector=GAUSSIAN, server_momentum=BETA, server_lr=0.7)
+    plain = build(name, projector=GAUSSIAN, server_lr=0.7)
+    loop = advance(start(method, small()), 5)
+    for _ in range(4):
+        rnd, server = loop._round(), loop.server
+        P = method.subspace(rnd)
+        advance(loop, 1)
+        up_to_now = loop.server.log.entries[-1]
+        delta = up_to_now - BETA * (P @ server.m)  # what the round adds by itself
+        expected = server.m + P.T @ (BETA * (P @ server.m) + delta - P @ server.m)
+        torch.testing.assert_close(loop.server.m, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(P @ loop.server.m, up_to_now, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(model(loop), server.x + P.T @ up_to_now, rtol=1e-10, atol=1e-12)
+        outside = loop.server.m - server.m
+        assert (outside - P.T @ (P @ outside)).norm() < 1e-12
+    first, other = (advance(start(one, small()), 1) for one in (method, plain))
+    assert torch.equal(model(first), model(other))  # m starts at zero
+
+
+@pytest.mark.parametrize(("name", "settings"), [("subavg", {}), ("ssf", {"correction": "never"}), ("fedsub", {})])
+def test_at_full_rank_it_is_fedavgm(name: str, settings: dict[str, Any]) -> None:
+    """With P = I, no correction and everybody in every round. FedSub's duals are zero in its first round only."""
+    rounds = 1 if name == "fedsub" else 12
+    ours = build(name, projector={"name": "identity"}, server_momentum=BETA, server_lr=0.7, **settings)
+    theirs = build("fedavgm", server_momentum=BETA, server_lr=0.7)
+    found, wanted = (model(advance(start(one, small(), 7), rounds)) for one in (ours, theirs))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_ffalora_moves_its_adapters_with_momentum() -> None:
+    loop = advance(start(build("ffalora", rank=3, server_momentum=BETA), small()), 6)
+    before = loop.server
+    advance(loop, 1)
+    torch.testing.assert_close(loop.server.u - before.u, loop.server.m, rtol=1e-10, atol=1e-13)
+    assert (loop.server.m - BETA * before.m).norm() > 0
+
+
+def test_the_duals_of_fedsub_do_not_follow_the_momentum() -> None:
+    """Σ Λ_i = 0 needs the mean of what the clients sent, not the move of x."""
+    loop = advance(start(build("fedsub", projector=GAUSSIAN, refresh=100, server_momentum=BETA), small(), 7), 9)
+    state, entry = loop.transport.clients(), loop.server.log.entries[-1]
+    duals = state.dual - entry.chunk(2, -1)[0]
+    assert duals.sum(1).norm() < 1e-12 * duals.norm()
+    assert not torch.equal(*entry.chunk(2, -1))
+
+
+@pytest.mark.parametrize("name", ["subavg", "ssf"])
+def test_extrapolation_is_the_step_of_fedexp(name: str) -> None:
+    method, plain = (build(name, projector=GAUSSIAN, **more) for more in ({"extrapolate": True}, {}))
+    loop, other = (advance(start(one, small(), 7), 1) for one in (method, plain))
+    rnd = start(plain, small(), 7)._round()
+    P, x0 = plain.subspace(rnd), small().x0
+    f = small().cohort(rnd)
+    down = plain.broadcast(plain.init_server(x0, rnd.layout), rnd)
+    client = plain.init_client(x0.expand(-1, 7, -1), rnd.layout)
+    _, up = plain.client_step(client, down, f, rnd)
+    changes = up.z if name == "subavg" else up.a
+    factor = float((changes**2).sum(-1).mean() / (2 * (changes.mean(1) ** 2).sum()))
+    stretched, straight = (P @ (model(one) - x0) for one in (loop, other))
+    torch.testing.assert_close(stretched, max(1.0, factor) * straight, rtol=1e-9, atol=1e-12)
+
+
+def test_clients_that_disagree_make_a_longer_step() -> None:
+    method, rnd = build("subavg", extrapolate=True), start(build("subavg"), small(), 2)._round()
+    apart = torch.tensor([[[1.0, 0.1], [-1.0, 0.1]]], dtype=torch.float64)
+    assert float(method.stretch(apart, rnd)) == pytest.approx(1.01 / (2 * 0.01))
+    assert float(method.stretch(torch.ones(1, 2, 2), rnd)) == 1.0
+    assert float(method.stretch(torch.zeros(1, 2, 2), rnd)) == 1.0
