@@ -118,7 +118,7 @@ class Problem(ABC):
     buffers0: Vector | None = None  # (runs, 1, n): what is averaged besides x, such as running statistics
 
     def drop_start(self) -> None:
-        """Keeps of x0 only its shape and type, once a run has begun from it: it may be as large as the memory."""
+        """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""
         self.x0 = self.x0.new_zeros(()).expand(self.x0.shape)
 
     def can_batch(self) -> bool:
