@@ -3,9 +3,9 @@
     python benchmarks/simulation.py [--peers /tmp/peers/bin/python] [--threads 1] [--models mlp cnn]
                                     [--methods fedavg scaffold ssf] [--how loop batched pool] [--turns 7]
 
-100 clients of 100 examples 1 × 28 × 28, 10 clients per round, batches of 20, one epoch of local steps; the MLP 784-128-10
-and a CNN of two convolutions. `simulation_peers.py` says how FedJAX and pfl are installed, apart from fedspan. Without
-them their columns are empty. `--how` also times the ways of simulating that fedspan chooses from.
+100 clients of 100 examples 1 × 28 × 28, 10 clients per round, batches of 20, one epoch of local steps; the MLP
+784-128-10 and a CNN of two convolutions. `simulation_peers.py` says how FedJAX and pfl are installed, apart from
+fedspan. Without them their columns are empty. `--how` also times the ways of simulating that fedspan chooses from.
 
 All contestants take turns, for about a third of a second each. A table holds their best turns: by CPU time with one
 thread, which other programs on the machine disturb little, and by wall time with more. Writes out/bench-simulation.md.
@@ -26,6 +26,7 @@ import bench
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from simulation_peers import BATCH, CLIENTS, COHORT, EXAMPLES, LR, STEPS, Go, data, model_of, timed
 from torch import nn
 
 from fedspan.core.config import Engine, Settings, Simulate
@@ -36,7 +37,6 @@ from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
-from simulation_peers import BATCH, CLIENTS, COHORT, EXAMPLES, LR, STEPS, Go, data, model_of, timed
 
 ROOT = Path(__file__).parents[1]
 PEERS = os.environ.get("PEERS", "/tmp/peers/bin/python")  # noqa: S108 (an interpreter, not a file of ours)
@@ -114,7 +114,7 @@ class Peer:
         serve = [PEERS, str(Path(__file__).with_name("simulation_peers.py")), name, model, method, str(threads)]
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self.process = subprocess.Popen(serve, env=env, bufsize=1, **pipes)  # noqa: S603
+        self.process = subprocess.Popen(serve, env=env, bufsize=1, **pipes)
 
     def times(self, rounds: int) -> tuple[float, float]:
         """(wall, CPU) seconds of some rounds."""

@@ -23,7 +23,7 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (Engine, {"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
     (Engine, {"compact_states": True, "states_dir": "s"}, "give one of them"),
     (Engine, {"states_dtype": "float16"}, "`states_dtype` must be one of bfloat16, float32, got 'float16'"),
-    (Search, {"share": 2.0}, "`search.share` must be in"),
+    (Search, {"share": 2.0}, "`share` must be above 0 and at most 1"),
 ]
 
 

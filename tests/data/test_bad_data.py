@@ -118,7 +118,6 @@ ONES, LABELS = np.ones((6, 2)), np.arange(6) % 2
         ((torch.eye(6).to_sparse(), LABELS), "sparse_coo.*to_dense"),
         ((torch.empty(6, 2, device="meta"), LABELS), "'meta'"),
         ((torch.tensor(1.0), torch.tensor(0)), "one row per example"),
-        ((-ONES * 1e300, LABELS), "1e\\+300, which float32 cannot hold"),
     ],
 )
 def test_client_data_that_would_be_misread(data: Any, word: str) -> None:
@@ -186,3 +185,61 @@ def test_a_changed_image_of_the_same_size_is_noticed(
     assert changed != before
     image.unlink()
     assert own.digest() not in (before, changed)
+
+
+@pytest.mark.parametrize("cell", ["1_000", "٣", "１２", "1_0.5"])
+def test_cells_that_only_python_reads_as_numbers(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for cells in ([cell] * 4, ["1", "2", cell, "4"]):
+        path.write_text("x,y\n" + "\n".join(f"{one},{i % 2}" for i, one in enumerate(cells)))
+        refused(OwnData(path=str(path), target="y"), "'x'", repr(cell), "0 to 9")
+
+
+def fitted(clients: Any, model: torch.nn.Module | None = None, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    usual: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.1}, "rounds": 1, "progress": False}
+    return fedspan.fit(model or torch.nn.Linear(2, 2), clients, **usual | settings)
+
+
+@pytest.mark.filterwarnings("ignore:the run of seed")
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_value_beyond_float32_is_for_models_in_float64(part: int) -> None:
+    data, loss = [ONES * 1e300, np.ones((6, 2))], torch.nn.L1Loss()
+    client = (data[part], data[1 - part])
+    with pytest.raises(DataError, match=r"1e\+300, which float32 cannot hold"):
+        fitted([client], loss=loss)
+    assert fitted([client], torch.nn.Linear(2, 2).double(), loss=loss).runs[0][0]["training_loss"] > 1e299
+
+
+def tables(kind: str, first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
+    if kind == "dict":
+        return [first, second]
+    if kind == "pandas":
+        return [pytest.importorskip("pandas").DataFrame(one) for one in (first, second)]
+    if kind == "arrow":
+        return [pytest.importorskip("pyarrow").table(one) for one in (first, second)]
+    return [pytest.importorskip("datasets").Dataset.from_dict(one) for one in (first, second)]
+
+
+@pytest.mark.parametrize("kind", ["dict", "pandas", "arrow", "datasets"])
+def test_columns_of_tables_are_matched_by_name(kind: str) -> None:
+    a, b, y = np.linspace(-1, 1, 6), np.linspace(3, 0, 6), LABELS
+    same = fitted(tables(kind, {"a": a, "b": b, "y": y}, {"a": a, "b": b, "y": y}))
+    other = fitted(tables(kind, {"a": a, "b": b, "y": y}, {"y": y, "b": b, "a": a}))
+    assert torch.equal(same.weights[0]["weight"], other.weights[0]["weight"])
+    with pytest.raises(DataError, match="client 1 has the columns c, b, y, the first client a, b, y"):
+        fitted(tables(kind, {"a": a, "b": b, "y": y}, {"c": a, "b": b, "y": y}))
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "datasets"])
+def test_one_table_in_place_of_clients(kind: str) -> None:
+    one = tables(kind, {"a": LABELS, "y": LABELS}, {})[0]
+    with pytest.raises(DataError, match="`clients` is one table; give a list with a table per client"):
+        fitted(one)
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: torch.utils.data.DataLoader(d, batch_size=2), list, str])
+def test_one_data_set_in_place_of_clients(wrap: Any) -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(6, 2), torch.arange(6) % 2)
+    with pytest.raises(DataError, match="client"):
+        fitted(wrap(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 import fedspan
 from conftest import Interrupt
 from fedspan.api.fit import spec_of
+from fedspan.theory import lr_search
 
 
 def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -209,3 +211,84 @@ def test_other_initial_weights_are_named_and_the_checkpoint_is_continued(tmp_pat
     with pytest.warns(UserWarning, match="does not have the initial weights"):
         result = fit(tmp_path, start(1), rounds=4, resume=True)
     assert torch.equal(result.weights[0]["weight"], fit(model=start(0), rounds=4).weights[0]["weight"])
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_search_that_is_interrupted_keeps_its_trials(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[float] = []
+    run = lr_search._TrialRunner._run
+
+    def counted(self: Any, lr: float, *more: Any) -> Any:
+        if runs[2:] and not resumed:
+            raise KeyboardInterrupt
+        runs.append(lr)
+        return run(self, lr, *more)
+
+    resumed = False
+    monkeypatch.setattr(lr_search._TrialRunner, "_run", counted)
+    table = spec_of_rounds(4) | {"method": {"name": "fedavg", "lr": "search"}}
+    with pytest.raises(KeyboardInterrupt):
+        fedspan.run(table, tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["lr-trials.json"]
+    resumed = True
+    found = fedspan.run(table, tmp_path, resume=resume, progress=False).lr_search
+    apart, runs[:] = list(runs), []
+    assert found == fedspan.run(table, progress=False).lr_search
+    assert apart == runs  # none was run twice
+    assert not (tmp_path / "lr-trials.json").exists()
+
+
+def test_a_warm_up_longer_than_the_run_is_told() -> None:
+    with pytest.warns(UserWarning, match="`warmup` is 5, but the run has 2 rounds"):
+        fit(method={"name": "fedavg", "lr": 0.1, "warmup": 5})
+
+
+def test_a_metric_of_validation_data_that_is_not_given() -> None:
+    with pytest.raises(fedspan.FedspanError, match="there is no validation data; give `validation`"):
+        fit(callbacks=[fedspan.callbacks.EarlyStopping("validation_accuracy")])
+
+
+def test_the_best_model_is_told_apart_from_the_last_evaluation(tmp_path: Path) -> None:
+    inputs, classes = data(1)[0]
+    result = fit(tmp_path, rounds=3, test=(inputs, 1 - classes), callbacks=[fedspan.callbacks.KeepBest("loss")])
+    losses = [line["loss"] for line in result.history]
+    best = losses.index(min(losses))
+    assert best < 3
+    for one in (result, fedspan.load(tmp_path)):
+        assert one.model_rounds == {0: best}
+        assert f"the model is that of round {best}: loss=" in repr(one)
+
+
+def test_a_sum_in_place_of_a_mean_is_told() -> None:
+    def total(model: nn.Module, batch: Any) -> Any:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    def mean(model: nn.Module, batch: Any) -> Any:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.warns(UserWarning, match="`objective` doubles when a batch is doubled"):
+        fit(objective=total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(objective=mean)
+
+
+DAMAGE = [
+    ("history.jsonl", ["", "[]\n", "{}\n", '{"spec": 3}\n', '{"spec": {}}\n{}\n', '{"spec": {}}\n3\n']),
+    ("result.json", ["", "[]", "3", '{"files": 3}', '{"seeds": 3}', '{"seeds": [0], "statuses": [], "files": {}}']),
+    ("lr.json", ["", "[]", "{}"]),
+]
+
+
+@pytest.mark.parametrize(("name", "texts"), DAMAGE)
+def test_damaged_files_of_a_run_are_named(name: str, texts: list[str], tmp_path: Path) -> None:
+    fit(tmp_path)
+    for text in texts:
+        (tmp_path / name).write_text(text)
+        if name == "history.jsonl":
+            (tmp_path / "result.json").unlink(missing_ok=True)
+        with pytest.raises(fedspan.FedspanError, match=name) as error:
+            fedspan.load(tmp_path)
+        assert "\n" not in str(error.value)

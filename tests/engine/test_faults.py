@@ -15,7 +15,8 @@ import torch
 
 import fedspan
 from fedspan.callbacks import KeepBest
-from fedspan.core.errors import FedspanError
+from fedspan.core.errors import DiskError, FedspanError
+from fedspan.core.files import append
 from fedspan.engine import run_dir as engine_run_dir
 
 Kind = Literal["crash", "short", "full", "io"]
@@ -220,6 +221,16 @@ def test_files_with_states_are_for_their_owner_alone(tmp_path: Path) -> None:
     private = [*(tmp_path / "states").iterdir(), tmp_path / "run" / "checkpoint.safetensors"]
     assert len(private) > 2
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
+
+
+@pytest.mark.parametrize("kind", ["full", "io"])
+def test_an_append_that_fails_leaves_the_file_as_it_was(kind: Kind, tmp_path: Path) -> None:
+    """Whoever reads an interrupted run must not find half of an evaluation."""
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\n")
+    with faults(kind, 0), pytest.raises(DiskError, match="what was saved before is intact"):
+        append(path, b"two\n" * 10)
+    assert path.read_bytes() == b"one\n"
 
 
 def test_a_planted_link_is_replaced_and_not_followed(tmp_path: Path) -> None:

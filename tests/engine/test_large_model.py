@@ -17,7 +17,7 @@ from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
 from fedspan.core.method import Round
 from fedspan.costs.dry_run import Live
-from fedspan.engine import loop, running_mean
+from fedspan.engine import loop, running_mean, states
 from fedspan.engine.running_mean import RunningMean
 from fedspan.methods import SSF, FedAvg, Scaffold, base
 from fedspan.methods._averaging import ServerState, Up
@@ -32,6 +32,7 @@ def as_large(patch: pytest.MonkeyPatch) -> None:
     """Treats every model as a large one."""
     patch.setattr(running_mean, "LARGE", 0)
     patch.setattr(loop, "LARGE", 0)
+    patch.setattr(states, "LARGE", 0)
     patch.setattr(base, "LARGE_LOG", 0)
 
 

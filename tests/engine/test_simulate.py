@@ -16,11 +16,12 @@ from torch import nn
 
 import fedspan
 from conftest import METHODS, build, takes
-from fedspan.core.config import Engine, Settings, Training
+from fedspan.core.config import Engine, Settings, Simulate, Training
 from fedspan.core.objective import InPlaceDirection
-from fedspan.engine import simulator
+from fedspan.engine import simulator, ways
 from fedspan.engine.loop import Loop
-from fedspan.engine.simulator import Simulate, Simulator
+from fedspan.engine.simulator import Simulator
+from fedspan.engine.ways import Way
 from fedspan.methods import SSF
 from fedspan.nn import objective
 from fedspan.nn.client_data import as_client_data
@@ -29,6 +30,7 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 
 NAMES = list(METHODS)
+LOOP, BATCHED, POOL = Way("loop"), Way("batched"), Way("pool")
 
 
 def mlp() -> nn.Module:
@@ -161,14 +163,16 @@ def test_running_statistics_come_back_from_processes() -> None:
 @pytest.mark.parametrize(
     ("times", "chosen"),
     [
-        ({"loop": 1.0, "batched": 0.5, "pool": 0.6}, "batched"),
-        ({"loop": 1.0, "batched": 0.9, "pool": 0.6}, "pool"),
-        ({"loop": 1.0, "batched": 0.95, "pool": 2.0}, "loop"),  # not worth other digits
-        ({"loop": 1.0, "batched": None, "pool": None}, "loop"),
+        ({LOOP: 1.0, BATCHED: 0.5, POOL: 0.6}, BATCHED),
+        ({LOOP: 1.0, BATCHED: 0.9, POOL: 0.6}, POOL),
+        ({LOOP: 1.0, BATCHED: 0.95, POOL: 2.0}, LOOP),  # not worth other digits
+        ({LOOP: 1.0, BATCHED: None, POOL: None}, LOOP),
+        ({LOOP: 1.0, Way("loop", 1): 0.6, BATCHED: 0.7}, Way("loop", 1)),  # small networks lose on more threads
+        ({LOOP: 1.0, BATCHED: 0.7, Way("batched", 1): 0.5}, Way("batched", 1)),
     ],
 )
-def test_the_fastest_way_is_taken(times: dict[str, float | None], chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator, "_timed", lambda run: times[run.args[0]])
+def test_the_fastest_way_is_taken(times: dict[Way, float | None], chosen: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "_seconds", lambda run: times.get(run.args[0], 9.0))
     monkeypatch.setattr(simulator, "LONG_RUN", 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     method, problem = method_of("scaffold"), problem_of(mlp())
@@ -182,8 +186,22 @@ def test_the_fastest_way_is_taken(times: dict[str, float | None], chosen: str, m
         assert again.way == chosen  # a resumed run goes on in the same way
 
 
+def test_one_thread_is_for_the_work_of_a_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: used[-1] if used else 2)
+    method, problem = method_of("fedavg"), problem_of(mlp())
+    with Simulator(method, problem) as clients, torch.inference_mode():
+        loop = Loop(method, problem, clients, (0,), 4)
+        loop.step()
+        assert used == []
+        clients.way = Way("batched", 1)
+        loop.step()
+    assert used == [1, 2]
+
+
 def test_a_short_run_is_not_spent_on_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator, "_timed", lambda run: pytest.fail("timed"))
+    monkeypatch.setattr(ways, "_seconds", lambda run: pytest.fail("timed"))
     assert model_after(problem_of(mlp()), method_of("fedavg"), "auto").isfinite().all()
 
 
@@ -192,11 +210,12 @@ def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
     method, problem = method_of("fedavg"), problem_of(model)
-    with Simulator(method, problem, Engine(simulate="auto"), rounds=10) as clients:
+    with Simulator(method, problem, Engine(simulate="auto"), rounds=50) as clients:
         with torch.inference_mode():
             Loop(method, problem, clients, (0,), 4).step()
-        assert "batched" not in clients.times
-        assert clients.way in ("loop", "pool")
+        assert clients.times
+        assert BATCHED not in clients.times
+        assert clients.way.how in ("loop", "pool")
     assert not problem_of(network("resnet8", (1, 8, 8), 4, "batch")).can_batch()
 
 

@@ -270,6 +270,8 @@ class World:
         """The model is the simulator's with the same accepted replies, and c is the mean of the clients' own c_i."""
         assert result.status == "finished"
         assert not any("\n" in said for said in self.refusals), "an error is one line"
+        every = range(0, self.spec.rounds + self.spec.eval_every, self.spec.eval_every)
+        assert [row["round"] for row in result.history] == sorted({min(t, self.spec.rounds) for t in every})
         rounds = Rounds(self.out / "rounds.jsonl").read()
         assert [one["round"] for one in rounds] == list(range(self.spec.rounds))
         missing = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}

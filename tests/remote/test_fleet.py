@@ -74,14 +74,15 @@ def test_a_fleet_that_is_away_pauses_the_run(tmp_path: Path, monkeypatch: pytest
     assert any("not connected" in event for event in events_of(paused))
 
 
+@pytest.mark.parametrize("gone", [0, 3], ids=["from the start", "later"])
 def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_server, "FIRST_DELAY", 0.001)
     monkeypatch.setattr(remote_server, "LONGEST_DELAY", 0.01)
     spec = spec_of()
     grid = Away(spec, tmp_path / "a")
-    grid.gone = 3
+    grid.gone = gone
     with pytest.raises(StalledError, match="resume the run when the clients are back") as stalled:
         serve(spec, grid, tmp_path / "out", pause=0.2)
     assert "\n" not in str(stalled.value)

@@ -60,7 +60,7 @@ def test_replies_in_half_precision(name: str, dtype: str, tmp_path: Path) -> Non
     exact = simulated(method, problem, 10)
     loop, channel, end = remote(method, problem, tmp_path, reply_dtype=dtype)
     advance(loop, 10)
-    assert loop.events == ()
+    assert not loop.events
     assert loop.ledger.up.sum() * 2 == exact.ledger.up.sum()
     assert loop.ledger.down.sum() == exact.ledger.down.sum()
     close(model(loop), model(exact), 3e-2)
@@ -163,8 +163,25 @@ def test_states_of_another_run_are_not_taken(tmp_path: Path) -> None:
     advance(loop, 5)
     other, _, _ = remote(build("ssf", **SSF), small(seeds=(6,)), tmp_path)
     advance(other, 3)
-    assert other.events == ()
+    assert not other.events
     advance(loop, 5)
     close(model(loop), model(simulated(build("ssf", **SSF), problem, 10)))
     assert any("another method, model, seed" in event for event in loop.events)
     shutil.rmtree(tmp_path)
+
+
+def test_copies_are_renewed_one_client_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a round of many clients never has all their states in memory."""
+    together = advance(remote(build("ssf"), small(), tmp_path / "a")[0], 6).transport.save()
+    most = 0
+
+    def watched(self: RemoteTransport, name: str, ids: Any) -> torch.Tensor:
+        nonlocal most
+        most = max(most, len(ids))
+        return copy(self, name, ids)
+
+    copy = RemoteTransport._copy
+    monkeypatch.setattr(RemoteTransport, "_copy", watched)
+    apart = advance(remote(build("ssf"), small(), tmp_path / "b")[0], 6).transport.save()
+    assert most == 1
+    assert all(torch.equal(apart[name], array) for name, array in together.items())

@@ -15,6 +15,8 @@ from test_remote import SSF, controls
 from conftest import advance, build, close, model, small
 from fedspan.checks.bench import simulated
 from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
+from fedspan.compressors.topk import TopK
+from fedspan.core.encoded import Encoded, unpack, width_of
 from fedspan.core.errors import SpecError
 from fedspan.remote.channel import Failure
 from fedspan.remote.messages import RoundMessage
@@ -68,6 +70,28 @@ def test_a_fault_costs_one_reply_and_nothing_else(kind: str, tmp_path: Path) -> 
     assert all(words in event and event.startswith("round ") for event in loop.events)
     close(controls(channel, end).mean(0), loop.server.c[0, 0])
     assert end.accepted.sum() == 12 * 3 - 3
+
+
+def test_a_reply_that_the_servers_step_cannot_take_is_one_clients_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compressor of a plugin may trust the places in a reply; the server tries each reply before the round's step."""
+
+    def trusting(self: TopK, encoded: Encoded, n: int, keys: Any, dtype: torch.dtype) -> torch.Tensor:
+        values, packed = encoded.take("values", "index")
+        index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
+        return values.new_zeros(*values.shape[:-1], n).scatter_(-1, index, values)
+
+    monkeypatch.setattr(TopK, "decompress", trusting)
+    method, problem = build("ef", compressor={"name": "topk", "k": 0.3}), small()
+    loop, channel, _ = remote(method, problem, tmp_path)
+    client = ids_of(loop, 2)[1]
+    channel.faults[2, client] = lambda m: [
+        spoil(channel, m, lambda a: a if a.is_floating_point() else torch.full_like(a, 255))
+    ]
+    advance(loop, 5)
+    close(model(loop), model(simulated(method, problem, 5, {(2, client)})))
+    assert ["cannot be decoded" in event for event in loop.events] == [True]
 
 
 def test_a_second_reply_counts_once(tmp_path: Path) -> None:

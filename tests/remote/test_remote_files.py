@@ -15,12 +15,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from soak import DAMAGES, World, world
-from test_faults import damage
+from test_faults import KilledError, damage
 from test_flower import inside_a_task  # noqa: F401
 
 from fedspan.core import sealed
 from fedspan.core.errors import CheckpointError
 from fedspan.engine.history import Rounds, read_until
+from fedspan.engine.loop import Loop, Row
 from fedspan.remote.roster import ROSTER, Roster
 
 KINDS = ("crash", "short", "full", "io")
@@ -131,6 +132,24 @@ def test_a_server_killed_before_its_first_checkpoint_begins_again(tmp_path: Path
         assert at > 3
         assert (one.out / "copies" / "c.states").exists()
         one.check(one.finish())
+
+
+def test_a_server_killed_between_a_checkpoint_and_its_evaluation_evaluates_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = Loop._evaluate
+    with world(tmp_path / "w", rounds=6) as one:
+
+        def dies(loop: Loop) -> Row:
+            if loop.t == 3 and not one.disk.struck:
+                one.disk.struck["server crash"] += 1
+                one.disk.dead.add("server")
+                raise KilledError
+            return evaluate(loop)
+
+        monkeypatch.setattr(Loop, "_evaluate", dies)
+        one.check(one.finish())
+        assert one.disk.struck
 
 
 def bits(path: Path, change: Callable[[], object]) -> None:

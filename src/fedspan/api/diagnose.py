@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.api.run import as_spec, built
+from fedspan.core.errors import SpecError, positive
 from fedspan.core.spec import Spec
 from fedspan.theory.diagnosis import Diagnosis
 from fedspan.theory.diagnosis import diagnose as _diagnose
+
+SMALLEST = 1e-30  # ‖∇F‖ whose forecast is still a number
 
 
 def diagnose(spec: Spec | Path | str | Mapping[str, Any], target: float | None = None) -> Diagnosis:
@@ -24,6 +27,10 @@ def diagnose(spec: Spec | Path | str | Mapping[str, Any], target: float | None =
     Returns:
         Estimated constants, conditions, safe steps and the forecast.
     """
+    if target is not None:
+        positive("target", target)
+        if target < SMALLEST:
+            raise SpecError(f"`target` must be at least {SMALLEST}, got {target!r}")
     spec = as_spec(spec)
     method, problem, clients_per_round = built(spec)
     method = dataclasses.replace(method, lr=spec.method.lr)

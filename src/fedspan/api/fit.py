@@ -15,7 +15,7 @@ from fedspan.api.run import as_callbacks, run
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import SpecError, at_least, shown
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
@@ -63,7 +63,9 @@ def fit(
         clients: The data of each client, as a list or as a dictionary of name → data. Data is a pair
             (inputs, targets) of tensors, arrays or lists, a table with a target column, a Dataset or a DataLoader; for
             a Hugging Face model a mapping of token columns, a `datasets.Dataset`, a table, or a list of rows. A client
-            may be a dictionary with "train" and "test" (or "validation"), each of them such data.
+            may be a dictionary with "train" and "test" (or "validation"), each of them such data. Of more than 10,000
+            clients each one's data is read and checked when it first takes part. They may be any sequence; its
+            attribute `sizes`, the numbers of examples, spares reading all of it where these are needed as weights.
         loss: `loss(outputs, targets)`, the mean over a batch. By default, integer targets are classes (cross-entropy),
             or yes and no where the model has one output per target (binary cross-entropy with logits). A Hugging Face
             model uses its own.
@@ -145,42 +147,47 @@ def spec_of(
     **settings: Any,
 ) -> Spec:
     """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
-    if clients_per_round is not None and clients_per_round > len(clients):
-        raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(clients)} clients")
     if isinstance(metrics, str) or callable(metrics):
         metrics = (metrics,)
     if not isinstance(metrics, list | tuple | set | frozenset):
-        raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {metrics!r}")
+        raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}")
     metrics = tuple(metrics)
-    if metrics and test is None and validation is None and not _own_tests(clients):
-        raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
+    clients_per_round = as_setting("clients_per_round", clients_per_round)
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
+    if clients_per_round is not None:
+        at_least("clients_per_round", clients_per_round, 1)
+        if clients_per_round > len(given.clients):
+            raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients")
+    if metrics and test is None and validation is None and not _own_tests(given):
+        raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
     if batch_size is not None:
         _check_batch_size(batch_size, given)
         settings["batch_size"] = batch_size
     return Spec(
-        rounds=_setting("rounds", settings.pop("rounds", 100)),
+        rounds=as_setting("rounds", settings.pop("rounds", 100)),
         method=as_method(method),
         task=Custom(objects=given),
-        clients_per_round=_setting("clients_per_round", clients_per_round),
+        clients_per_round=clients_per_round,
         metrics=metrics,
         callbacks=as_callbacks(callbacks),
-        **{name: _setting(name, value) for name, value in settings.items() if value is not None},
+        **{name: as_setting(name, value) for name, value in settings.items() if value is not None},
     )
 
 
-def _setting(name: str, value: Any) -> Any:
+def as_setting(name: str, value: Any) -> Any:
     """A setting as a spec holds it: a number of NumPy as one of Python, a table as the object that it describes."""
+    if name == "callbacks":
+        return as_callbacks(value)
     if name not in CONFIGS or isinstance(value, CONFIGS[name]):
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, Mapping):
-        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {value!r}")
+        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {shown(value)}")
     return registry.make(CONFIGS[name], value, name)
 
 
 def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:
     """Refuses a batch size besides those of DataLoaders."""
-    for number, data in enumerate(given.clients):
+    for number, data in enumerate(given.at_hand):
         data = data.get("train") if isinstance(data, Mapping) else data
         own = data.batch_size if isinstance(data, DataLoader) else batch_size
         if own is not None and own != batch_size:
@@ -198,11 +205,10 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
         made: Method[Any, Any, Any, Any] = registry.build("method", dict(given))
         return made
     if not isinstance(given, Method):
-        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {given!r}")
+        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}")
     return given
 
 
-def _own_tests(clients: Any) -> bool:
+def _own_tests(given: Objects) -> bool:
     """Whether clients have test data of their own."""
-    every = clients.values() if isinstance(clients, Mapping) else clients
-    return any(isinstance(data, Mapping) and {"train", "test"} <= set(data) for data in every)
+    return any(isinstance(data, Mapping) and {"train", "test"} <= set(data) for data in given.at_hand)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from fedspan.callbacks.progress import Progress, say
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most
+from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import make_dir, remove
 from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop, resolve
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, read_outcome, write_outcome
+from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
 from fedspan.theory.diagnosis import corollary_lr
+from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
 
 
@@ -57,18 +60,29 @@ def run(
     """
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
+    for name, value in (("resume", resume), ("progress", progress), ("keep_checkpoint", keep_checkpoint)):
+        true_or_false(name, value)
     spec = as_spec(spec)
-    out = None if run_dir is None else Path(run_dir)
+    out = None if run_dir is None else path_of("run_dir", run_dir)
+    more = as_callbacks(callbacks)
+    _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
+    warmup = getattr(spec.method, "warmup", 0)
+    if warmup >= spec.rounds:
+        warnings.warn(
+            f"`warmup` is {warmup}, but the run has {spec.rounds} rounds: `lr` never rises to its value", stacklevel=2
+        )
     if out is not None:
         _check_seeds(out, seeds)
+    if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
+        resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
         say(f"lr = {spec.method.lr!r}: short trials before the run")
     begun = out is not None and (out / LR).exists()
     spec, found = with_lr(spec, out, resume=resume)
-    shown = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
-    every = [*spec.callbacks, *as_callbacks(callbacks), *shown]
+    bar = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
+    every = [*spec.callbacks, *more, *bar]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     runs = _run if seeds == 1 or spec.task.several_seeds else _one_by_one
@@ -101,11 +115,15 @@ def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
     return any((folder / CHECKPOINT).exists() for folder in (out, *(out / f"seed-{seed}" for seed in of_runs)))
 
 
-def as_spec(given: Spec | Path | str | Mapping[str, Any]) -> Spec:
+def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
     """A spec from what a user gives."""
     if isinstance(given, Spec):
         return given
-    return Spec.from_table(given) if isinstance(given, Mapping) else Spec.load(given)
+    if isinstance(given, Mapping):
+        return Spec.from_table(given)
+    if not isinstance(given, str | PathLike):
+        raise SpecError(f"`spec` must be a Spec, the path of a TOML file or a table, got {shown(given)}")
+    return Spec.load(path_of("spec", given))
 
 
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
@@ -135,6 +153,7 @@ def _one_by_one(
         results[0].module,
         [weights for one in results for weights in one.weights],
         per_client=PerClient([{"seed": one.seeds[0], **row} for one in results for row in one.per_client]),
+        model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
     )
     if out is not None and joined.finished:
         write_outcome(out, joined.seeds, joined.statuses)
@@ -169,24 +188,53 @@ def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) ->
     else:
         if run_dir is not None:
             check_vacant(run_dir)
-        found = _find_lr(spec)
-        if path is not None:
-            make_dir(path.parent)
+        found = _find_lr(spec, run_dir)
+        if run_dir is not None and path is not None:
+            make_dir(run_dir)
             write_table(path, found)
+            remove(run_dir / TRIALS)
     return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
 
 
-def _find_lr(spec: Spec) -> dict[str, Any]:
-    """The step size by the spec's rule, on its first seed."""
+def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
+    """The step size by the spec's rule, on its first seed; finished trials are kept where there is a directory."""
     rule = spec.method.lr
     method, problem, clients_per_round = built(spec)
     if rule == "auto":
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
-    found = search(method, problem, clients_per_round, spec.rounds, spec.search)
+    with _kept_trials(spec, run_dir) as (done, keep):
+        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
     spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}
+
+
+@contextmanager
+def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
+    """(finished trials of an interrupted search, what keeps further ones); they are removed where the search fails."""
+    if run_dir is None:
+        yield [], lambda _: None
+        return
+    path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
+    table = read_table(path) if path.exists() else {}
+    mine = {key: table.get(key) for key in whose} == whose
+    done = [RateTrial(**trial) for trial in table["trials"]] if mine else []
+    every, fresh = list(done), not run_dir.exists()
+
+    def keep(trial: RateTrial) -> None:
+        every.append(trial)
+        make_dir(run_dir)
+        write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in every]})
+
+    try:
+        yield done, keep
+    except Exception:
+        remove(path)
+        if fresh:
+            with suppress(OSError):
+                run_dir.rmdir()
+        raise
 
 
 def built(spec: Spec) -> tuple[Any, Any, int]:

@@ -61,6 +61,10 @@ class KeepBest(Callback):
         """Puts the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
+            metric = judged_by(run.lines[number], self.metric)
+            known = [line for line in run.lines[number] if line.get(metric) is not None]
+            sign = 1 if higher_is_better(metric) else -1
+            result.model_rounds[run.seeds[number]] = int(max(known, key=lambda line: sign * line[metric])["round"])
 
     def _save(self, run: Loop) -> None:
         assert run.run_dir is not None

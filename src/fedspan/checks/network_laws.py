@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedspan.checks.bench import AnyMethod, advance, model, simulated, small, start
 from fedspan.checks.channel import ids_of, remote
 from fedspan.checks.law import hold, near
 from fedspan.core.method import private_fields
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.engine.states import InMemory
 
 
 def _across(method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]) -> tuple[Loop, Any]:
@@ -75,7 +78,8 @@ def restored(method: AnyMethod) -> None:
     first = method.init_client(problem.x0, problem.layout)
     for field in private_fields(method):  # what no server can know begins again
         states = here.transport._population[field]
-        states.load(getattr(first, field)[0].expand(problem.clients, -1).contiguous())
+        assert isinstance(states, InMemory)
+        states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
     near(model(loop), model(advance(here, 8)), 1e-10, "a state that was restored from replies is another one")
 
 

@@ -54,10 +54,11 @@ def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = N
 
 def load_plugins(paths: Sequence[Path] | None) -> None:
     """Imports the user's own files."""
-    from fedspan.core.plugins import load_plugin
+    if paths:
+        from fedspan.core.plugins import load_plugin
 
-    for path in paths or ():
-        load_plugin(path)
+        for path in paths:
+            load_plugin(path)
 
 
 def command_line() -> str:

@@ -16,7 +16,7 @@ def table(
     """A plain table; the first `left` columns (by default all) are aligned left, the others right."""
     made = Table(title=title, title_justify="left", box=None, header_style="dim", padding=(0, 1, 0, 0))
     for number, head in enumerate(heads):
-        made.add_column(head, justify="left" if left is None or number < left else "right")
+        made.add_column(head, justify="left" if left is None or number < left else "right", overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import pkgutil
 import sys
 import warnings
@@ -18,7 +19,7 @@ import typer.core
 
 import fedspan
 from fedspan import cli
-from fedspan.core.errors import FedspanError
+from fedspan.core.errors import FedspanError, one_line, shown
 
 MISTAKE, INTERRUPTED = 2, 130
 ARGUMENTS = ("run_dir", "resume", "seeds", "keep_checkpoint")  # of Python functions that are flags of commands
@@ -55,10 +56,13 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+    if "" in sys.argv[1:]:
+        sys.exit(_mistake(f"argument {sys.argv[1:].index('') + 1} is empty; is a variable of the shell not set?"))
     try:
         code = app(standalone_mode=False, prog_name="fedspan")
-    except click.exceptions.NoArgsIsHelpError as shown:
-        sys.exit(_mistake(shown.ctx.get_help(), prefix=""))
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as asked:
+        sys.exit(_mistake(asked.ctx.get_help(), prefix=""))
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context is not None else ""
@@ -67,7 +71,22 @@ def main() -> None:
         sys.exit(_mistake(with_flags(str(error), sys.argv[1] if len(sys.argv) > 1 else "")))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        _drop_output()
+        sys.exit(MISTAKE)
+    except OSError as error:
+        what = "the output" if error.filename is None else shown(str(error.filename))
+        if error.filename is None:
+            _drop_output()
+        sys.exit(_mistake(f"{what} cannot be read or written: {error.strerror or error}; check the path and the disk"))
+    except MemoryError as error:
+        sys.exit(_mistake(f"there is not enough memory ({one_line(str(error)) or 'none is left'}); use smaller sizes"))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _drop_output() -> None:
+    """What cannot be written is not written again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def with_flags(text: str, command: str) -> str:

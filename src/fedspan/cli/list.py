@@ -8,6 +8,8 @@ import typer
 
 from fedspan.cli._options import Plugin, load_plugins
 
+TABLES = {"spec.py": ("Spec",), "config.py": ("Training", "Participation", "Projection", "Engine", "Search")}
+
 
 def command(
     name: Annotated[str | None, typer.Argument(help="One of the names, to see its settings.")] = None,
@@ -16,57 +18,65 @@ def command(
     """List what a spec can name, or the settings of one NAME."""
     load_plugins(plugin)
     if name is None:
-        _all()
+        _all(bool(plugin))
     else:
-        _one(name)
+        _one(name, bool(plugin))
 
 
-def _kinds() -> dict[str, dict[str, Any]]:
-    """Kind → name → class, or module for a command."""
+def _kinds(plugins: bool) -> dict[str, dict[str, str]]:
+    """Kind → name → one-line description. Torch is imported for the choices of plugins alone."""
     from fedspan.cli.app import commands
-    from fedspan.core import config, registry
-    from fedspan.core.spec import Spec
+    from fedspan.core.catalog import FOLDERS, class_summaries, summaries
 
-    tables = (config.Training, config.Participation, config.Projection, config.Engine, config.Search)
-    found: dict[str, dict[str, Any]] = {kind: dict(registry.choices(kind)) for kind in registry.KINDS}
-    found["table"] = {"spec": Spec} | {cls.__name__.lower(): cls for cls in tables}
-    return found | {"command": dict(commands())}
+    found = {kind: summaries(kind) for kind in FOLDERS}
+    if plugins:
+        from fedspan.core import registry
+
+        found = {kind: {n: registry.summary(c) for n, c in registry.choices(kind).items()} for kind in FOLDERS}
+    tables = [item for file, names in TABLES.items() for item in class_summaries(file, names).items()]
+    found["table"] = {name.lower(): text for name, text in tables}
+    return found | {"command": {n: str(m.command.__doc__).splitlines()[0] for n, m in commands().items()}}
 
 
-def _summary(kind: str, entry: Any) -> str:
-    from fedspan.core import registry
+def _entry(kind: str, name: str) -> Any:
+    """The class of a name, or the module of a command."""
+    from fedspan.cli.app import commands
+    from fedspan.core import config, registry, spec
 
     if kind == "command":
-        return str(entry.command.__doc__).splitlines()[0]
-    return str(entry.__doc__).splitlines()[0] if kind == "table" else registry.summary(entry)
+        return commands()[name]
+    if kind == "table":
+        return spec.Spec if name == "spec" else getattr(config, name.capitalize())
+    return registry.choices(kind)[name]
 
 
-def _all() -> None:
+def _all(plugins: bool) -> None:
     from rich.markup import escape
 
     from fedspan.cli._tables import console, say, table
 
-    for kind, entries in _kinds().items():
-        rows = [(f"[bold]{name}", escape(_summary(kind, entry))) for name, entry in entries.items()]
+    for kind, entries in _kinds(plugins).items():
+        rows = [(f"[bold]{name}", escape(text)) for name, text in entries.items()]
         console.print(table(("name", "description"), rows, title=f"{kind}s"), "")
     say("The settings of one: fedspan list NAME")
 
 
-def _one(name: str) -> None:
-    from fedspan.cli._fields import settings
+def _one(name: str, plugins: bool) -> None:
     from fedspan.cli._tables import say
     from fedspan.core.errors import SpecError, did_you_mean
 
-    known = _kinds()
+    known = _kinds(plugins)
     found = {kind: entries[name] for kind, entries in known.items() if name in entries}
     if not found:
         near = did_you_mean(name, [one for entries in known.values() for one in entries])
         raise SpecError(f"there is no {name!r}{near}; `fedspan list` shows every name")
-    for kind, entry in found.items():
-        say(f"{kind} {name}: {_summary(kind, entry)}")
+    from fedspan.cli._fields import settings  # imports torch
+
+    for kind, text in found.items():
+        say(f"{kind} {name}: {text}")
         if kind == "command":
             say(f"  its options: fedspan {name} --help")
-        rows = settings(entry)
+        rows = settings(_entry(kind, name))
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         for row in rows:
             say("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))

@@ -32,10 +32,11 @@ def command(
         if out is not None:
             raise typer.BadParameter("--live writes nothing; leave --out out, or run without --live")
         return _follow(run_dirs, metric, port)
-    if out is None and (len(run_dirs) > 1 or not run_dirs[0].is_dir()):
-        raise typer.BadParameter("give --out, the directory for the results")
     from fedspan.study import report
 
+    report.check_places(run_dirs)
+    if out is None and (len(run_dirs) > 1 or not run_dirs[0].is_dir()):
+        raise typer.BadParameter("give --out, the directory for the results")
     for path in report.report(run_dirs, out or run_dirs[0], formats.split(","), metric, command_line()):
         typer.echo(path)
     return None

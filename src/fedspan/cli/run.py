@@ -79,7 +79,12 @@ def _with_callbacks(spec: Spec, names: list[str]) -> Spec:
 
 
 def _say_how_to_resume(run_dir: Path | None) -> None:
-    saved = run_dir is not None and any(run_dir.rglob("checkpoint.safetensors"))
+    from fedspan.engine.outcome import CHECKPOINT, TRIALS
+
+    if run_dir is not None and (run_dir / TRIALS).exists():
+        typer.echo(f"interrupted in the search for lr; continue it with: {command_line()}", err=True)
+        return
+    saved = run_dir is not None and any(run_dir.rglob(CHECKPOINT))
     line = command_line() + ("" if "--resume" in sys.argv else " --resume")
     typer.echo(f"interrupted; continue with: {line}" if saved else "interrupted; nothing was saved", err=True)
 
@@ -100,5 +105,7 @@ def _show(result: Result) -> None:
         sizes = [size(last[name]) for name in ("up_bytes", "down_bytes")]
         rows.append([str(seed), status, str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}"])
     console.print(table(heads, rows, left=2))
+    for line in result.kept():
+        say(line)
     say("not saved; give --run-dir to keep the history and the model" if result.run_dir is None
         else f"saved in {result.run_dir}")  # fmt: skip

@@ -17,7 +17,7 @@ from fedspan.compressors._levels import buckets, chance, divisor, norm
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
 from fedspan.core.encoded import pack, unpack, width_of
-from fedspan.core.errors import at_least
+from fedspan.core.errors import at_least, at_most
 
 
 @register
@@ -30,6 +30,7 @@ class QSGD(Unbiased):
 
     def __post_init__(self) -> None:
         at_least("levels", self.levels, 1)
+        at_most("levels", self.levels, 1 << 23)  # 2s + 1 whole numbers that float32 can tell apart
         if self.bucket is not None:
             at_least("bucket", self.bucket, 1)
 

@@ -17,7 +17,7 @@ import torch
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import write_atomic
 
-FORMAT = "fedspan-checkpoint-1"
+FORMAT = "fedspan-checkpoint-2"
 KINDS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",

@@ -14,12 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import SpecError, at_least, not_negative, one_of, positive
+from fedspan.core.errors import (
+    SpecError,
+    at_least,
+    at_most,
+    items,
+    not_negative,
+    one_of,
+    path_of,
+    positive,
+    positive_share,
+    shown,
+)
 
 Augment = Callable[[Any, torch.Generator], Any]
 Weights = Literal["uniform", "examples"]
 Simulate = Literal["auto", "loop", "batched", "pool"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DEVICES = ("cpu", "cuda", "mps", "xpu", "meta")  # the last one for dry runs, which hold no numbers
+MOST_EXAMPLES = 10**12  # of a batch
 FULL_BATCH = 1 << 62  # a batch size above any client's number of examples
 
 
@@ -87,10 +100,8 @@ class Projection:
     def __post_init__(self) -> None:
         for name in ("project_modules", "full_modules", "frozen_modules"):
             value = getattr(self, name)
-            if isinstance(value, str):
-                raise SpecError(f"`{name}` must be a list of names, got {value!r}; write [{value!r}]")
             if value is not None:
-                object.__setattr__(self, name, tuple(value))
+                object.__setattr__(self, name, items(name, value))
         at_least("min_numel", self.min_numel, 1)
 
 
@@ -120,6 +131,9 @@ class Engine:
         one_of("states_dtype", self.states_dtype, ("float32", "bfloat16"))
         if self.workers is not None:
             at_least("workers", self.workers, 1)
+            at_most("workers", self.workers, 10_000)
+        if self.states_dir is not None:
+            path_of("states_dir", self.states_dir)
         if self.compact_states and self.states_dir is not None:
             raise SpecError("`compact_states` keeps states in memory and `states_dir` on disk; give one of them")
 
@@ -137,9 +151,8 @@ class Search:
     start: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("search.start", self.start)
-        if not 0 < self.share <= 1:
-            raise SpecError(f"`search.share` must be in (0, 1], got {self.share!r}")
+        positive("start", self.start)
+        positive_share("share", self.share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +169,19 @@ class Settings:
     engine: Engine = field(default_factory=Engine)
 
     def __post_init__(self) -> None:
-        if self.batch_size != "full":
+        if not isinstance(self.batch_size, str) or self.batch_size != "full":
+            if isinstance(self.batch_size, str):
+                raise SpecError(f"`batch_size` must be a whole number or 'full', got {shown(self.batch_size)}")
             at_least("batch_size", self.batch_size, 1)
+            if self.batch_size > MOST_EXAMPLES:
+                raise SpecError(f"`batch_size` is {shown(self.batch_size)}; write 'full' for all examples of a client")
         one_of("dtype", self.dtype, DTYPES)
-        if isinstance(self.metrics, str) or callable(self.metrics):
-            object.__setattr__(self, "metrics", (self.metrics,))
-        object.__setattr__(self, "metrics", tuple(self.metrics))
+        several = not isinstance(self.metrics, str) and not callable(self.metrics)
+        object.__setattr__(self, "metrics", items("metrics", self.metrics) if several else (self.metrics,))
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
+        if self.device != "auto":
+            self._device()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -170,17 +190,33 @@ class Settings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device that local steps run on; "auto" is CUDA where it is available."""
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            found = torch.device(auto if self.device == "auto" else self.device)
-            if found.type == "cuda" and not torch.cuda.is_available():
-                raise SpecError(f"`device` is {str(self.device)!r}, but torch finds no CUDA here; use 'auto' or 'cpu'")
+        """The device that local steps run on; "auto" is CUDA where it is available. Refused where torch lacks it."""
+        found = self._device()
+        if found.type in ("cpu", "meta"):
             return found
+        backend = torch.backends.mps if found.type == "mps" else getattr(torch, found.type)
+        if not backend.is_available():
+            word = {"cuda": "CUDA"}.get(found.type, found.type)
+            raise SpecError(f"`device` is {str(self.device)!r}, but torch finds no {word} here; use 'auto' or 'cpu'")
+        if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+            last = f"cuda:{torch.cuda.device_count() - 1}"
+            raise SpecError(f"`device` is {str(self.device)!r}, but the last one here is {last!r}")
+        return found
+
+    def _device(self) -> torch.device:
+        """`device` as torch has it, on whatever machine."""
+        try:
+            if not isinstance(self.device, str):
+                raise RuntimeError
+            auto = "cuda" if torch.cuda.is_available() else "cpu"
+            found = torch.device(auto if self.device == "auto" else self.device)
+            if found.type not in DEVICES:
+                raise RuntimeError
         except RuntimeError:
             raise SpecError(
-                f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {self.device!r}"
+                f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {shown(self.device)}"
             ) from None
+        return found
 
     @property
     def examples_per_batch(self) -> int:

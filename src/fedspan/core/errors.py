@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import re
 from collections.abc import Iterable
-from typing import TypeGuard
+from pathlib import Path
+from typing import Any, TypeGuard
 
 LARGEST = 1e15  # of a step size and the like; float32 overflows not far above its square
 
 
 class FedspanError(Exception):
-    """Base class of errors that the user can correct; the message says how."""
+    """Base class of errors that the user can correct; the message says how, on one line and without endless values."""
+
+    def __init__(self, message: str = "") -> None:
+        line = re.sub(r"\S{200,}", lambda word: f"{word[0][:60]}…{word[0][-20:]}", " ".join(message.splitlines()))
+        super().__init__(line if len(line) <= 1000 else f"{line[:600]} … {line[-300:]}")
 
 
 class SpecError(FedspanError):
@@ -29,7 +36,11 @@ class CheckpointError(FedspanError):
     """A checkpoint or a history cannot be resumed."""
 
 
-class DiskError(FedspanError):
+class ResumableError(FedspanError):
+    """A run cannot go on now; what it has saved can be resumed."""
+
+
+class DiskError(ResumableError):
     """A file cannot be written, for want of space or of rights."""
 
 
@@ -47,52 +58,55 @@ def one_line(text: object, most: int = 300) -> str:
 def positive(name: str, value: object) -> None:
     """Refuses what is not a finite number above zero."""
     if not (_finite(value) and value > 0):
-        raise SpecError(f"`{name}` must be a positive number, got {_short(value)}")
+        raise SpecError(f"`{name}` must be a positive number, got {shown(value)}")
     at_most(name, value, LARGEST)
 
 
 def not_negative(name: str, value: object) -> None:
     """Refuses what is not a finite number of at least zero."""
     if not (_finite(value) and value >= 0):
-        raise SpecError(f"`{name}` must be a number of at least 0, got {_short(value)}")
+        raise SpecError(f"`{name}` must be a number of at least 0, got {shown(value)}")
     at_most(name, value, LARGEST)
 
 
 def below_one(name: str, value: object) -> None:
     """Refuses what is not a number in [0, 1), such as a momentum."""
     if not (_finite(value) and 0 <= value < 1):
-        raise SpecError(f"`{name}` must be at least 0 and below 1, got {value!r}")
+        raise SpecError(f"`{name}` must be at least 0 and below 1, got {shown(value)}")
 
 
 def positive_share(name: str, value: object) -> None:
     """Refuses what is not a number in (0, 1]."""
     if not (_finite(value) and 0 < value <= 1):
-        raise SpecError(f"`{name}` must be above 0 and at most 1, got {value!r}")
+        raise SpecError(f"`{name}` must be above 0 and at most 1, got {shown(value)}")
 
 
 def at_least(name: str, value: object, least: int) -> None:
     """Refuses what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(f"`{name}` must be a whole number of at least {least}, got {_short(value)}")
+        raise SpecError(f"`{name}` must be a whole number of at least {least}, got {shown(value)}")
 
 
 def count_or_ratio(name: str, value: object) -> None:
     """Refuses what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
     if not (_finite(value) and (value >= 1 if isinstance(value, int) else 0 < value <= 1)):
-        raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {value!r}")
+        raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {shown(value)}")
 
 
 def at_most(name: str, value: float, most: float) -> None:
     """Refuses a number above `most`, which would take for ever, overflow or not fit into memory."""
     if value > most:
-        raise SpecError(f"`{name}` must be at most {most:,}, got {_short(value)}")
+        raise SpecError(f"`{name}` must be at most {most:,}, got {shown(value)}")
 
 
-def _short(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as an error message quotes it: as Python writes it, on one line and not long."""
     try:
         return one_line(repr(value), 80)
     except ValueError:  # a whole number of thousands of digits
         return "a number of thousands of digits"
+    except Exception:  # an object whose own repr fails
+        return f"a {type(value).__name__}"
 
 
 def _finite(value: object) -> TypeGuard[int | float]:
@@ -101,14 +115,50 @@ def _finite(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int) or math.isfinite(value)  # a whole number may be too large to be asked
 
 
+def true_or_false(name: str, value: object) -> None:
+    """Refuses what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise SpecError(f"`{name}` must be True or False, got {shown(value)}")
+
+
+def number(name: str, value: object) -> float:
+    """Refuses what is not a finite number."""
+    if not _finite(value):
+        raise SpecError(f"`{name}` must be a number, got {shown(value)}")
+    return value
+
+
+def items(name: str, value: Any, of: str = "names") -> tuple[Any, ...]:
+    """The members of a list, a tuple or the like; refuses text, tables and what has no members."""
+    if isinstance(value, str | bytes):
+        raise SpecError(f"`{name}` must be a list of {of}, got {shown(value)}; write [{shown(value)}]")
+    if not isinstance(value, list | tuple | set | frozenset) and type(value).__name__ != "ndarray":
+        raise SpecError(f"`{name}` must be a list of {of}, got {shown(value)}")
+    return tuple(value)
+
+
+def path_of(name: str, value: Any) -> Path:
+    """The path that a user gives; refuses what no file system takes."""
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise SpecError(f"`{name}` must be a path, as text or a pathlib.Path, got {shown(value)}")
+    text = os.fspath(value)
+    if not text.strip() or "\0" in text:
+        raise SpecError(f"`{name}` must name a file or directory, got {shown(value)}; '.' is the current directory")
+    parts = os.fsencode(text).split(b"/")
+    if len(os.fsencode(text)) > 4000 or max(map(len, parts)) > 255:
+        raise SpecError(f"`{name}` is longer than file names may be: {shown(text[:60] + '…')}; give a shorter one")
+    return Path(text)
+
+
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuses what is not among the choices, and names them and the nearest one."""
     known = sorted(choices)
-    if value not in known:
-        raise SpecError(f"`{name}` must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+    if not isinstance(value, str) or value not in known:
+        raise SpecError(f"`{name}` must be one of {', '.join(known)}, got {shown(value)}{did_you_mean(value, known)}")
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """A hint at the nearest of the known names, if one is near."""
-    near = difflib.get_close_matches(str(value), known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    lower = {name.lower(): name for name in map(str, known)}
+    near = difflib.get_close_matches(str(value)[:100].lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]!r}?)" if near else ""

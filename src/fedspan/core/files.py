@@ -63,6 +63,16 @@ def append(path: Path, data: Bytes) -> None:
             os.close(file)
 
 
+def sync(path: Path) -> None:
+    """Makes what was appended to a file survive a loss of power."""
+    with disk_errors(path):
+        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
 def make_dir(path: Path) -> None:
     """Makes a directory and those above it, where they are missing."""
     with disk_errors(path):

@@ -53,6 +53,11 @@ class Block:
         return self.shape[self.input_axis]
 
     @functools.cached_property
+    def rest(self) -> int:
+        """Length of the other axes together."""
+        return self.size // self.inputs
+
+    @functools.cached_property
     def inputs_last(self) -> bool:
         """Whether the projected axis is the last one, so that no transposition is needed."""
         return self.input_axis == len(self.shape) - 1

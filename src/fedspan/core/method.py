@@ -72,7 +72,7 @@ class Round:
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
 
-    @functools.cached_property
+    @property
     def share(self) -> torch.Tensor | float:
         """Σ_S w_i: the share of all clients that takes part; S/N with equal weights."""
         if self.weights is None:

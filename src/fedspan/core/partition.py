@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -52,12 +53,14 @@ class Partition(ABC):
 
 def fill_empty(parts: list[Indices], rng: np.random.Generator) -> list[Indices]:
     """Moves one example from the largest client to each client without any."""
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            largest = max(range(len(parts)), key=lambda i: len(parts[i]))
-            if len(parts[largest]) < 2:
-                raise SpecError(f"there are fewer examples than the {len(parts)} clients")
-            place = int(rng.integers(len(parts[largest])))
-            parts[client] = parts[largest][place : place + 1]
-            parts[largest] = np.delete(parts[largest], place)
+    largest_first = [(-len(part), client) for client, part in enumerate(parts)]
+    heapq.heapify(largest_first)
+    for client in [client for client, part in enumerate(parts) if len(part) == 0]:
+        size, largest = -largest_first[0][0], largest_first[0][1]
+        if size < 2:
+            raise SpecError(f"there are fewer examples than the {len(parts)} clients")
+        place = int(rng.integers(size))
+        parts[client] = parts[largest][place : place + 1]
+        parts[largest] = np.delete(parts[largest], place)
+        heapq.heapreplace(largest_first, (1 - size, largest))
     return parts

@@ -80,7 +80,7 @@ class LinearMap:
 
     def __post_init__(self) -> None:
         pairs = zip(self.factors, self.layout.blocks, strict=True)
-        sizes = tuple([b.size if f is None else f.rank * (b.size // b.inputs) for f, b in pairs])
+        sizes = tuple([b.size if f is None else f.rank * b.rest for f, b in pairs])
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "rank", sum(sizes))
 
@@ -180,7 +180,7 @@ def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     if factor is None:
         return z
     runs, clients, _ = z.shape
-    return block.vector(factor.up(z.reshape(runs, -1, factor.rank)), clients)
+    return block.vector(factor.up(z.reshape(runs, clients * block.rest, -1)), clients)
 
 
 class Ranks(dict[str, int | float]):
@@ -224,7 +224,7 @@ class Projector(ABC):
 
     def size(self, layout: Layout) -> int:
         """r of a whole layout: numbers inside the subspace."""
-        return sum(b.size if b.axis is None else b.size // b.inputs * self.rank_of(b) for b in layout.blocks)
+        return sum(b.size if b.axis is None else b.rest * self.rank_of(b) for b in layout.blocks)
 
     def asked(self, block: Block) -> int | float:
         """What `rank` says of one block: a number of directions or a share of its inputs."""
@@ -281,9 +281,15 @@ AT_ONCE = 16  # epochs
 @functools.lru_cache(maxsize=64)
 def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
     """P of one epoch between two refreshes; cached, because both ends and several steps of a round ask for it."""
-    numbers = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
-    ahead = AT_ONCE if numbers <= SMALL // AT_ONCE else 1
+    ahead = _ahead(projector, layout)
     return _epochs(projector, layout, of_runs, epoch // ahead, ahead)[epoch % ahead]
+
+
+@functools.lru_cache(maxsize=16)
+def _ahead(projector: Projector, layout: Layout) -> int:
+    """How many epochs are drawn at once."""
+    numbers = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
+    return AT_ONCE if numbers <= SMALL // AT_ONCE else 1
 
 
 @functools.lru_cache(maxsize=16)

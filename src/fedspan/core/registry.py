@@ -1,7 +1,7 @@
 """Folder = axis, file = choice: what is registered under which name, and how it is built from a table of a spec.
 
 `@register` files a class under the name of its module. Every file of a kind's folder is found by discovery; a file
-elsewhere once it is imported (`core.plugins`). A new kind is one line in `KINDS`.
+elsewhere once it is imported (`core.plugins`). A new kind is a line in `KINDS` and one in `core.catalog`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from fedspan.core.callback import Callback
+from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError, did_you_mean, one_of
+from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.method import Method
 from fedspan.core.metric import Metric
 from fedspan.core.optimizer import Optimizer
@@ -42,15 +45,12 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {
-    "method": Kind(Method, "fedspan.methods"),
-    "projector": Kind(Projector, "fedspan.projectors"),
-    "compressor": Kind(Compressor, "fedspan.compressors"),
-    "optimizer": Kind(Optimizer, "fedspan.optimizers"),
-    "task": Kind(Task, "fedspan.tasks"),
-    "partition": Kind(Partition, "fedspan.data.partitions"),
-    "callback": Kind(Callback, "fedspan.callbacks"),
-    "metric": Kind(Metric, "fedspan.metrics"),
-}
+    kind: Kind(base, FOLDERS[kind])
+    for kind, base in {
+        "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
+        "partition": Partition, "callback": Callback, "metric": Metric,
+    }.items()
+}  # fmt: skip
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
 
@@ -128,8 +128,7 @@ def is_registered(value: object) -> bool:
 
 def summary(cls: type) -> str:
     """The one-line description of a choice: the first paragraph of its module's docstring."""
-    text = (sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip().split("\n\n")[0]
-    return " ".join(text.split())
+    return first_paragraph(sys.modules[cls.__module__].__doc__ or cls.__doc__)
 
 
 def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
@@ -150,8 +149,8 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
         return build(kind, value, where)
     if not isinstance(value, str):
         hint = f"; write {value.__name__}(…)" if isinstance(value, type) else ""
-        raise SpecError(f"`{where}` must be {_readable(KINDS[kind].base)}, got {value!r}{hint}")
-    one_of(where, value, choices(kind))
+        raise SpecError(f"`{where}` must be {_readable(KINDS[kind].base)}, got {shown(value)}{hint}")
+    value = registered_name(kind, value, where)
     if missing := _missing(choices(kind)[value], ()):
         raise SpecError(f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}")
     return build(kind, {"name": value}, where)
@@ -163,6 +162,27 @@ def accept_choices(value: Any) -> None:
         held = getattr(value, name)
         if held is not None:
             object.__setattr__(value, name, as_choice(kind, held, name))
+
+
+def check_types(value: Any) -> None:
+    """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
+    cls: Any = type(value)  # which the cache takes for something that cannot be hashed
+    for name, hint, default in _typed_fields(cls):
+        held = getattr(value, name)
+        if held is not default:
+            _value(hint, held.item() if isinstance(held, np.generic) else held, name)
+        if dataclasses.is_dataclass(held):
+            check_types(held)
+
+
+@functools.cache
+def _typed_fields(cls: type) -> list[tuple[str, Any, Any]]:
+    """(name, type, default) of a dataclass's settings."""
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError:  # a type that is imported for type checkers only
+        return []
+    return [(f.name, hints[f.name], f.default) for f in _fields(cls) if f.compare]
 
 
 def _choice_fields(cls: type) -> list[tuple[str, str]]:
@@ -180,8 +200,18 @@ def build(kind: str, table: Table, where: str | None = None) -> Any:
     where = where or kind
     if "name" not in table:
         raise SpecError(f"`[{where}]` needs a `name`; one of {', '.join(choices(kind))}")
-    one_of(f"{where}.name", table["name"], choices(kind))
-    return make(choices(kind)[table["name"]], {k: v for k, v in table.items() if k != "name"}, where)
+    name = registered_name(kind, table["name"], f"{where}.name")
+    return make(choices(kind)[name], {k: v for k, v in table.items() if k != "name"}, where)
+
+
+def registered_name(kind: str, name: Any, where: str) -> str:
+    """The name under which a choice is registered; "FedAvg" and "Early-Stopping" are read as fedavg, early_stopping."""
+    known = choices(kind)
+    if isinstance(name, str) and name not in known:
+        plain = {re.sub(r"[\W_]", "", one): one for one in known}
+        name = plain.get(re.sub(r"[\W_]", "", name.lower()), name)
+    one_of(where, name, known)
+    return str(name)
 
 
 def make(cls: type, table: Table, where: str = "") -> Any:
@@ -192,8 +222,8 @@ def make(cls: type, table: Table, where: str = "") -> Any:
     fields = {f.name for f in _fields(cls)}
     for key in table:
         if key not in fields:
-            known = ", ".join(sorted(fields))
-            raise SpecError(f"`[{where or 'spec'}]` has no key {key!r}{did_you_mean(key, fields)}; it has {known}")
+            known = ", ".join(sorted(fields)) or "none"
+            raise SpecError(f"`[{where or 'spec'}]` has no key {shown(key)}{did_you_mean(key, fields)}; it has {known}")
     if missing := _missing(cls, table):
         raise SpecError(f"`{_dotted(where, missing[0])}` is missing; it has no default")
     hints = typing.get_type_hints(cls) if fields else {}
@@ -255,6 +285,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         origin, inner, kind = typing.get_origin(option), typing.get_args(option), kind_of(option)
         if option is Any or type(value) is option or (origin is typing.Literal and value in inner):
             return value
+        if _as_it_is(option, origin, value):
+            return value
         if kind is not None and value is not None:
             return as_choice(kind, value, where)
         if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
@@ -269,7 +301,15 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         one_of(where, value, typing.get_args(hint))
     unsaid = (type(None), int if float in options else None)
     wanted = " or ".join(_readable(option) for option in options if option not in unsaid)
-    raise SpecError(f"`{where}` must be {wanted}, got {value!r}")
+    raise SpecError(f"`{where}` must be {wanted}, got {shown(value)}")
+
+
+def _as_it_is(option: Any, origin: Any, value: Any) -> bool:
+    """Whether a value that no spec file holds is of a type: a path, a function, or an object of a class or protocol."""
+    if origin is Callable or option is Callable:
+        return callable(value)
+    plain = isinstance(option, type) and option not in (int, float, str, bool)
+    return plain and not isinstance(value, type) and isinstance(value, option)
 
 
 def _readable(option: Any) -> str:
@@ -281,6 +321,12 @@ def _readable(option: Any) -> str:
         return " or ".join(repr(argument) for argument in typing.get_args(option))
     if origin is tuple:
         return "a list"
+    if origin is Callable:
+        return "a function"
+    if dataclasses.is_dataclass(option):
+        return f"{option.__name__}(…) or a table"  # type: ignore[union-attr]
+    if option is Path:
+        return "a path"
     return "a table of numbers by name pattern" if origin is Mapping else words.get(option, str(option))
 
 

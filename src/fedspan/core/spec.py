@@ -25,7 +25,7 @@ import tomli_w
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
-from fedspan.core.errors import SpecError, at_least, at_most, one_line, positive
+from fedspan.core.errors import SpecError, at_least, at_most, one_line, path_of, positive, shown
 from fedspan.core.method import Method
 from fedspan.core.task import Task
 
@@ -71,6 +71,9 @@ class Spec(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        registry.check_types(self)
+        if self.device.startswith("meta"):
+            raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         at_least("rounds", self.rounds, 1)
         at_least("eval_every", self.eval_every, 1)
         if self.eval_clients_every is not None:
@@ -88,8 +91,10 @@ class Spec(Settings):
             at_least("clients_per_round", self.clients_per_round, 1)
         at_least("seed", self.seed, 0)
         if self.seed >= 2**64:
-            raise SpecError(f"`seed` must be below 2**64, got {self.seed}")
+            raise SpecError(f"`seed` must be below 2**64, got {shown(self.seed)}")
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        for one in self.callbacks:
+            registry.check_types(one)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
@@ -97,7 +102,7 @@ class Spec(Settings):
         table = dict(table)
         metrics = table.pop("metrics", [])
         if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
-            raise SpecError(f"`metrics` must be a list of names, got {metrics!r}")
+            raise SpecError(f"`metrics` must be a list of names, got {shown(metrics)}")
         spec = registry.make(Spec, table)
         assert isinstance(spec, Spec)
         return dataclasses.replace(spec, metrics=tuple(metrics))
@@ -105,7 +110,7 @@ class Spec(Settings):
     @staticmethod
     def load(path: Path | str, changes: tuple[str, ...] = ()) -> Spec:
         """A spec from a TOML file, with changes such as `method.lr=0.1` applied."""
-        return Spec.from_table(with_changes(read_toml(Path(path)), changes))
+        return Spec.from_table(with_changes(read_toml(path_of("spec", path)), changes))
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
@@ -197,7 +202,7 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
     for change in changes:
         key, sign, text = change.partition("=")
         if not sign or not key:
-            raise SpecError(f"a change of a spec is written key=value, got {change!r}")
+            raise SpecError(f"a change of a spec is written key=value, got {shown(change)}")
         values[key.strip()] = toml_value(text)
     for key, value in values.items():
         if key.endswith(".name"):

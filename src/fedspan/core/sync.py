@@ -44,6 +44,15 @@ class Log:
             raise ProtocolError(f"the change of round {t} is not in the log, which ends before round {self.end}")
         return self.entries[index]
 
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """All entries in one array, or one per part of compressed ones, so that a checkpoint's header stays small."""
+        return {"end": torch.tensor([self.end]), **_joined(self.entries)}
+
+    @staticmethod
+    def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
+        """The inverse of `arrays`."""
+        return Log(_apart({name: array for name, array in arrays.items() if name != "end"}), int(arrays["end"]))
+
 
 @dataclass(frozen=True, eq=False)
 class ModelSync:
@@ -59,7 +68,7 @@ class ModelSync:
     last_round: npt.NDArray[np.int64]  # (runs, clients): the round of each client's copy, -1 for none
     keep: Keep = "none"
 
-    @functools.cached_property
+    @property
     def full(self) -> npt.NDArray[np.bool_]:
         """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
         log = self.log
@@ -88,7 +97,9 @@ class ModelSync:
         """Bytes sent to each client, (runs, clients)."""
         entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
         if self.keep == "none":
-            return np.where(self.full, bytes_of(self.model), (self.log.end - self.last_round) * entry)
+            sizes = (self.log.end - self.last_round) * entry
+            sizes[self.full] = bytes_of(self.model)
+            return sizes
         return self.full * bytes_of(self.model) + self.entries_sent * entry
 
     def pick(self, client: int, full: bool = False) -> ModelSync:

@@ -1,17 +1,18 @@
 """The one codec, a frozen dataclass of tensors ⇄ named flat arrays, and the ledger of the bytes that it packs.
 
 Messages, client states, server states and checkpoints are all packed here: names and numbers, no pickle, no code. A
-field is a tensor, a whole number, a `ModelSync`, another such dataclass (`Encoded` for a compressed vector), a tuple of
-these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
+field is a tensor, a whole number, a `ModelSync` or `Log`, another such dataclass (`Encoded` for a compressed vector), a
+tuple of these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import torch
 
 from fedspan.core.errors import ProtocolError
 from fedspan.core.method import Round
-from fedspan.core.sync import ModelSync
+from fedspan.core.sync import Log, ModelSync
 
 Arrays = dict[str, torch.Tensor]
 Counts = npt.NDArray[np.int64]
@@ -36,21 +37,20 @@ def pack(value: Any, prefix: str = "") -> Arrays:
 
 def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
     """The inverse of `pack`; raises ProtocolError if an array is missing."""
-    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(kind).items()}
+    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(typing.cast(Any, kind)).items()}
     return kind(**made)
 
 
-def sizes(message: Any, shape: tuple[int, int]) -> Counts:
-    """Payload bytes of a cohort's message for each client, (runs, clients)."""
-    fixed, total = 0, None
+def sizes(message: Any) -> Counts | int:
+    """Payload bytes of a cohort's message for each client: (runs, clients), or one number where all are alike."""
+    fixed, own = 0, cast(Counts | int, 0)
     for name in _names(type(message)):
         value = getattr(message, name)
         if isinstance(value, torch.Tensor):
             fixed += value.shape[-1] * value.itemsize
         elif value is not None:
-            own = value.sizes() if isinstance(value, ModelSync) else sizes(value, shape)
-            total = own if total is None else total + own
-    return np.full(shape, fixed, np.int64) if total is None else total + fixed
+            own = own + (value.sizes() if isinstance(value, ModelSync) else sizes(value))
+    return own + fixed
 
 
 def pick(message: T, client: int, full: bool = False) -> T:
@@ -92,13 +92,13 @@ class Ledger:
         """A ledger before the first round."""
         return Ledger(*(np.zeros((runs, clients), np.int64) for _ in range(2)))
 
-    def sent(self, rnd: Round, sizes: Counts) -> None:
-        """Counts the downloads of a round; `sizes` is (runs, S)."""
-        self.down.reshape(-1)[rnd.rows] += sizes.reshape(-1)
+    def sent(self, rnd: Round, sizes: Counts | int) -> None:
+        """Counts the downloads of a round; `sizes` is (runs, S), or one number for all."""
+        self.down.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
 
-    def received(self, rnd: Round, sizes: Counts) -> None:
+    def received(self, rnd: Round, sizes: Counts | int) -> None:
         """Counts the replies of a round."""
-        self.up.reshape(-1)[rnd.rows] += sizes.reshape(-1)
+        self.up.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
 
     def totals(self) -> tuple[Counts, Counts]:
         """(up, down) of each run so far."""
@@ -114,7 +114,8 @@ def _names(kind: type) -> tuple[str, ...]:
     return _fields[kind]
 
 
-def _hints(kind: type) -> dict[str, Any]:
+@functools.cache  # evaluating annotations takes longer than unpacking a reply
+def _hints(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in _names(kind)}
 
@@ -130,7 +131,7 @@ def _pack_one(value: Any, name: str, out: Arrays) -> None:
         out[f"{name}.count"] = torch.tensor([len(value)])
         for number, item in enumerate(value):
             _pack_one(item, f"{name}.{number}", out)
-    elif isinstance(value, ModelSync):
+    elif isinstance(value, ModelSync | Log):
         out.update({f"{name}.{part}": array for part, array in value.arrays().items()})
     elif dataclasses.is_dataclass(value):
         out.update(pack(value, f"{name}."))
@@ -149,8 +150,8 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
     if origin is tuple:
         count = int(_array(arrays, f"{name}.count"))
         return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
-    if hint is ModelSync:
-        return ModelSync.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
+    if hint is ModelSync or hint is Log:
+        return hint.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
     if dataclasses.is_dataclass(hint):
         return unpack(typing.cast(type, hint), arrays, f"{name}.")
     array = _array(arrays, name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedspan.core import registry
 from fedspan.core.config import Participation
-from fedspan.core.errors import DataError, FedspanError, SpecError, one_of
+from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, memory
@@ -133,7 +133,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     `rank` is that of a subspace where the spec has none.
     """
     own: dict[str, Any] = registry.describe(spec.method)
-    one_of("method", name, registry.choices("method"))
+    name = registry.registered_name("method", name, "method")
     if name == own["name"]:
         return own
     known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.core import registry
+from fedspan.core.errors import SpecError, items, one_of, shown
 from fedspan.core.layout import Layout
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory
@@ -51,6 +52,7 @@ class Plan:
     rows: tuple[Row, ...]
 
     def __getitem__(self, method: str) -> Row:
+        one_of("method", method, [row.method for row in self.rows])
         return next(row for row in self.rows if row.method == method)
 
 
@@ -66,14 +68,24 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
         A row per method. All take the spec's steps, subspace and compressor as far as they can; on a model all that
         have a rank train about the same amount of numbers.
     """
+    if methods is not None:
+        names = items("methods", methods)
+        if not names:
+            raise SpecError("`methods` is empty; name at least one method, or leave it out for all")
+        methods = [registry.registered_name("method", name, "methods") for name in names]
     if isinstance(source, ModelRequest):
         found = Outline(*source.outline())
         made = comparable(source, found.problem.layout, methods)
         return _planned(made, found, source.clients_per_round, source.rounds, 0)
-    spec = source if isinstance(source, Spec) else Spec.load(source) if isinstance(source, str | Path) else None
-    spec = spec or Spec.from_table(source)  # type: ignore[arg-type]
-    names = methods or registry.choices("method")
-    built = ((name, registry.build("method", sibling(spec, name, RANK))) for name in names)
+    if not isinstance(source, Spec | str | Path | Mapping):
+        raise SpecError(
+            f"`source` must be a Spec, the path of a TOML file, a table or a ModelRequest, got {shown(source)}"
+        )
+    if isinstance(source, str | Path):
+        source = Spec.load(source)
+    spec = source if isinstance(source, Spec) else Spec.from_table(source)
+    chosen = list(registry.choices("method")) if methods is None else methods
+    built = ((name, registry.build("method", sibling(spec, name, RANK))) for name in chosen)
     return _planned(built, outline(spec), spec.clients_per_round, spec.rounds, spec.seed)
 
 

@@ -132,11 +132,16 @@ def _csv(path: Path, delimiter: str = ",") -> Columns:
     return {name: typed([row[number].strip() for row in rows]) for number, name in enumerate(names)}
 
 
+def is_plain(cell: str) -> bool:
+    """Whether a cell may be a number: Python would also read 1_000 and digits of other scripts, and no other reader."""
+    return cell.isascii() and "_" not in cell
+
+
 def typed(cells: Sequence[str]) -> Array:
     """Cells of text as whole numbers, else as numbers, else as text."""
     text = np.array(cells)
     missing = np.isin(np.char.lower(text), MISSING)
-    for kind in (np.int64, np.float64):
+    for kind in (np.int64, np.float64) if is_plain("".join(cells)) else ():
         try:
             return (text if kind is np.int64 else np.where(missing, "nan", text)).astype(kind)
         except ValueError:

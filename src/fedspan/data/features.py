@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedspan.core.errors import DataError, SpecError, did_you_mean
-from fedspan.data.columns import Array, Columns
+from fedspan.data.columns import Array, Columns, is_plain
 
 
 def check(given: tuple[str, ...], target: str | None) -> None:
@@ -62,6 +62,12 @@ def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
     for name, column in found.items():
         if name not in others and column.dtype.kind in "US" and column.ndim == 1:
             numbers = np.array([_is_number(cell) for cell in column], dtype=bool)
+            odd = numbers & ~np.array([is_plain(str(cell)) for cell in column], dtype=bool)
+            if odd.any() and 2 * numbers.sum() > len(numbers):
+                raise DataError(
+                    f"`task.data`: {name!r} of {str(path)!r} has {str(column[odd][0])!r} in row {first_row(odd)}, "
+                    "which is no plain number; write it with the digits 0 to 9 alone, as in 1000"
+                )
             if len(numbers) and numbers.all():
                 raise DataError(
                     f"`task.data`: {name!r} of {str(path)!r} has numbers written as text ({str(column[0])!r} in row "

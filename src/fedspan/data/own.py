@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, SpecError, at_least
+from fedspan.core.errors import DataError, SpecError, at_least, below_one, items, path_of
 from fedspan.core.partition import Indices, Partition
 from fedspan.core.task import Holdings
 from fedspan.data import columns, features, images
@@ -45,16 +45,20 @@ class OwnData:
     test_share: float | None = None  # of each client's rows, drawn by the seed; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
+        for name in ("path", "test_path"):
+            if getattr(self, name) is not None or name == "path":
+                path_of(name, getattr(self, name))
         given = [name for name in ("test_path", "test_column", "test_share") if getattr(self, name) is not None]
         if len(given) > 1:
             raise SpecError(f"`{given[0]}` and `{given[1]}` both say what the test set is; give one of them")
-        if self.test_share is not None and not 0 <= self.test_share < 1:
-            raise SpecError(f"`test_share` must be at least 0 and below 1, got {self.test_share!r}")
+        if self.test_share is not None:
+            below_one("test_share", self.test_share)
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
             if self.image_size > MOST_PIXELS:
                 raise SpecError(f"`image_size` must be at most {MOST_PIXELS} pixels, got {self.image_size}")
         if self.features is not None:
+            object.__setattr__(self, "features", items("features", self.features))
             features.check(self.features, self.target)
 
     def decisions(self) -> dict[str, Any]:

@@ -8,13 +8,14 @@ population where most clients take part a few times, no full-size state exists a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import safetensors.torch
 import torch
 
 from fedspan.core.layout import Vector
+from fedspan.core.wire import Arrays
 from fedspan.engine.states import Rows
 
 Replay = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
@@ -68,26 +69,31 @@ class CompactStates:
             state = self.replay(state, entry, t, row)
         return state
 
-    def save(self) -> torch.Tensor:
-        """All entries as one array of bytes."""
-        arrays: dict[str, torch.Tensor] = {}
-        for row, state in self.states.items():
-            if state.start is not None:
-                arrays[f"{row}.start"] = state.start.contiguous()
-            else:
-                arrays[f"{row}.rounds"] = torch.tensor(state.rounds)
-                arrays[f"{row}.entries"] = torch.cat(state.entries, 1).contiguous()
-        return torch.frombuffer(bytearray(safetensors.torch.save(arrays)), dtype=torch.uint8)
+    def save(self) -> Arrays:
+        """All entries one after the other, with the row and the number of entries of each client."""
+        some = {row: state for row, state in self.states.items() if state.start is None}
+        full = {row: state.start for row, state in self.states.items() if state.start is not None}
+        entries = [entry for state in some.values() for entry in state.entries]
+        return {
+            "rows": torch.tensor(list(some), dtype=torch.int64),
+            "counts": torch.tensor([len(state.rounds) for state in some.values()], dtype=torch.int64),
+            "rounds": torch.tensor([t for state in some.values() for t in state.rounds], dtype=torch.int64),
+            "entries": torch.cat(entries) if entries else self.first[:0],
+            "full_rows": torch.tensor(list(full), dtype=torch.int64),
+            "full": torch.cat(list(full.values())) if full else self.first[:0],
+        }
 
-    def load(self, saved: torch.Tensor) -> None:
+    def load(self, saved: Arrays) -> None:
         """Return to the moment of a `save`."""
-        self.states = {}
-        for name, array in safetensors.torch.load(saved.numpy().tobytes()).items():
-            row, _, part = name.partition(".")
-            state = self.states.setdefault(int(row), CompactState())
-            if part == "start":
-                state.start = array
-            elif part == "rounds":
-                state.rounds = array.tolist()
-            else:
-                state.entries = list(array.split(1, 1))
+        counts, rounds, entries = saved["counts"].tolist(), saved["rounds"].tolist(), _each(saved["entries"])
+        ends = itertools.accumulate(counts)
+        self.states = {
+            row: CompactState(None, rounds[end - count : end], entries[end - count : end])
+            for row, count, end in zip(saved["rows"].tolist(), counts, ends, strict=True)
+        }
+        full = zip(saved["full_rows"].tolist(), _each(saved["full"]), strict=True)
+        self.states |= {row: CompactState(start) for row, start in full}
+
+
+def _each(vectors: Vector) -> list[Vector]:
+    return list(vectors.unsqueeze(1).unbind())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedspan.core.errors import DiskError
+from fedspan.core.errors import ResumableError
 from fedspan.core.files import remove
 from fedspan.core.spec import Spec
 from fedspan.engine import history
@@ -22,12 +22,12 @@ def removed_on_failure(loop: Loop, spec: Spec) -> Iterator[None]:
     before = _written(loop, spec)
     try:
         yield
-    except DiskError:  # what was saved can be resumed
+    except ResumableError:
         raise
     except Exception:
         if loop.t == 0:
             for path in sorted(_written(loop, spec) - before, reverse=True):  # a folder after what is in it
-                with suppress(OSError, DiskError):
+                with suppress(OSError, ResumableError):
                     path.rmdir() if path.is_dir() else remove(path)
         raise
 

@@ -6,12 +6,15 @@ reading. A line that was changed is refused.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from fedspan.core.errors import CheckpointError
-from fedspan.core.files import append, make_dir, write_atomic
+from fedspan.core.files import append, make_dir, sync, write_atomic
 from fedspan.core.sealed import lines_text, read_lines, undamaged
 from fedspan.engine.loop import Line, Row
 
@@ -32,6 +35,13 @@ def line_of(row: Row, run: int) -> Line:
     if row.events:
         line["events"] = list(row.events)
     return line | {"diverged": True} if row.diverged[run] else line
+
+
+class Mark(NamedTuple):
+    """A history at the time of a checkpoint."""
+
+    rows: int
+    checksum: str  # of these rows, whatever line one is
 
 
 class Lines:
@@ -61,17 +71,32 @@ def read_until(path: Path, check: str) -> list[Line]:
 
 
 class History:
-    """A history file that is being written; it begins with the rows so far, which the checkpoint keeps as well."""
+    """A history file that is being written. A checkpoint holds its mark and not the rows, however many there are."""
 
     def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
-        self.lines = Lines(path, [header, *rows])
+        self.lines, self.rows, self.digest = Lines(path, [header, *rows]), len(rows), _digest(rows)
         self.ended = any(row.get("diverged") for row in rows)
 
     def append(self, line: Line) -> None:
         """Add a row; a run that has diverged gets no more."""
         if not self.ended:
             self.lines.append(line)
+            self.digest.update(_text(line))
+            self.rows += 1
         self.ended = self.ended or bool(line.get("diverged"))
+
+    def mark(self) -> Mark:
+        """The rows so far, which are on disk."""
+        sync(self.lines.path)
+        return Mark(self.rows, self.digest.hexdigest())
+
+
+def read_marked(path: Path, mark: Mark) -> list[Line]:
+    """The rows of a history up to a mark; what a crash has left after them does not matter."""
+    rows = undamaged(path)[1 : mark.rows + 1]
+    if len(rows) < mark.rows or _digest(rows).hexdigest() != mark.checksum:
+        raise CheckpointError(f"{str(path)!r} is missing or damaged; put it back, or start the run again")
+    return rows
 
 
 def read(path: Path) -> tuple[Line, list[Line]]:
@@ -115,3 +140,11 @@ class Rounds:
 def write(path: Path, lines: list[Line]) -> None:
     """A whole history at once."""
     Lines(path, lines)
+
+
+def _digest(rows: Iterable[Line]) -> hashlib.blake2b:
+    return hashlib.blake2b(b"".join(map(_text, rows)), digest_size=16)
+
+
+def _text(row: Line) -> bytes:
+    return json.dumps(row).encode()

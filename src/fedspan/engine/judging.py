@@ -35,5 +35,11 @@ def judged_by(lines: Sequence[Line], metric: str | None) -> str:
     if not names:
         raise SpecError("nothing is evaluated: give `test` or `validation`, or leave such callbacks out")
     if metric is not None:
+        held_out = "validation_"
+        if metric.startswith(held_out) and not any(name.startswith(held_out) for name in names):
+            raise SpecError(
+                f"`metric` is {metric!r}, but there is no validation data; give `validation`, or use one of "
+                f"{', '.join(names)}"
+            )
         one_of("metric", metric, names)
     return metric or main_metric(names)

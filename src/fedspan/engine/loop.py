@@ -98,6 +98,7 @@ def local_work(
     return state, up, f.buffers()
 
 
+EVENTS_KEPT = 200  # between two rows; of the others only the number
 DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 SAMPLED = 64  # initial weights that are looked at
@@ -135,7 +136,8 @@ class Loop:
     rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
     t: int = 0
     seconds: float = 0.0
-    events: tuple[str, ...] = ()  # since the last row
+    events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
+    more_events: int = 0  # that were not kept
     stop: bool = False  # leave after the current round
     reason: str = ""  # why the run was ended
     server: Any = field(init=False)
@@ -204,8 +206,9 @@ class Loop:
         rnd = self._round()
         down = self.method.broadcast(self.server, rnd)
         found = self.transport.exchange(rnd, down, self.buffers)
-        self.ledger.sent(rnd, _sizes(down, self.buffers, rnd) if found.sent is None else found.sent)
-        self.events += found.events
+        self.ledger.sent(rnd, _sizes(down, self.buffers) if found.sent is None else found.sent)
+        if found.events:
+            self._note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
             rnd = rnd.subset(found.places)
         if not len(found.places):
@@ -213,11 +216,16 @@ class Loop:
                 self.server = self.method.empty_round(self.server, rnd)
         else:
             self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
-            received = _sizes(found.up, found.buffers, rnd) if found.received is None else found.received
+            received = _sizes(found.up, found.buffers) if found.received is None else found.received
             self.ledger.received(rnd, received)
             self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
         self.t += 1
+
+    def _note(self, events: Sequence[str]) -> None:
+        kept = events[: EVENTS_KEPT - len(self.events)]
+        self.events += kept
+        self.more_events += len(events) - len(kept)
 
     def _checked(self, server: Any) -> Any:
         """The server's state, if its model still has the shape of x0."""
@@ -258,18 +266,21 @@ class Loop:
         for callback in self.callbacks:
             metrics |= callback.measure(self)
         up, down = self.ledger.totals()
-        events, self.events = self.events, ()
+        more = [f"{self.more_events:,} more events"] if self.more_events else []
+        events, self.events, self.more_events = (*self.events, *more), [], 0
         return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics), events)
 
     def save(self) -> wire.Arrays:
-        """Everything a later `load` needs to continue to the same bits."""
+        """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
         arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
         arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
-        counts = {"last_round": self.last_round, "up": self.ledger.up, "down": self.ledger.down}
-        arrays |= {f"loop.{name}": torch.from_numpy(array) for name, array in counts.items()}
+        counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
+        rows = np.flatnonzero((counts != [[-1], [0], [0]]).any(0))  # a client that never took part takes no space
+        arrays |= {"loop.rows": torch.from_numpy(rows), "loop.counts": torch.from_numpy(counts[:, rows])}
         buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        record = json.dumps({"id": self.id, "lines": self.lines, "events": self.events, "checks": self.checks}).encode()
+        told = {"events": self.events, "more": self.more_events, "checks": self.checks}
+        record = json.dumps({"id": self.id, "shape": self.last_round.shape} | told).encode()
         text = torch.frombuffer(bytearray(record), dtype=torch.uint8)
         return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
@@ -279,19 +290,20 @@ class Loop:
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
-        if parts["loop"]["last_round"].shape != self.last_round.shape:
-            there = tuple(parts["loop"]["last_round"].shape)
-            raise CheckpointError(f"the checkpoint is of {there} (runs, clients), this run of {self.last_round.shape}")
+        record = json.loads(parts["loop"]["record"].numpy().tobytes())
+        shape = tuple(record["shape"])
+        if shape != self.last_round.shape:
+            raise CheckpointError(f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}")
         self.server = wire.unpack(type(self.server), parts["server"])
         self.transport.load(parts["clients"])
-        self.last_round = parts["loop"]["last_round"].numpy()
-        self.ledger = wire.Ledger(*(parts["loop"][name].numpy() for name in ("up", "down")))
+        self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
+        rows, counts = parts["loop"]["rows"].numpy(), parts["loop"]["counts"].numpy()
+        for table, values in zip((self.last_round, self.ledger.up, self.ledger.down), counts, strict=True):
+            table.reshape(-1)[rows] = values
         self.buffers = parts["loop"].get("buffers")
         clock = parts["loop"]["clock"].tolist()
         self.t, self.seconds = int(clock[0]), clock[1]
-        record = json.loads(parts["loop"]["record"].numpy().tobytes())
-        self.id, self.events = record["id"], tuple(record["events"])
-        self.lines = record["lines"] if self.t else [[] for _ in self.seeds]
+        self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
         self.checks = record["checks"] if self.t else {}
 
 
@@ -303,7 +315,7 @@ def _sampled(x0: Vector) -> str:
     return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
-def _sizes(message: Any, buffers: Vector | None, rnd: Round) -> wire.Counts:
+def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:
     """Bytes of a message and of the buffers with it, for each client."""
-    found = wire.sizes(message, rnd.ids.shape)
+    found = wire.sizes(message)
     return found if buffers is None else found + buffers.shape[-1] * buffers.itemsize

@@ -16,7 +16,7 @@ from fedspan.engine.axes import axis_or_new
 from fedspan.engine.history import Lines, read_until
 from fedspan.engine.judging import higher_is_better, main_metric
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import CLIENTS as NAME
+from fedspan.engine.outcome import CLIENTS
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -136,8 +136,8 @@ class Recorder(Callback):
         if run.run_dir is None:
             self.rows, self.file = [], None
         else:
-            self.rows = read_until(run.run_dir / NAME, run.checks.get(NAME, ""))
-            self.file = Lines(run.run_dir / NAME, self.rows)
+            self.rows = read_until(run.run_dir / CLIENTS, run.checks.get(CLIENTS, ""))
+            self.file = Lines(run.run_dir / CLIENTS, self.rows)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """The model of the server on each client's data."""
@@ -156,7 +156,7 @@ class Recorder(Callback):
         self.rows += new
         if self.file is not None:
             self.file.append(*new)
-            run.checks[NAME] = self.file.check
+            run.checks[CLIENTS] = self.file.check
 
 
 def read(path: Path) -> list[Line]:

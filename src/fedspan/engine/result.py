@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from fedspan.core import checkpoint
-from fedspan.core.errors import FedspanError, SpecError, one_of
+from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.sealed import read_table, write_table
@@ -21,7 +21,7 @@ from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
+from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
@@ -41,6 +41,7 @@ class Result:
         weights: The trained tensors of each seed by name, as in `model.state_dict()`.
         lr_search: How `lr = "search"` or "auto" found the step size, or None.
         per_client: The metrics of each client, where `eval_clients_every` is set.
+        model_rounds: Seed → the round whose model the result holds, where `KeepBest` chose it.
     """
 
     seeds: tuple[int, ...]
@@ -52,6 +53,7 @@ class Result:
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
     lr_search: dict[str, Any] | None = None
     per_client: PerClient = field(default_factory=lambda: PerClient(()))
+    model_rounds: dict[int, int] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
@@ -107,6 +109,19 @@ class Result:
         """Bytes that all clients have received, in all seeds."""
         return sum(lines[-1]["down_bytes"] for lines in self.runs if lines)
 
+    def kept(self) -> list[str]:
+        """The evaluations of the models that were kept instead of the last ones, in words."""
+        said = []
+        for seed, t in self.model_rounds.items():
+            lines = self.runs[self.seeds.index(seed)]
+            if lines[-1]["round"] == t:
+                continue
+            line = next((one for one in lines if one["round"] == t), {})
+            values = [f"{name}={line[name]:.4g}" for name in self.metrics if line.get(name) is not None]
+            whose = f" of seed {seed}" if len(self.seeds) > 1 else ""
+            said.append(f"the model{whose} is that of round {t}: {', '.join(values)}")
+        return said
+
     def to_pandas(self) -> Any:
         """`history` as a pandas DataFrame."""
         needs("pandas", "pandas")
@@ -151,7 +166,7 @@ class Result:
         Returns:
             The path.
         """
-        path = Path(path)
+        path = path_of("path", path)
         if path.suffix == ".safetensors":
             if len(self.weights) != 1:
                 raise SpecError(f"the result has weights of {len(self.weights)} seeds; save it to a directory")
@@ -167,7 +182,7 @@ class Result:
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         if self.per_client:
-            history.write(path / per_client.NAME, self.per_client.rows)
+            history.write(path / CLIENTS, self.per_client.rows)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
         write_outcome(path, self.seeds, self.statuses)
@@ -184,6 +199,7 @@ class Result:
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
         found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
         weights = [f"weights={self.spec['participation']['weights']}"] if "participation" in self.spec else []
+        values += [f"({one})" for one in self.kept()[:1]]
         return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found, *weights])})"
 
     def _repr_html_(self) -> str:
@@ -218,7 +234,9 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     Raises:
         FedspanError: The directory holds no run, or `model` does not fit its weights.
     """
-    run_dir = Path(run_dir)
+    run_dir = path_of("run_dir", run_dir)
+    if model is not None and not isinstance(model, nn.Module):
+        raise SpecError(f"`model` must be a torch.nn.Module, got {shown(model)}")
     places = [run_dir] if (run_dir / history.NAME).exists() else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
     dirs = [place if place.is_dir() else place.parent for place in places]
     if not dirs:
@@ -228,17 +246,18 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     order = sorted(range(len(read)), key=seeds.__getitem__)
     found = run_dir / LR
     how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(read_outcome(place)).items()}
+    kept = {int(key): t for place in (*dirs, run_dir) for key, t in read_outcome(place).get("model_rounds", {}).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         _fill(model, weights, run_dir)
     clients = [(dirs[i], {} if len(read) == 1 else {"seed": seeds[i]}) for i in order]
-    rows = per_client.read(run_dir / per_client.NAME) or [
-        seed | row for place, seed in clients for row in per_client.read(place / per_client.NAME)
+    rows = per_client.read(run_dir / CLIENTS) or [
+        seed | row for place, seed in clients for row in per_client.read(place / CLIENTS)
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, read_table(found) if found.exists() else None,
-        PerClient(rows),
+        PerClient(rows), kept,
     )  # fmt: skip
 
 

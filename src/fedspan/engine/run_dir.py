@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import platform
 import signal
 import time
 import warnings
@@ -21,16 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import fedspan
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import remove, write_atomic
 from fedspan.core.layout import all_finite
 from fedspan.core.spec import Spec, Table, flat
+from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
@@ -148,7 +144,7 @@ class _Files:
         if not any(all_finite(x) for x in self.loop.model()):
             return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
-        meta |= {"start": self.start}
+        meta |= {"start": self.start, "history": [one.mark() for one in self.histories]}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
@@ -164,7 +160,9 @@ class _Files:
         for number, folder in enumerate(seed_dirs(run_dir, self.loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder)
-        write_outcome(run_dir, result.seeds, result.statuses, _decisions(self.spec))
+        kept = {"model_rounds": {str(seed): t for seed, t in result.model_rounds.items()}}
+        about = _decisions(self.spec) | (kept if result.model_rounds else {})
+        write_outcome(run_dir, result.seeds, result.statuses, about)
         if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
                 remove(run_dir / name)
@@ -187,16 +185,6 @@ def check_vacant(run_dir: Path) -> None:
         raise SpecError(
             f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`"
         )
-
-
-def versions() -> dict[str, str]:
-    """What the numbers of a run depend on besides its spec."""
-    return {
-        "fedspan": fedspan.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
 
 
 def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
@@ -225,6 +213,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
+        if loop.t:
+            marks = [history.Mark(*mark) for mark in meta["history"]]
+            loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
     else:
         check_vacant(out)
         if any(path.exists() for path, _ in places):
@@ -266,6 +257,8 @@ def _decisions(spec: Spec) -> Table:
 
 def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
     """A checkpoint is continued only with the settings it was made with; `rounds` may change without a schedule."""
+    if not isinstance(meta.get("decisions"), dict):
+        raise CheckpointError("the run directory does not say with which settings its run was made; begin another run")
     before, now = flat(meta["decisions"]), flat(spec.decisions())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):

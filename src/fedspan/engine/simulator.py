@@ -1,7 +1,8 @@
 """All clients on one machine: the clients of a round one after the other, as one batched computation, or on processes.
 
 Which is fastest depends on the network and the machine. Where a run is long enough, `auto` times the first round in
-every way. The loop and the processes do the same arithmetic; batched products may differ in the last digits.
+every way (`engine.ways`). The loop and the processes do the same arithmetic; batched products may differ in the last
+digits.
 
 Client states are rows, one table per field (`engine.states`). A round reads and writes the rows of its clients only, so
 its cost grows with S and not with N. No client's copy of x is stored: it equals the server's x of an earlier round.
@@ -9,12 +10,12 @@ its cost grows with S and not with N. No client's copy of x is stored: it equals
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,8 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.config import Engine, Simulate
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.config import Engine
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Replayable, Round
 from fedspan.core.objective import Problem
@@ -31,12 +32,11 @@ from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
 from fedspan.engine.running_mean import RunningMean, averages
-from fedspan.engine.states import STORED, InMemory, OnDisk, States
+from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
+from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
+from fedspan.engine.worker import without_zeros
 
-WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
-LONG_RUN = 10.0  # seconds of a run in a loop from which other ways are tried
 LARGE = 1 << 25  # numbers of the models of all clients of a round above which only one of them is in memory
-FASTER = 0.87  # another way must take less than this share of the loop's time
 
 
 class Simulator:
@@ -60,10 +60,10 @@ class Simulator:
                 "statistics; use 'auto', 'loop' or 'pool'"
             )
         self.method, self.problem, self.rounds, self.workers = method, problem, rounds, engine.workers
-        self.way: Simulate = "batched" if problem.cohort_mode == "batched" else simulate
-        self.times: dict[str, float] = {}  # seconds of a round, for each way that was tried
+        self.way = Way("batched" if problem.cohort_mode == "batched" else simulate)
+        self.times: dict[Way, float] = {}  # seconds of a round, for each way that was tried
         self._pool: Pool | None = None
-        one = method.init_client(problem.x0[:1], problem.layout)
+        one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | CompactStates] = {}
@@ -82,24 +82,28 @@ class Simulator:
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Hands the download to the clients of a round, all of which reply."""
-        cohort = rnd.ids.shape[1]
-        if self.way == "batched" or cohort == 1:
+        with threads(self.way.threads) if self.way.threads else contextlib.nullcontext():
+            return self._exchange(rnd, down, buffers)
+
+    def _exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+        cohort, how = rnd.ids.shape[1], self.way.how
+        if how == "batched" or cohort == 1:
             try:
                 new, up, beside = local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
             except RuntimeError as error:
                 if cohort == 1 or "vmap: called random operation" not in str(error):
                     raise
-                warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=2)
-                self.way = "loop"
-                return self.exchange(rnd, down, buffers)
+                warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=3)
+                self.way = Way("loop")
+                return self._exchange(rnd, down, buffers)
             self._put(rnd, new, up)
-        elif self.way == "pool":
-            new, up, beside = self._by("pool", rnd, down, buffers)
+        elif how == "pool":
+            new, up, beside = self._by(self.way, rnd, down, buffers)
             self._put(rnd, new, up)
         else:
             began = time.perf_counter()
             up, beside = self._in_turn(rnd, down, buffers)
-            if self.way == "auto":
+            if how == "auto":
                 self._choose(rnd, down, buffers, time.perf_counter() - began)
         return Replies(np.arange(cohort), up, beside)
 
@@ -120,14 +124,15 @@ class Simulator:
             del up  # not to be held during the work of the next client
         return wire.gather(ups) if mean is None else mean.reply(), _beside(beside)
 
-    def _by(self, way: str, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
+    def _by(self, way: Way, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
         """The work of a round without storing it: (new states, replies, buffers)."""
         rnd = dataclasses.replace(rnd, overwrite=False)
-        if way == "batched":
-            return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
-        one_by_one = functools.partial(_one_by_one, self.method, self.problem)
-        if way == "loop":
-            return one_by_one(self._take(rnd), down, buffers, rnd)
+        with threads(way.threads):
+            if way.how == "batched":
+                return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
+            one_by_one = functools.partial(_one_by_one, self.method, self.problem)
+            if way.how == "loop":
+                return one_by_one(self._take(rnd), down, buffers, rnd)
         if self._pool is None:
             self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
         shares = [
@@ -137,24 +142,28 @@ class Simulator:
 
     def _choose(self, rnd: Round, down: Any, buffers: Vector | None, took: float) -> None:
         """Chooses the fastest way by timing a round that is already done."""
-        self.way = "loop"
-        if self.rounds is None or took * self.rounds < LONG_RUN or rnd.ids.size * rnd.layout.size > LARGE:
+        self.way, tried = Way("loop"), self._ways(rnd)
+        long = self.rounds is not None and self.rounds >= ROUNDS_PER_WAY * len(tried)
+        if (
+            rnd.ids.size * rnd.layout.size > LARGE
+            or not long
+            or len(tried) == 1
+            or self.rounds is None
+            or took * self.rounds < LONG_RUN
+        ):
             return
-        ways = ["loop"]
-        if self.problem.can_batch():
-            ways.append("batched")
-        if self._processes(rnd) > 1:
-            ways.append("pool")
-        for way in ways if len(ways) > 1 else ():
-            run = functools.partial(self._by, way, rnd, down, buffers)
-            seconds = _timed(run)
-            if seconds is not None:
-                self.times[way] = seconds
-        best = min(self.times, key=lambda way: self.times[way], default="loop")
-        if best != "loop" and self.times[best] < FASTER * self.times.get("loop", took):
-            self.way = "batched" if best == "batched" else "pool"
-        if self.way != "pool":
+        runs = {way: functools.partial(self._by, way, rnd, down, buffers) for way in tried}
+        self.times = timed(runs, SHARE * took * self.rounds)
+        self.way = fastest(self.times)
+        if self.way.how != "pool":
             self.close()
+
+    def _ways(self, rnd: Round) -> list[Way]:
+        """All ways of this problem on this machine. Small networks are slower on several threads than on one."""
+        found = [Way("loop"), *([Way("batched")] if self.problem.can_batch() else [])]
+        if torch.get_num_threads() > 1:
+            found += [Way(way.how, 1) for way in found]
+        return found + ([Way("pool")] if self._processes(rnd) > 1 else [])
 
     def _processes(self, rnd: Round) -> int:
         """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
@@ -214,8 +223,8 @@ class Simulator:
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        way = {"simulate": torch.tensor([WAYS.index(self.way)])}
-        return way | {name: states.save() for name, states in self._population.items()}
+        way = {"simulate": torch.tensor([WAYS.index(self.way.how), self.way.threads])}
+        return way | save_states(self._population)
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -225,9 +234,9 @@ class Simulator:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
-        self.way = WAYS[int(arrays["simulate"])]
-        for name, states in self._population.items():
-            states.load(arrays[name])
+        how, number = arrays["simulate"].tolist()
+        self.way = Way(WAYS[how], number)
+        load_states(self._population, arrays)
 
 
 Answer = tuple[Any, Any, Vector | None]
@@ -254,16 +263,3 @@ def _beside(buffers: list[Vector | None]) -> Vector | None:
     """The clients' buffers as one vector."""
     known = [one for one in buffers if one is not None]
     return torch.cat(known, 1) if known else None
-
-
-def _timed(run: Callable[[], Any]) -> float | None:
-    """Seconds of a second call; None where it cannot be done."""
-    try:
-        run()
-        began = time.perf_counter()
-        run()
-    except FedspanError:
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError):  # what vmap raises for networks it cannot batch
-        return None
-    return time.perf_counter() - began

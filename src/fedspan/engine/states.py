@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ import torch
 
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
+from fedspan.core.wire import Arrays
 
 Rows = npt.NDArray[np.int64]
 LARGE = 1 << 22  # numbers of a state that is not copied to be read
@@ -30,7 +31,17 @@ COPIED = 1 << 24  # bytes of a row that are copied to the journal at once
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class States(Protocol):
+class Saved(Protocol):
+    """What a checkpoint leads back to."""
+
+    def save(self) -> Arrays:
+        """What a checkpoint must hold to return to this moment: a few arrays, however many clients there are."""
+
+    def load(self, saved: Arrays) -> None:
+        """Return to the moment of a `save`."""
+
+
+class States(Saved, Protocol):
     """One field of all clients' states."""
 
     def take(self, rows: Rows) -> torch.Tensor:
@@ -42,36 +53,81 @@ class States(Protocol):
     def take_all(self) -> torch.Tensor:
         """All rows, in memory; for small populations."""
 
-    def save(self) -> torch.Tensor:
-        """What a checkpoint must hold to return to this moment."""
 
-    def load(self, saved: torch.Tensor) -> None:
-        """Return to the moment of a `save`."""
+def save_states(fields: Mapping[str, Saved]) -> Arrays:
+    """What a checkpoint must hold of all fields."""
+    return {f"{name}.{part}": array for name, states in fields.items() for part, array in states.save().items()}
+
+
+def load_states(fields: Mapping[str, Saved], saved: Arrays) -> None:
+    """Return to the moment of `save_states`."""
+    for name, states in fields.items():
+        prefix = f"{name}."
+        states.load({part.removeprefix(prefix): array for part, array in saved.items() if part.startswith(prefix)})
 
 
 class InMemory:
-    """All rows in one tensor."""
+    """The rows of the clients that took part, one after the other in the order in which they first did.
+
+    Memory is reserved for all rows, but the system provides it only for those that are written.
+    """
 
     def __init__(self, first: torch.Tensor, count: int) -> None:
-        self.values = first.expand(count, -1).clone()
-        self.table = self.values.numpy()  # the same memory; NumPy moves rows in half the time
+        self.first, self.count, self.used = first.reshape(1, -1), count, 0
+        self.places = np.full(count, -1, np.int64)  # of each row in `values`; -1: it is still the first state
+        self.rows = np.empty(count, np.int64)  # the inverse
+        try:
+            self.values = first.new_empty(count, first.shape[-1])
+        except RuntimeError:
+            size = count * first.shape[-1] * first.itemsize / 1e9
+            raise SpecError(
+                f"the states of {count:,} clients take {size:,.0f} GB, more than there is memory for; set `states_dir` "
+                "to keep them on disk, or `compact_states` if the method allows it"
+            ) from None
+        self._latest: tuple[Rows | None, torch.Tensor] = (None, torch.empty(0))
 
     def take(self, rows: Rows) -> torch.Tensor:
+        places = self._places(rows)
         if len(rows) == 1 and self.values.shape[1] >= LARGE:  # the state of a large model is not copied
-            return self.values[rows[0] : rows[0] + 1]
-        return torch.from_numpy(self.table.take(rows, 0))
+            return self.values[int(places) : int(places) + 1]
+        return self.values.index_select(0, places)
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
-        self.table[rows] = values.numpy()
+        places = self._places(rows)
+        if len(rows) == 1 and self.values.shape[1] >= LARGE:
+            self.values[int(places)].copy_(values[0])  # nothing where it was changed in place
+        else:
+            self.values.index_copy_(0, places, values)
+
+    def _places(self, rows: Rows) -> torch.Tensor:
+        """Where rows are; those that have no place yet get one, with the first state in it."""
+        if rows is self._latest[0]:  # a cohort is put back where it was taken
+            return self._latest[1]
+        places = self.places[rows]
+        if self.used < self.count and places.min() < 0:
+            new = rows[places < 0]
+            start, self.used = self.used, self.used + len(new)
+            self.rows[start : self.used] = new
+            self.places[new] = np.arange(start, self.used)
+            self.values[start : self.used] = self.first
+            places = self.places[rows]
+        self._latest = (rows, torch.from_numpy(places))
+        return self._latest[1]
 
     def take_all(self) -> torch.Tensor:
-        return self.values
+        every = self.first.expand(self.count, -1).clone()
+        return every.index_copy_(0, torch.from_numpy(self.rows[: self.used]), self.values[: self.used])
 
-    def save(self) -> torch.Tensor:
-        return self.values
+    def save(self) -> Arrays:
+        return {"rows": torch.from_numpy(self.rows[: self.used]), "values": self.values[: self.used]}
 
-    def load(self, saved: torch.Tensor) -> None:
-        self.values.copy_(saved)
+    def load(self, saved: Arrays) -> None:
+        self.used = len(saved["rows"])
+        self.rows[: self.used] = saved["rows"].numpy()
+        self.places.fill(-1)
+        self._latest = (None, torch.empty(0))
+        self.places[self.rows[: self.used]] = np.arange(self.used)
+        self.values[: self.used] = saved["values"]
 
 
 class OnDisk:
@@ -126,7 +182,7 @@ class OnDisk:
     def take_all(self) -> torch.Tensor:
         return self.take(np.arange(self.count))
 
-    def save(self) -> torch.Tensor:
+    def save(self) -> Arrays:
         """Starts a new journal; those before it stay until `saved`."""
         with disk_errors(self.path):
             if self.file < 0:
@@ -134,7 +190,12 @@ class OnDisk:
             os.fsync(self.journal)
             os.fsync(self.file)
             self._open_journal(self.number + 1)
-        return torch.cat([torch.tensor([self.id, self.number]), torch.from_numpy(self.checksums)])
+        rows = np.flatnonzero(self.checksums)
+        return {
+            "journal": torch.tensor([self.id, self.number]),
+            "rows": torch.from_numpy(rows),
+            "checksums": torch.from_numpy(self.checksums[rows]),
+        }
 
     def saved(self) -> None:
         """The checkpoint of the last `save` is on disk: the journals before it are not needed any more."""
@@ -142,10 +203,11 @@ class OnDisk:
             if number < self.number:
                 remove(self._journal_path(number))
 
-    def load(self, saved: torch.Tensor) -> None:
+    def load(self, saved: Arrays) -> None:
         """Undoes all journals since the save, the latest first."""
-        self.id, number = (int(value) for value in saved[:2])
-        self.checksums = saved[2:].numpy().copy()
+        self.id, number = saved["journal"].tolist()
+        self.checksums = np.zeros(self.count, np.int64)
+        self.checksums[saved["rows"].numpy()] = saved["checksums"].numpy()
         with disk_errors(self.path):
             self._open()
             for later in sorted((one for one in self._journals() if one >= number), reverse=True):

@@ -115,7 +115,7 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
         found = []
         for block, w, size, start in zip(rnd.layout.blocks, parts, sizes, self.start(rnd).factors, strict=True):
             if start is not None:
-                b = w.new_zeros(*w.shape[:-1], start.rank * (block.size // block.inputs))
+                b = w.new_zeros(*w.shape[:-1], start.rank * block.rest)
                 w = torch.cat([b, start.columns().mT.flatten(1).unsqueeze(1).expand(*w.shape[:-1], -1)], -1)
             found.append(w[..., :size])
         return torch.cat(found, -1)

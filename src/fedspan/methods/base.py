@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedspan import Compressor, Layout, LogsChanges, Method, Optimizer, Projector, Round, SpecError, Vector
-from fedspan.core.errors import at_least, below_one, one_of, positive
+from fedspan.core.errors import at_least, below_one, items, number, one_of, positive, shown
 from fedspan.core.footprint import Footprint
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
@@ -101,7 +101,7 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         accept_choices(self)
         if isinstance(self.lr, str):
             if self.lr not in ("search", "auto"):
-                raise SpecError(f"`lr` must be a positive number, 'search' or 'auto', got {self.lr!r}")
+                raise SpecError(f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}")
         else:
             positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
@@ -115,8 +115,8 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     def _check_schedule(self) -> None:
         one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
-        object.__setattr__(self, "milestones", tuple(self.milestones))
-        if not all(0 < share < 1 for share in self.milestones):
+        object.__setattr__(self, "milestones", items("milestones", self.milestones, "shares of the run"))
+        if not all(0 < number("milestones", share) < 1 for share in self.milestones):
             raise SpecError(f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}")
         positive("gamma", self.gamma)
 
@@ -207,7 +207,8 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
             object.__setattr__(self, "projector", replace(self.projector, rank=self.rank))
             object.__setattr__(self, "rank", None)
         at_least("refresh", self.refresh, 1)
-        if not self.rank_boost >= 1:
+        positive("rank_boost", self.rank_boost)
+        if self.rank_boost < 1:
             raise SpecError(f"`rank_boost` must be at least 1, got {self.rank_boost!r}")
         one_of("moments", self.moments, ("reset", "keep", "project"))
         if self.keeps_moments and self.solver.plain:

@@ -36,7 +36,7 @@ class FedIT(Adapted):
     """r (out + in) numbers per block and message."""
 
     def adapter(self, block: Block) -> int:
-        return self.rank_of(block) * (block.size // block.inputs + block.inputs)
+        return self.rank_of(block) * (block.rest + block.inputs)
 
     def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         base, u = down.sync.model, of_cohort(down.u, rnd)
@@ -79,7 +79,8 @@ class FedIT(Adapted):
 
 def matrices(block: Block, v: Vector) -> torch.Tensor:
     """A block's part of a vector as one matrix per client, (runs, clients, rest, in)."""
-    return block.rows(v).unflatten(1, (v.shape[1], -1))
+    matrix: torch.Tensor = block.rows(v).unflatten(1, (v.shape[1], -1))
+    return matrix
 
 
 def factors(block: Block, part: Vector, start: Factor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,7 +34,7 @@ class FFALoRA(Adapted):
     trains_a = False
 
     def adapter(self, block: Block) -> int:
-        return self.rank_of(block) * (block.size // block.inputs)
+        return self.rank_of(block) * block.rest
 
     def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         A, base, u = self.start(rnd), down.sync.model, of_cohort(down.u, rnd)  # 1

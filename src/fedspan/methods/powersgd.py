@@ -113,7 +113,7 @@ class Side:
     def turned(self, z: Vector) -> Vector:
         """P of the other side, flat: the columns of z in each block, orthonormalized."""
         blocks = zip(self.layout.blocks, self.ranks, strict=True)
-        parts = z.split([b.size if r is None else r * (b.size // b.inputs) for b, r in blocks], -1)
+        parts = z.split([b.size if r is None else r * b.rest for b, r in blocks], -1)
         found = [z[..., :0]]
         for number, _, r in self.matrices:
             q, _ = torch.linalg.qr(parts[number].unflatten(-1, (-1, r)))

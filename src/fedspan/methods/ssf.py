@@ -150,12 +150,11 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
-        down = Down(ModelSync(server.x, server.log, rnd.last_round), None, P.probe, self.switch(server.test))
-        if self.keep_control:
-            return replace(down, sync=replace(down.sync, x=_joined(server)))
-        if self.down_compressor is None:
-            return replace(down, Pc=P @ server.c)  # 2
-        return replace(down, qc=self.down_compressor.compress(P @ server.c, self._control_keys(rnd)))
+        sync = ModelSync(_joined(server) if self.keep_control else server.x, server.log, rnd.last_round)
+        switch, Pc = self.switch(server.test), None if self.keep_control else P @ server.c
+        if Pc is None or self.down_compressor is None:
+            return Down(sync, Pc, P.probe, switch)  # 2
+        return Down(sync, None, P.probe, switch, self.down_compressor.compress(Pc, self._control_keys(rnd)))
 
     def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector]:
         """x and P c as a client has them."""

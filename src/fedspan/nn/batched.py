@@ -23,7 +23,9 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, Objective, Plus, SteppingDirection, term
 from fedspan.core.projector import LinearMap
-from fedspan.nn.chain import Blocks, Chain, ChainRun
+from fedspan.nn.chain import Chain, ChainRun
+from fedspan.nn.chain_layers import Blocks
+from fedspan.nn.client_data import Tensors
 from fedspan.nn.loaders import shuffled_examples
 from fedspan.nn.loss_gradient import LossGradient, loss_gradient
 from fedspan.nn.objective import TorchObjective, finish_
@@ -31,13 +33,11 @@ from fedspan.nn.objective import TorchObjective, finish_
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
 
-Tensors = dict[str, torch.Tensor]
-
 
 class _At:
     """The module with other weights, to be called like it."""
 
-    def __init__(self, model: nn.Module, weights: Tensors) -> None:
+    def __init__(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
         self.model, self.weights = model, weights
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,10 +77,11 @@ class Cohort(Objective):
     @functools.cached_property
     def chain(self) -> tuple[Chain, LossGradient] | None:
         """The network and the gradient of its loss, where both are known."""
-        chain, loss = self.problem.chain, loss_gradient(self.problem.loss)
-        targets = self.problem.client_data[self.clients[0]].parts[1:]
-        known = chain and loss and len(targets) == 1 and loss.fits(targets[0].unsqueeze(0), chain.width)
-        return (chain, loss) if known else None
+        chain, data = self.problem.chain, self.problem.client_data[self.clients[0]]
+        loss = None if chain is None else loss_gradient(self.problem.loss)
+        if chain is None or loss is None or not isinstance(data, Tensors) or len(data.parts) != 2:
+            return None
+        return (chain, loss) if loss.fits(data.parts[1].unsqueeze(0), chain.width) else None
 
     def _draw(self) -> Iterator[Drawn]:
         """Mini-batches without end. Those of K steps are gathered at once."""
@@ -147,19 +148,19 @@ class CohortDirection(SteppingDirection):
     def takes_steps(self) -> bool:
         """Whether plain steps can be taken together with the gradients."""
         bare = self.cohort.training.clip is None and not self.cohort.training.weight_decay
-        return bare and self.cohort.chain is not None and not callable(self.plus)
+        return bare and self.cohort.chain is not None and (self.plus is None or isinstance(self.plus, torch.Tensor))
 
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
         """The end point of plain steps."""
         clients = len(self.cohort.clients)
         at = [part.expand(clients, *part.shape[1:]).clone() for part in self._blocks.split(start)]
         self._run.bind(at, None, lr)
-        plus = [] if self.plus is None else list(zip(at, self._blocks.split(self.plus), strict=True))
+        plus = list(zip(at, self._blocks.split(self.plus), strict=True)) if isinstance(self.plus, torch.Tensor) else []
         for _ in range(steps):
             drawn = next(self.cohort.batches)
             self._run(drawn.parts, drawn.place)
-            for block, term_ in plus:
-                block.sub_(term_, alpha=lr)
+            for block, more in plus:
+                block.sub_(more, alpha=lr)
         return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
 
     def __call__(self, y: Vector) -> Vector:
@@ -168,12 +169,12 @@ class CohortDirection(SteppingDirection):
             g = self._gradient(y, drawn.batch)
         else:
             g = y.new_empty(1, len(self.cohort.clients), y.shape[-1])
-            self._run.bind(*(self._blocks.split(v) for v in (y.expand_as(g), g)))
+            self._run.bind(self._blocks.split(y.expand_as(g)), self._blocks.split(g))
             self._run(drawn.parts, drawn.place)
         finish_(g, self.cohort.training, y, self.base)
         return g if self.plus is None else g.add_(term(self.plus, y))
 
-    def _loss(self, weights: Tensors, *batch: torch.Tensor) -> torch.Tensor:
+    def _loss(self, weights: dict[str, torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
         problem = self.cohort.problem
         return problem.loss(_At(problem.model, weights), batch)  # type: ignore[arg-type]
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedspan.core.errors import DataError
 
+KEPT = 256  # clients of a large population whose data stays in memory
 Batch = Any  # what a loss is given: usually (inputs, targets)
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
@@ -89,6 +92,28 @@ class LocalClients(Sequence[ClientData]):
     def here(self) -> list[ClientData]:
         """The data of those that are."""
         return list(self.held.values())
+
+
+class ReadLater(Sequence[ClientData]):
+    """The data of a large population: each client's is read when it takes part, and the latest are kept."""
+
+    def __init__(self, clients: int, read: Callable[[int], ClientData], sizes: Sequence[int] | None) -> None:
+        self.clients, self.sizes = clients, sizes  # numbers of examples, where they are known without reading
+        self._read = functools.lru_cache(maxsize=KEPT)(read)
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: Any) -> Any:
+        if not 0 <= client < self.clients:
+            raise IndexError(client)
+        return self._read(client)
+
+
+def sizes_of(clients: Sequence[ClientData]) -> npt.NDArray[np.float64]:
+    """The number of examples of each client."""
+    known = clients.sizes if isinstance(clients, ReadLater) else None
+    return np.array([len(data) for data in clients] if known is None else known, np.float64)
 
 
 def client_name(client: int, names: Sequence[str] | None) -> str:
@@ -195,16 +220,24 @@ def _dense(part: torch.Tensor, who: str) -> torch.Tensor:
 
 
 def _checked(data: Iterable[torch.Tensor], who: str) -> tuple[torch.Tensor, ...]:
-    """Tensors of equal length without a value that is not finite, or that a model in float32 would take for ∞."""
+    """Tensors of equal length without a value that is not finite."""
     parts = tuple(data)
     if len({part.shape[0] for part in parts}) > 1:
         raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
     for part in parts:
         if part.is_floating_point() and not torch.isfinite(part).all():
             raise DataError(f"{who} has values that are not finite; remove or fill them")
-        if part.dtype == torch.float64 and not torch.isfinite(part.float()).all():
-            raise DataError(f"{who} has the value {part.abs().max():.3g}, which float32 cannot hold; scale the column")
     return parts
+
+
+def narrowed(part: torch.Tensor, dtype: torch.dtype, who: str) -> torch.Tensor:
+    """The values in a model's type; refuses one that it would take for ∞."""
+    found = part.to(dtype)
+    narrows = part.dtype.is_floating_point and dtype.is_floating_point and dtype.itemsize < part.dtype.itemsize
+    if narrows and not torch.isfinite(found).all():
+        kind = str(dtype).removeprefix("torch.")
+        raise DataError(f"{who} has the value {part.abs().max():.3g}, which {kind} cannot hold; scale the column")
+    return found
 
 
 def placed(batch: Batch, device: torch.device) -> Batch:

@@ -22,7 +22,7 @@ from fedspan.core.projector import LinearMap, picked
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batched import Cohort
 from fedspan.nn.chain import Chain, chain_of
-from fedspan.nn.client_data import ClientData, LocalClients, Loss, Tensors, placed
+from fedspan.nn.client_data import ClientData, LocalClients, Loss, ReadLater, Tensors, placed, sizes_of
 from fedspan.nn.loaders import batch_size_of, steps_per_epoch
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.objective import TorchObjective
@@ -91,10 +91,8 @@ class TorchProblem(Problem):
             self.x0 = self.module.flat.view(1, 1, -1)
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
-        counts = np.array([len(data) for data in self.local_data], np.float64)
-        self.weights = settings.participation.shares(counts)
-        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
-        self.steps_per_epoch = max(1, round(float(np.mean(passes)))) if passes else 1
+        weighted = settings.participation.weights != "uniform"
+        self.weights = settings.participation.shares(sizes_of(self.local_data)) if weighted else None
         saved = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
         self.tracked = [
             buffer
@@ -108,6 +106,14 @@ class TorchProblem(Problem):
     def local_data(self) -> Sequence[ClientData]:
         """The examples of the clients that are on this machine."""
         return self.client_data.here if isinstance(self.client_data, LocalClients) else self.client_data
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        """Mini-batches in one pass over the mean client's examples."""
+        if isinstance(self.client_data, ReadLater) and self.client_data.sizes is not None:
+            return max(1, round(float(np.mean(self.client_data.sizes)) / self.batch_size))
+        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
+        return max(1, round(float(np.mean(passes)))) if passes else 1
 
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
@@ -124,9 +130,13 @@ class TorchProblem(Problem):
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
-        sizes = {min(self.batch_size, len(data)) for data in self.client_data}
-        tensors = all(isinstance(data, Tensors) for data in self.client_data)
-        return tensors and len(sizes) == 1 and not any(True for _ in self.model.buffers()) and self.device.type == "cpu"
+        if any(True for _ in self.model.buffers()) or self.device.type != "cpu":
+            return False
+        if isinstance(self.client_data, ReadLater):  # sizes are known of tensors alone
+            tensors = self.client_data.sizes is not None
+        else:
+            tensors = all(isinstance(data, Tensors) for data in self.client_data)
+        return tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model; the training loss where there is no data to evaluate on."""

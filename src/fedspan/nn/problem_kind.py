@@ -27,7 +27,7 @@ from torch import nn
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.client_data import Batch, ClientData, NamedTensors, Tensors
+from fedspan.nn.client_data import Batch, ClientData, NamedTensors, Tensors, narrowed
 from fedspan.nn.loaders import Loader, drawing
 
 Tensor = torch.Tensor
@@ -62,7 +62,7 @@ class ProblemKind:
         """(inputs, targets) as the model and the loss take them."""
         inputs, targets = as_pair(batch, who)
         if self.inputs is not None and isinstance(inputs, Tensor):
-            inputs = inputs.to(self.inputs)
+            inputs = narrowed(inputs, self.inputs, who)
         if not isinstance(targets, Tensor):
             return inputs, targets
         if self.kind == "other":
@@ -104,7 +104,7 @@ class ProblemKind:
                 f"{who} has the target {float(outside):g}, and `loss` {_name(self.loss)} needs 0 to 1; class numbers "
                 "need a model with one output per class"
             )
-        return targets.reshape(len(targets), *self.outputs).to(self.dtype)
+        return narrowed(targets.reshape(len(targets), *self.outputs), self.dtype, who)
 
     def for_metrics(self, targets: Any) -> Any:
         """Targets as metrics take them: class numbers also where the loss takes probabilities of classes."""

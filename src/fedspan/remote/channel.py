@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedspan.core.errors import FedspanError, one_line
+from fedspan.core.errors import ResumableError, one_line
 from fedspan.remote.messages import RoundMessage
+
+NAMED = 5  # clients with the same event
 
 
 @dataclass(frozen=True)
@@ -36,5 +38,21 @@ class Event:
         return f"client {self.client}: {one_line(self.what)}"
 
 
-class StalledError(FedspanError):
+def in_words(t: int, events: Sequence[Event]) -> list[str]:
+    """The events of round t; where the same happens to many clients, it is one event with the first of them."""
+    clients: dict[str, list[int]] = {}
+    for event in events:
+        clients.setdefault(event.what, []).append(event.client)
+    told = []
+    for event in events:
+        same = clients[event.what]
+        if len(same) <= NAMED:
+            told.append(f"round {t}: {event}")
+        elif event.client == same[0]:
+            named = ", ".join(map(str, same[:NAMED]))
+            told.append(f"round {t}: clients {named} and {len(same) - NAMED} more: {one_line(event.what)}")
+    return told
+
+
+class StalledError(ResumableError):
     """No round can be done: the clients are away, or refuse."""

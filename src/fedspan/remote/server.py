@@ -28,9 +28,9 @@ from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
 from fedspan.engine.running_mean import RunningMean, averages
-from fedspan.engine.states import InMemory, OnDisk, States
+from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.worker import BUFFERS, without_zeros
-from fedspan.remote.channel import Channel, Event, Failure, StalledError
+from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
 
@@ -128,7 +128,7 @@ class RemoteTransport:
         for place, client in enumerate(rnd.ids[0].tolist()):
             if place not in found.replies and client not in named:
                 found.events.append(Event(client, "no reply in time"))
-        events = [f"round {rnd.t}: {event}" for event in found.events]
+        events = in_words(rnd.t, found.events)
         if (count := len(found.replies)) < self.min_replies:
             events.append(f"round {rnd.t}: {count} of {cohort} replies, fewer than {self.min_replies}; nothing counted")
             return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
@@ -288,9 +288,9 @@ class RemoteTransport:
 
     def save(self) -> wire.Arrays:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
-        copies = {f"copy.{name}": states.save() for name, states in (self._copies or {}).items()}
+        copies = save_states(self._copies or {})
         counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
-        return counts | copies
+        return counts | {f"copy.{name}": array for name, array in copies.items()}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -301,7 +301,7 @@ class RemoteTransport:
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
         self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
-        for name, states in (self._copies or {}).items():
-            if f"copy.{name}" not in arrays:
-                raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
-            states.load(arrays[f"copy.{name}"])
+        copies = {name.removeprefix("copy."): array for name, array in arrays.items() if name.startswith("copy.")}
+        if self._copies and not copies:
+            raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
+        load_states(self._copies or {}, copies)

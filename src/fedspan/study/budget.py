@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, one_of
+from fedspan.core.errors import SpecError, at_least, at_most, one_of, shown
 from fedspan.core.spec import Spec
 from fedspan.costs.outline import price
 from fedspan.costs.traffic import Course
@@ -24,6 +24,7 @@ from fedspan.study.curves import Axis, Curve
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}
+MOST_BYTES = 1e21
 FAR = 10**7  # more rounds than any run has
 
 
@@ -40,14 +41,19 @@ class Budget:
     limits: dict[Axis, float]
 
     @staticmethod
-    def parse(texts: Sequence[str]) -> Budget | None:
+    def parse(given: str | Sequence[str] | None) -> Budget | None:
         """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None if there are none."""
+        texts = [given] if isinstance(given, str) else () if given is None else given
         limits: dict[Axis, float] = {}
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise SpecError(f"`budget` must be a text such as 'up=10MB', or a list of such, got {shown(given)}")
         for text in texts:
             kind, sign, amount = (part.strip() for part in text.partition("="))
             if not sign:
-                raise SpecError(f"a budget is written up=10MB, total=50MB or rounds=200, got {text!r}")
+                raise SpecError(f"a budget is written up=10MB, total=50MB or rounds=200, got {shown(text)}")
             one_of("budget", kind, KINDS)
+            if KINDS[kind] in limits:
+                raise SpecError(f"a budget of {kind!r} is given twice; give it once")
             limits[KINDS[kind]] = _rounds(amount) if kind == "rounds" else _bytes(amount)
         return Budget(limits) if limits else None
 
@@ -106,7 +112,7 @@ def _course(spec: Spec) -> Course:
 
 
 def _bytes(text: str) -> float:
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]+)", text)
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]{1,3})?)\s*([A-Za-z]+)", text)
     number, unit = found.groups() if found else (text, "")
     if unit not in UNITS:
         raise SpecError(f"bytes are written with one of the units {', '.join(UNITS)}, such as 10MB, got {text!r}")
@@ -114,13 +120,14 @@ def _bytes(text: str) -> float:
         value = float(number) * UNITS[unit]
     except ValueError:
         raise SpecError(f"bytes are written as a number and a unit, such as 10MB, got {text!r}") from None
-    if not value >= 1:
-        raise SpecError(f"a budget must be at least 1 B, got {text!r}")
+    if not 1 <= value < MOST_BYTES:
+        raise SpecError(f"a budget must be at least 1 B and below 1e12 GB, got {text!r}")
     return value
 
 
 def _rounds(text: str) -> float:
-    if not text.isdigit():
-        raise SpecError(f"a budget of rounds is a whole number such as rounds=200, got {text!r}")
+    if not re.fullmatch(r"[0-9]{1,30}", text):
+        raise SpecError(f"a budget of rounds is a whole number such as rounds=200, got {shown(text)}")
     at_least("rounds", int(text), 1)
+    at_most("rounds", int(text), FAR)
     return float(text)

@@ -27,13 +27,16 @@ COMPARE = ("html", "md", "csv")
 
 
 def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()) -> None:
-    """Make the runs of a study: first all tuning, then all seeds at the chosen points."""
-    fork = any(part.given is not None for part in study.parts)
+    """Make the runs of a study: tuning in stages, and all seeds of a variant as soon as its point is chosen."""
+    runs = Runs(study, place)
+    given = any(part.given is not None for part in study.parts)
     with lock_dir(place):
         _say_what_changed(study, place, console)
-        execute(Runs(study, place).tuning(), jobs, console, "tuning", plugins, fork)
-        execute(Runs(study, place).final(), jobs, console, "runs", plugins, fork)
-        for job in Runs(study, place).tuning():
+        for job in runs.tuning():
+            job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
+        runs = Runs(study, place)
+        execute([], jobs, console, "runs", plugins, runs.possible() if given else None, runs.ready)
+        for job in runs.tuning():
             (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.errors import one_of
+from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs
-from fedspan.core.files import write_atomic
+from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.study import tables
 from fedspan.study.curves import Axis
@@ -72,7 +72,8 @@ class Comparison:
         name = self._part.tune_metric
         return [
             {"method": entry.series.label, **_short(one.point), "rounds": one.rounds, name: one.end.mean,
-             "diverged": one.end.diverged, "failed": one.end.failed, "chosen": one.point == entry.point}
+             "diverged": one.end.diverged, "failed": one.end.failed,
+             "stopped_early": one.dropped, "chosen": one.point == entry.point}
             for entry in self._entries
             for one in entry.tried
         ]  # fmt: skip
@@ -120,8 +121,10 @@ class Comparison:
         from fedspan.study import page
         from fedspan.study.report import Report
 
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = path_of("path", path)
+        if path.is_dir():
+            raise SpecError(f"`path` {str(path)!r} is a directory; give a file such as 'out/index.html'")
+        make_dir(path.parent)
         write_atomic(path, page.render(Report.of_study(self.results)).encode())
         return path
 

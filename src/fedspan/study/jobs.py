@@ -42,13 +42,14 @@ from fedspan.engine.loop import Loop, Row
 from fedspan.engine.outcome import CHECKPOINT, OUTCOME
 from fedspan.engine.result import load
 from fedspan.study.fingerprint import digest, fingerprint
+from fedspan.study.schedule import Schedule
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
 End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # run directory, round
 Reports = SimpleQueue[tuple[Path, int]]
 _reports: Reports  # in a worker process: how far its run is
-_forked: list[Job] = []  # jobs that forked processes share with this one, and are told by number
+_forked: dict[str, Job] = {}  # jobs that forked processes share with this one, and are told by name
 _stop: Event  # in a worker process: stop the current run, and start no other
 
 
@@ -76,10 +77,18 @@ class Job:
     def _stopped(self) -> bool:
         return (self.run_dir / OUTCOME).exists() and load(self.run_dir).status.startswith("stopped")
 
+    def ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.complete() or self.failure() is not None
+
     def failure(self) -> str | None:
         """Why the run failed, in one line; None: it did not."""
         path = self.run_dir / FAILED
         return path.read_text("utf-8", "replace").partition("\n")[0] if path.exists() and not self.complete() else None
+
+    def forget_failure(self) -> None:
+        """The run is to be tried again."""
+        (self.run_dir / FAILED).unlink(missing_ok=True)
 
     def seconds(self) -> float:
         """Computing time; the seeds of a batched computation share one clock."""
@@ -120,31 +129,36 @@ def seconds(jobs: Iterable[Job]) -> float:
 
 
 def execute(
-    jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = (), fork: bool = False
-) -> None:
-    """Run all jobs that are not complete, in order; of two jobs in one run directory, the longer one.
+    jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = (),
+    fork: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
+) -> None:  # fmt: skip
+    """Run all jobs that are not complete: in one process in order, in several those first that take longest.
 
-    With `fork` other processes are copies of this one: they have its objects, such as a model and a loss function.
+    Args:
+        jobs: The runs that can begin at once.
+        processes: How many are made at a time.
+        console: Where the progress is shown.
+        what: What the runs are for.
+        plugins: The user's own files.
+        fork: All runs there may be. Other processes are then copies of this one and have its objects, such as a model
+            and a loss function.
+        more: Runs that can begin once others have ended; asked after each one.
     """
-    longest: dict[Path, Job] = {}
-    for job in jobs:
-        if job.run_dir not in longest or job.spec.rounds > longest[job.run_dir].spec.rounds:
-            longest[job.run_dir] = job
-    todo = [job for job in longest.values() if not job.complete()]
-    if not todo:
+    todo = Schedule(jobs, more)
+    if not todo.waiting:
         return
-    total, far = sum(job.spec.rounds for job in todo), dict.fromkeys(longest, 0)
+    far: dict[Path, int] = {}
     columns = [
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:.0f} %  {task.fields[runs]}"),
     ]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        bar = progress.add_task(what, total=total, runs=f"{len(todo)} runs")
+        bar = progress.add_task(what, total=todo.total, runs=f"{todo.count} runs")
 
         def seen(run_dir: Path, t: int) -> None:
             far[run_dir] = t
-            progress.update(bar, completed=sum(far.values()))
+            progress.update(bar, completed=sum(far.values()), total=todo.total)
 
         try:
             ends = _here(todo, seen) if processes == 1 else _apart(todo, processes, fork, plugins, seen)
@@ -152,7 +166,7 @@ def execute(
                 if end == "stopped":
                     raise KeyboardInterrupt
                 seen(job.run_dir, job.spec.rounds)
-                progress.update(bar, runs=f"{number} of {len(todo)} runs")
+                progress.update(bar, runs=f"{number} of {todo.count} runs")
                 if end == "failed":
                     where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
                     console.print(f"{where} failed: {escape(str(job.failure()))}", highlight=False, soft_wrap=True)
@@ -161,40 +175,49 @@ def execute(
             raise
 
 
-def _here(todo: list[Job], seen: Seen) -> Iterator[tuple[Job, End]]:
+def _here(todo: Schedule, seen: Seen) -> Iterator[tuple[Job, End]]:
     """In this process, one after another."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for job in todo:
+        while (job := todo.take(in_order=True)) is not None:
             yield job, _run(job, seen)
+            todo.done(job)
     finally:
         torch.set_num_threads(threads)
 
 
 def _apart(
-    todo: list[Job], processes: int, fork: bool, plugins: tuple[Path, ...], seen: Seen
+    todo: Schedule, processes: int, fork: list[Job] | None, plugins: tuple[Path, ...], seen: Seen
 ) -> Iterator[tuple[Job, End]]:
     """In several processes, in the order in which they end."""
-    context = multiprocessing.get_context("fork" if fork else "spawn")
+    context = multiprocessing.get_context("spawn" if fork is None else "fork")
     reports: Reports = context.SimpleQueue()
     stop = context.Event()
-    _forked[:] = todo if fork else []
+    _forked.clear()
+    _forked.update({_name(job): job for job in fork or ()})
     with (
         _interrupted(),
-        ProcessPoolExecutor(min(processes, len(todo)), context, _ready, (reports, stop, plugins)) as pool,
+        ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool,
     ):
-        given: list[Any] = list(range(len(todo))) if _forked else todo
-        waiting: dict[Future[End], Job] = {pool.submit(_run_apart, g): job for g, job in zip(given, todo, strict=True)}
+        running: dict[Future[End], Job] = {}
         try:
-            while waiting:
-                done, _ = wait(waiting, 0.2, FIRST_COMPLETED)
+            while True:
+                places = {job.run_dir for job in running.values()}
+                if len(running) < processes and (job := todo.take(places)) is not None:
+                    running[pool.submit(_run_apart, job if fork is None else _name(job))] = job
+                    continue
+                if not running:
+                    return
+                done, _ = wait(running, 0.2, FIRST_COMPLETED)
                 while not reports.empty():
                     seen(*reports.get())
                 for future in done:
-                    yield waiting.pop(future), future.result()
+                    job = running.pop(future)
+                    yield job, future.result()
+                    todo.done(job)
         except BrokenProcessPool:
             raise FedspanError("a process was killed, most likely because memory ran out; use fewer jobs") from None
         except BaseException:
@@ -236,8 +259,12 @@ def _obey() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_apart(given: Job | int) -> End:
-    job = _forked[given] if isinstance(given, int) else given
+def _name(job: Job) -> str:
+    return f"{job.run_dir} {job.spec.rounds} {job.keep}"
+
+
+def _run_apart(given: Job | str) -> End:
+    job = _forked[given] if isinstance(given, str) else given
     end = "stopped" if _stop.is_set() else _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
     if _orphaned():
         os._exit(1)  # the pool would wait for a parent that is gone
@@ -252,7 +279,7 @@ def _orphaned() -> bool:
 
 def _run(job: Job, seen: Seen) -> End:
     failed = job.run_dir / FAILED
-    failed.unlink(missing_ok=True)
+    job.forget_failure()
     resume = (job.run_dir / CHECKPOINT).exists()
     if not resume:
         shutil.rmtree(job.run_dir, ignore_errors=True)

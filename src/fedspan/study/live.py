@@ -17,7 +17,7 @@ from fedspan.core.spec import read_toml
 from fedspan.engine import history
 from fedspan.study import page, results
 from fedspan.study.parse import study_of
-from fedspan.study.report import Report, check, of_places
+from fedspan.study.report import Report, check, check_places, of_places
 from fedspan.study.titles import titled
 
 HOST = "127.0.0.1"
@@ -87,9 +87,7 @@ def serve(places: Sequence[Path], metric: str | None, command: str, port: int) -
         SpecError: if a directory does not exist, or the port is taken.
     """
     check(["html"])
-    for place in places:
-        if not place.exists():
-            raise SpecError(f"{str(place)!r} does not exist; give directories that runs are written to")
+    check_places(places)
     follower = Follower(places, metric, command)
     follower.refresh()  # a mistake is told now, not to the browser
 

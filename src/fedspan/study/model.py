@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.callbacks.training_loss import TrainingLoss
-from fedspan.core.errors import SpecError, at_least, did_you_mean, one_of
+from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, number, one_of
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.judging import higher_is_better
@@ -96,12 +96,15 @@ class Part:
 
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
+        at_most("seeds", self.seeds, 10_000)
         if self.tune_seeds != "all":
             at_least("tune_seeds", self.tune_seeds, 1)
+            at_most("tune_seeds", self.tune_seeds, 10_000)
         if self.tune_rounds is not None:
             at_least("tune_rounds", self.tune_rounds, 1)
-        if not 0 < self.tail < 1:
+        if not 0 < number("tail", self.tail) < 1:
             at_least("tail", self.tail, 1)
+            at_most("tail", self.tail, 10**9)
         one_of("goal", self.goal, ("max", "min"))
         if not self.variants:
             raise SpecError(f"comparison {self.name!r} has no variants")

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs
-from fedspan.core.files import write_atomic
+from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory
 from fedspan.engine.judging import main_metric
-from fedspan.engine.run_dir import versions
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.chart import best_first
@@ -131,7 +131,7 @@ class Report:
             texts["tables.md"] = "\n".join([*head, *(section.markdown() for section in self.sections)])
         if "csv" in formats:
             texts |= self._csv()
-        out.mkdir(parents=True, exist_ok=True)
+        make_dir(out)
         for name, text in texts.items():
             write_atomic(out / name, text.encode())
         return [*(out / name for name in texts), *(self._figures(out / "figures") if "png" in formats else [])]
@@ -166,14 +166,21 @@ def check(formats: Sequence[str]) -> None:
 def report(places: Sequence[Path], out: Path, formats: Sequence[str], metric: str | None, command: str) -> list[Path]:
     """Show what some directories hold; the files that were written."""
     check(formats)
+    if out.exists() and not out.is_dir():
+        raise SpecError(f"--out {str(out)!r} is a file; give a directory for the results")
     return of_places(places, metric, command).write(out, formats)
+
+
+def check_places(places: Sequence[Path]) -> None:
+    """Refuse directories that do not exist."""
+    for place in places:
+        if not path_of("RUN_DIRS", place).exists():
+            raise SpecError(f"{str(place)!r} does not exist; give directories that runs were written to")
 
 
 def of_places(places: Sequence[Path], metric: str | None, command: str) -> Report:
     """What some directories hold: the data of a study, or runs."""
-    for place in places:
-        if not place.exists():
-            raise SpecError(f"{str(place)!r} does not exist; give directories that runs were written to")
+    check_places(places)
     studies = [Report.of_study(data.load(place)) for place in places if data.has_data(place)]
     if len(studies) == len(places) == 1:
         return studies[0]

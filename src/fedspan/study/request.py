@@ -61,6 +61,8 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     Results are those of the test set where there is one. Tuning never goes by the test set: it goes by the validation
     set, or by the training loss where there is none. A task without data of its own is tuned by its metric.
     """
+    if goal is not None:
+        one_of("goal", goal, ("max", "min"))
     first = part.variants[0]
     known, trains = outline.metrics(part.spec(first, first.points()[0], rounds=1))
     known = known or [TRAIN_LOSS] * trains  # without a test set the training loss is what there is

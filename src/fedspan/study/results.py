@@ -24,10 +24,10 @@ from typing import Any
 import tomli_w
 
 from fedspan.core.errors import CheckpointError, FedspanError
-from fedspan.core.files import write_atomic
+from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import Spec, read_toml
+from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory, price
-from fedspan.engine.run_dir import versions
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import seconds
@@ -137,7 +137,7 @@ def announce(study: Study, out: Path, line: str) -> str:
     Returns:
         The commands that lead to this study, one per line: the first one, and those that changed it when they resumed.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_dir(out)
     (out / CURVES).unlink(missing_ok=True)
     text = tomli_w.dumps(table_of(study))
     before = (out / STUDY).read_text("utf-8") if (out / STUDY).exists() and "--resume" in line.split() else ""
@@ -154,7 +154,7 @@ def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
     parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
-    about = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
+    about: Table = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
     about |= {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(
@@ -167,7 +167,9 @@ def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
     plain = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name != "series"}
     plain |= {"final": _numbers(entry.final), "best": _numbers(entry.best), "ends": _short(entry.ends)}
     plain["at"] = {name: _numbers(tail) for name, tail in entry.at.items()}
-    plain["tried"] = [[one.point, one.rounds, _numbers(one.end)] for one in entry.tried]
+    plain["tried"] = [
+        [one.point, one.rounds, _numbers(one.end), *([True] if one.dropped else [])] for one in entry.tried
+    ]
     return {"run": run} | {key: value for key, value in plain.items() if value not in (None, [], {}, False)}
 
 
@@ -203,7 +205,10 @@ def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
     plain |= {"final": _tail(table["final"]), "best": _tail(table["best"]), "row": table.get("row", 0)}
     plain["ends"] = [math.nan if value is None else value for value in table.get("ends", [])]
     plain["at"] = {name: _tail(numbers) for name, numbers in table.get("at", {}).items()}
-    plain["tried"] = [Tried(point, rounds, _tail(end)) for point, rounds, end in table.get("tried", [])]
+    plain["tried"] = [
+        Tried(point, rounds, _tail(end), dropped=bool(dropped))
+        for point, rounds, end, *dropped in table.get("tried", [])
+    ]
     return Entry(series=Series.from_json(runs[table["run"]], variant.label, variant.color), **plain)
 
 

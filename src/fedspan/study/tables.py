@@ -146,7 +146,7 @@ def tuning(part: Part, entries: Sequence[Entry]) -> Grid:
     for entry in entries:
         for one in entry.tried:
             words = ", ".join(f"{key} = {_plain(value)}" for key, value in one.point.items())
-            mark = "chosen" if one.point == entry.point else ""
+            mark = "chosen" if one.point == entry.point else "stopped early" if one.dropped else ""
             where = part.rows[entry.row].label
             rows.append([where, entry.series.label, words, str(one.rounds), shown(part.tune_metric, one.end), mark])
     return _without_empty(["row", "method", "settings", "rounds", titled(part.tune_metric), ""], rows, title="Tuning")

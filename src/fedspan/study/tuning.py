@@ -12,9 +12,11 @@ import numpy as np
 
 from fedspan.core.errors import CheckpointError
 from fedspan.core.sealed import read_table
+from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.outcome import LR
 from fedspan.study.curves import Axis, Curve, Tail
+from fedspan.study.halving import hopeless, stages
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Part, Point, Row, Study, Variant, settings
 from fedspan.study.series import Series
@@ -31,6 +33,11 @@ class Tried:
     end: Tail  # in the metric that decides the tuning
     deciding: Curve | None = None  # the same metric over rounds; None: read from a data file
     curve: Curve | None = None  # the metric of the part
+    dropped: bool = False  # far behind the best one, and not run to the end
+
+    def spent(self, axis: Axis) -> float:
+        """The most that it has spent."""
+        return math.inf if self.deciding is None else float(self.deciding.most(axis)[-1])
 
 
 class Runs:
@@ -40,6 +47,8 @@ class Runs:
         self.study, self.place = study, place
         self._tried: dict[tuple[str, int, str], list[Tried]] = {}
         self._series: dict[tuple[str, int, str], Series] = {}
+        self._decided: dict[tuple[str, int, str], list[int]] = {}  # rounds of each point, where no stage is left
+        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells()]  # runs that cells wait for
 
     def cells(self) -> Iterator[Cell]:
         """Every variant in every row of every part."""
@@ -48,14 +57,33 @@ class Runs:
     # ---- jobs
 
     def tuning(self) -> list[Job]:
-        """The runs that decide the points."""
-        return [job for cell in self.cells() for point in _candidates(*cell) for job in self.trying(cell, point)]
+        """The runs that decide the points, as far as is known which of them are dropped."""
+        return [job for cell in self.cells() for jobs in self.trying(cell) for job in jobs]
 
-    def trying(self, cell: Cell, point: Point) -> list[Job]:
-        """The runs that try one point of a grid."""
-        part, row, variant = cell
-        jobs = jobs_of(part.tuning_spec(variant, point, row), self.place, part.tuning_seeds)
-        return [dataclasses.replace(job, keep=True) for job in jobs]  # the final run may continue it
+    def trying(self, cell: Cell) -> list[list[Job]]:
+        """The runs that try each point of a grid, at the lengths that are known by now."""
+        return [self._trial(cell, spec, rounds) for spec, rounds in zip(_specs(cell), self._lengths(cell), strict=True)]
+
+    def _trial(self, cell: Cell, spec: Spec, rounds: int) -> list[Job]:
+        jobs = jobs_of(dataclasses.replace(spec, rounds=rounds), self.place, cell[0].tuning_seeds)
+        return [dataclasses.replace(job, keep=True) for job in jobs]  # a longer run may continue it
+
+    def _lengths(self, cell: Cell) -> list[int]:
+        """The rounds of each point of a grid: of its stage, or in the end all or those at which it was dropped."""
+        if _key(cell) in self._decided:
+            return self._decided[_key(cell)]
+        specs = _specs(cell)
+        lengths, left = [spec.rounds for spec in specs], set(range(len(specs)))
+        for rounds, share, behind in stages(cell[0], cell[2], specs):
+            jobs = {n: self._trial(cell, specs[n], rounds[n]) for n in left}
+            if not all(job.ended() for of_point in jobs.values() for job in of_point):
+                return [rounds[n] if n in left else length for n, length in enumerate(lengths)]
+            curves = {n: _read(cell[2], jobs[n]).curve(cell[0].tune_metric) for n in left}
+            for n in hopeless(cell[0], curves, share, behind):
+                lengths[n] = rounds[n]
+                left.remove(n)
+        self._decided[_key(cell)] = lengths
+        return lengths
 
     def final(self) -> list[Job]:
         """All seeds of every variant at its point."""
@@ -63,8 +91,35 @@ class Runs:
 
     def running(self, cell: Cell) -> list[Job]:
         """All seeds of a variant at its point."""
+        return self._seeds(cell, self.point(cell))
+
+    def _seeds(self, cell: Cell, point: Point) -> list[Job]:
         part, row, variant = cell
-        return jobs_of(part.spec(variant, self.point(cell), row), self.place, part.seeds)
+        return jobs_of(part.spec(variant, point, row), self.place, part.seeds)
+
+    def possible(self) -> list[Job]:
+        """All runs that may be made, whatever the tuning chooses."""
+        found = []
+        for cell in self.cells():
+            specs = _specs(cell)
+            lengths = [[spec.rounds for spec in specs], *(one[0] for one in stages(cell[0], cell[2], specs))]
+            trials = [zip(specs, rounds, strict=True) for rounds in lengths]
+            found += [job for trial in trials for spec, t in trial for job in self._trial(cell, spec, t)]
+            found += [job for point in cell[2].points() for job in self._seeds(cell, point)]
+        return found
+
+    def ready(self) -> list[Job]:
+        """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
+        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._awaited]
+        self._awaited, found = [], list[Job]()
+        for cell, jobs in waiting:
+            if not jobs:
+                trials = self.trying(self._source(cell))
+                jobs = [job for of_point in trials for job in of_point if not job.ended()]
+                found += jobs or self.running(cell)
+            if jobs:
+                self._awaited.append((cell, jobs))
+        return found
 
     def jobs(self) -> list[Job]:
         """All runs of the study."""
@@ -76,7 +131,8 @@ class Runs:
         """All points of a variant's grid; none if there was nothing to choose."""
         key = _key(cell)
         if key not in self._tried:
-            self._tried[key] = [self._try(cell, point) for point in _candidates(*cell)]
+            tried = zip(_candidates(*cell), self.trying(cell), _specs(cell), strict=True)
+            self._tried[key] = [self._try(cell, *one) for one in tried]
         return self._tried[key]
 
     def point(self, cell: Cell) -> Point:
@@ -84,14 +140,19 @@ class Runs:
 
         A point at which any seed diverged or failed is the last to be taken.
         """
-        part, row, variant = cell
-        if part.tuned_in:
-            name, _, chosen = part.tuned_in.partition(".")
-            other = self.study.part(name)
-            same = next(r for r in other.rows if r.values.items() <= row.values.items())
-            return self.point((other, same, other.variant(chosen)))
-        best = max(self.tried(cell), key=lambda one: rank(part, one.end), default=None)
+        part, _, variant = cell = self._source(cell)
+        best = max(self.tried(cell), key=lambda one: (not one.dropped, rank(part, one.end)), default=None)
         return best.point if best is not None else variant.points()[0]
+
+    def _source(self, cell: Cell) -> Cell:
+        """The cell whose tuning decides the point of a cell: itself, or the one that its part names."""
+        part, row, _ = cell
+        if not part.tuned_in:
+            return cell
+        name, _, chosen = part.tuned_in.partition(".")
+        other = self.study.part(name)
+        same = next(r for r in other.rows if r.values.items() <= row.values.items())
+        return self._source((other, same, other.variant(chosen)))
 
     def found_lr(self, cell: Cell) -> list[float]:
         """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
@@ -124,7 +185,8 @@ class Runs:
     def tuned_at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
         """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
         part = cell[0]
-        ends = [(one, _at(part, one.deciding, axis, cost)) for one in self.tried(cell) if one.deciding is not None]
+        there = [one for one in self.tried(cell) if not (one.dropped and one.spent(axis) < cost)]
+        ends = [(one, _at(part, one.deciding, axis, cost)) for one in there if one.deciding is not None]
         best, _ = max(ends, key=lambda pair: rank(part, pair[1]), default=(None, None))
         if best is None or best.curve is None or best.point == self.point(cell):
             return self.at(cell, axis, cost)
@@ -142,17 +204,16 @@ class Runs:
     def failures(self, cell: Cell) -> list[str]:
         """Runs of a variant that failed, and why."""
         chosen, found = self.point(cell), []
-        for point in [*_candidates(*cell), chosen]:
-            jobs = self.trying(cell, point) + (self.running(cell) if point == chosen else [])
+        for point, jobs in [*zip(_candidates(*cell), self.trying(cell), strict=True), (chosen, self.running(cell))]:
             name = ", ".join([cell[2].label, *([settings(point)] if point else [])])
             found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
         return list(dict.fromkeys(found))
 
-    def _try(self, cell: Cell, point: Point) -> Tried:
-        jobs = self.trying(cell, point)
-        part, series = cell[0], _read(cell[2], jobs)
+    def _try(self, cell: Cell, point: Point, jobs: list[Job], whole: Spec) -> Tried:
+        part, series, rounds = cell[0], _read(cell[2], jobs), jobs[0].spec.rounds
         deciding = series.curve(part.tune_metric)
-        return Tried(point, jobs[0].spec.rounds, final(part, deciding), deciding, series.curve(part.metric))
+        end, dropped = final(part, deciding), rounds < whole.rounds
+        return Tried(point, rounds, end, deciding, series.curve(part.metric), dropped)
 
 
 def rank(part: Part, end: Tail) -> float:
@@ -199,6 +260,12 @@ def _candidates(part: Part, _row: Row, variant: Variant) -> list[Point]:
     """The points to try; none for a variant that has nothing to choose."""
     points = variant.points()
     return points if len(points) > 1 and not part.tuned_in else []
+
+
+def _specs(cell: Cell) -> list[Spec]:
+    """The specs of all points to try."""
+    part, row, variant = cell
+    return [part.tuning_spec(variant, point, row) for point in _candidates(*cell)]
 
 
 def _read(variant: Variant, jobs: list[Job]) -> Series:

@@ -18,6 +18,7 @@ from fedspan.core.task import Holdings
 from fedspan.data.datasets import Split
 from fedspan.data.own import Division, OwnData
 from fedspan.data.partitions.natural import Natural
+from fedspan.nn.client_data import narrowed
 from fedspan.nn.models import Norm, build
 from fedspan.tasks._imports import model_from
 from fedspan.tasks._module import Material, ModuleTask
@@ -54,9 +55,9 @@ class DividedTask(ModuleTask):
         self, found: Division, x: tuple[Tensor, Tensor | None], dtype: torch.dtype, seed: int, **of_model: Any
     ) -> Material:
         """The model, the clients' examples and the test set."""
-        y = torch.from_numpy(found.train.y)
-        y = y.to(dtype) if y.is_floating_point() else y
-        test = None if found.test is None else (x[1], torch.from_numpy(found.test.y).to(y.dtype))
+        every = [torch.from_numpy(one.y) for one in (found.train, found.test) if one is not None]
+        y, *held = [narrowed(one, dtype, "`task.data.target`") if one.is_floating_point() else one for one in every]
+        test = (x[1], held[0]) if held else None
         outputs = len(found.classes) or y.shape[1]
         model = self._model(tuple(x[0].shape[1:]), outputs, seed, **of_model).to(dtype)
         return Material(
@@ -65,6 +66,7 @@ class DividedTask(ModuleTask):
             lambda ids: ((x[0][found.parts[i]], y[found.parts[i]]) for i in ids),
             lambda: test,
             None if found.classes else F.mse_loss,
+            sizes=lambda: [len(part) for part in found.parts],
         )
 
     def _model(self, shape: tuple[int, ...], outputs: int, seed: int, norm: Norm = "group") -> nn.Module:
@@ -89,7 +91,7 @@ def scaled(
 
 
 def _numbers(both: list[npt.NDArray[Any]], dtype: torch.dtype) -> list[Tensor]:
-    return [torch.from_numpy(one.astype(np.float64)).to(dtype) for one in both]
+    return [narrowed(torch.from_numpy(one.astype(np.float64)), dtype, "`task.data`") for one in both]
 
 
 def _images(both: list[npt.NDArray[Any]], shrink: int, dtype: torch.dtype) -> list[Tensor]:

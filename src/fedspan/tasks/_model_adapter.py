@@ -6,7 +6,10 @@ A Hugging Face model without a given loss is trained by its own, on tokenized te
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,7 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
 from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
-from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data, placed
+from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data, placed, table_columns
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs, chosen
 from fedspan.nn.loaders import drawing
 from fedspan.nn.problem import Evaluate
@@ -58,9 +61,16 @@ def model_adapter(
         score = by_objective(objective, bool(metrics))
         if not callable(objective):
             raise SpecError(f"`objective` must be a function of (model, batch), got {objective!r}")
-        columns = _Columns()
+        columns, seen = _Columns(), set[int]()
+
+        def tried_once(data: Any, who: str) -> ClientData:
+            read = as_client_data(columns.ordered(data, who) if is_frame(data) else data, who)
+            _try(model, objective, read, first=not seen)
+            seen.add(0)
+            return read
+
         return ModelAdapter(
-            lambda data, who: _tried(model, objective, as_client_data(columns.ordered(data, who), who)),
+            tried_once,
             objective,
             lambda test: Evaluator(test, score, metrics, device),
         )
@@ -68,21 +78,33 @@ def model_adapter(
     return ModelAdapter(pairs.client_data, pairs.objective, pairs.evaluator)
 
 
-def _tried(model: nn.Module, objective: Loss, data: ClientData) -> ClientData:
-    """The data, after the objective has given a number with a gradient on two examples; the model stays as it was."""
+def _try(model: nn.Module, objective: Loss, data: ClientData, first: bool) -> None:
+    """The objective must give a number with a gradient on two examples; the model stays as it was.
+
+    On the first client it is also tried on the same examples twice: a sum over the batch doubles.
+    """
     parameter = next(model.parameters())
     if parameter.is_meta:
-        return data
-    batch = placed(data.take(torch.arange(min(PROBED, len(data)))), parameter.device)
+        return
+    index = torch.arange(min(PROBED, len(data)))
+    batches = [placed(data.take(index.repeat(n)), parameter.device) for n in ((1, 2) if first else (1,))]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.enable_grad(), drawing(0, parameter.device):
-            one_number(lambda: objective(model, batch), "`objective`", "(model, batch)", trains=True)
+        found = []
+        for batch in batches:
+            with torch.enable_grad(), drawing(0, parameter.device):
+                call = functools.partial(objective, model, batch)
+                found.append(one_number(call, "`objective`", "(model, batch)", trains=True))
     finally:
         for module, mode in modes:
             module.training = mode
-    return data
+    if first and abs(found[0]) > 1e-6 and math.isclose(found[1], 2 * found[0], rel_tol=1e-4):
+        warnings.warn(
+            "`objective` doubles when a batch is doubled, so that it looks like a sum; return the mean over the batch, "
+            "or steps grow with the batch and evaluations are wrong",
+            stacklevel=2,
+        )
 
 
 class _Columns:
@@ -93,11 +115,13 @@ class _Columns:
 
     def ordered(self, data: Any, who: str) -> Any:
         """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
-        if isinstance(data, list | tuple) and len(data) == 2 and _is_frame(data[0]):
+        if isinstance(data, list | tuple) and len(data) == 2 and is_frame(data[0]):
             return self.ordered(data[0], who), data[1]
-        if not _is_frame(data):
+        if not is_frame(data):
+            data = table_columns(data) or data
+        if not is_frame(data) and not isinstance(data, Mapping):
             return data
-        names = list(data.columns)
+        names = list(data) if isinstance(data, Mapping) else list(data.columns)
         self.names = self.names or names
         if len(set(names)) < len(names):
             raise DataError(f"{who} has two columns of one name among {_shown(names)}; rename one")
@@ -105,10 +129,12 @@ class _Columns:
             raise DataError(
                 f"{who} has the columns {_shown(names)}, the first client {_shown(self.names)}; rename them"
             )
-        return data if names == self.names else data[self.names]
+        if names == self.names:
+            return data
+        return {name: data[name] for name in self.names} if isinstance(data, Mapping) else data[self.names]
 
 
-def _is_frame(data: Any) -> bool:
+def is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "iloc")
 
 

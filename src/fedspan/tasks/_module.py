@@ -1,13 +1,15 @@
 """What tasks that train a torch module share: who holds which examples, and how a problem is made of them.
 
 A task names its material: the model, and functions that read the clients' examples and the test set. In one process
-all of it is read. A client's own machine reads that client's examples alone, and a server the test set.
+all of it is read, or, with very many clients, each client's when it first takes part. A client's own machine reads that
+client's examples alone, and a server the test set.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,11 +22,13 @@ from torch.utils.data import DataLoader
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.task import Holdings, Task
-from fedspan.nn.client_data import ClientData, LocalClients, Loss, client_name, split_parts
+from fedspan.nn.client_data import KEPT, ClientData, LocalClients, Loss, ReadLater, client_name, split_parts
 from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.nn.projection_rules import projection_rules
-from fedspan.tasks._model_adapter import model_adapter
+from fedspan.tasks._model_adapter import ModelAdapter, model_adapter
+
+READ_AT_START = 10_000  # clients; the data of more is read and checked when a client first takes part
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class Material:
     objective: Loss | None = None  # in place of a loss of outputs and targets
     validation: Callable[[], Any] = lambda: None
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
+    sizes: Callable[[], Sequence[int] | None] = lambda: None  # numbers of examples, where they are known unread
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
@@ -99,16 +104,11 @@ class ModuleTask(Task):
         frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
         rules = projection_rules(made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel)
         adapter = model_adapter(made.model, settings, made.loss, made.objective)
-        own: dict[int, ClientData] = {}
-        tests: dict[int, tuple[str, ClientData]] = {}
-        for i, data in zip(ids, made.examples(ids) if ids else (), strict=True):
-            train, part, held_out = split_parts(data, made.who(i))
-            own[i] = adapter.client_data(train, made.who(i))
-            tests[i] = (part, own[i] if held_out is None else adapter.client_data(held_out, f"{made.who(i)}, {part}"))
+        clients, tests = _population(made, ids, adapter)
         test, validation = (None, None) if on_client else (made.test(), made.validation())
         return TorchProblem(
             made.model,
-            list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients),
+            clients,
             adapter.objective,
             rules,
             settings,
@@ -118,6 +118,42 @@ class ModuleTask(Task):
             names=made.names,
             client_tests=None if on_client else ClientTests(tests, adapter.on),
         )
+
+
+def _population(
+    made: Material, ids: Sequence[int], adapter: ModelAdapter
+) -> tuple[Sequence[ClientData], Mapping[int, tuple[str, ClientData]]]:
+    """The clients' training data, and what they are evaluated on; the data of a large population is read later."""
+
+    def read(i: int, data: Any) -> tuple[ClientData, str, ClientData]:
+        train, part, held_out = split_parts(data, made.who(i))
+        own = adapter.client_data(train, made.who(i))
+        return own, part, own if held_out is None else adapter.client_data(held_out, f"{made.who(i)}, {part}")
+
+    if len(ids) <= READ_AT_START:
+        found = {i: read(i, data) for i, data in zip(ids, made.examples(ids) if ids else (), strict=True)}
+        own = {i: one[0] for i, one in found.items()}
+        clients = list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients)
+        return clients, {i: one[1:] for i, one in found.items()}
+    each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, next(iter(made.examples([i])))))
+    each(0)  # the first client decides the kind of problem
+    return ReadLater(made.clients, lambda i: each(i)[0], made.sizes()), TestsLater(made.clients, each)
+
+
+class TestsLater(Mapping[int, tuple[str, ClientData]]):
+    """What each client of a large population is evaluated on."""
+
+    def __init__(self, clients: int, read: Callable[[int], tuple[ClientData, str, ClientData]]) -> None:
+        self.clients, self.read = clients, read
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.clients))
+
+    def __getitem__(self, client: int) -> tuple[str, ClientData]:
+        return self.read(client)[1:]
 
 
 def _scores(test: Evaluate | None, validation: Evaluate | None) -> Evaluate | None:

@@ -1,6 +1,8 @@
 """A model and data of your own: objects given to `fedspan.fit`, or a Python module with `model()` and `data(client)`.
 
 A module may also have `test()` and `validation()`, the data that the server evaluates on, and `loss(outputs, targets)`.
+With more than 10,000 clients `data` is called when a client takes part; `sizes()`, the numbers of examples that weights
+and epochs need, then spares a call for every client.
 A Hugging Face model is trained by its own loss, on tokenized text. Across machines a client calls `model` and `data`
 alone, the server `model`, `test` and `validation`.
 """
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least
@@ -29,7 +31,7 @@ from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.tasks._imports import called, load_module
-from fedspan.tasks._module import Material, ModuleTask
+from fedspan.tasks._module import READ_AT_START, Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
 
@@ -51,26 +53,46 @@ class Objects:
         """Checks what a user gives; clients of a list are numbered."""
         if not isinstance(model, nn.Module):
             raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-        if isinstance(clients, torch.Tensor | np.ndarray) or not hasattr(clients, "__len__"):
+        if table_columns(clients) is not None:
+            raise DataError(
+                "`clients` is one table; give a list with a table per client, such as "
+                "[part for _, part in table.groupby('client')]"
+            )
+        single = isinstance(clients, torch.Tensor | np.ndarray | str | bytes | set | DataLoader | Dataset)
+        if single or not hasattr(clients, "__len__"):
             raise DataError(f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}")
         if isinstance(clients, Mapping) and "train" in clients and set(clients) <= {"train", "test", "validation"}:
             raise DataError("`clients` has the parts of one data set; divide train among clients, and give `test`")
         if not len(clients):
             raise DataError("`clients` is empty; give the data of at least one client")
         names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
-        data = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+        data: Any = clients.values() if isinstance(clients, Mapping) else clients
+        if isinstance(data, list | tuple) or len(data) <= READ_AT_START or not hasattr(data, "__getitem__"):
+            data = list(data)  # else each client's data is fetched when it takes part
         return Objects(model, data, names=names, **others)
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
         return client_name(client, self.names)
 
+    @property
+    def at_hand(self) -> Sequence[Any]:
+        """The data that can be looked at before the run: all of it, or the first client's of a large population."""
+        return self.clients if isinstance(self.clients, list) else [self.clients[0]]
+
     def material(self) -> Material:
         """The same for a problem."""
         return Material(
             copy.deepcopy(self.model), len(self.clients), lambda ids: [self.clients[i] for i in ids],
-            lambda: self.test, self.loss, self.objective, lambda: self.validation, self.names,
+            lambda: self.test, self.loss, self.objective, lambda: self.validation, self.names, self._sizes,
         )  # fmt: skip
+
+    def _sizes(self) -> list[int] | None:
+        """Examples of each client where all are pairs of tensors in a list, or a sequence's own `sizes`."""
+        if not isinstance(self.clients, list):
+            return getattr(self.clients, "sizes", None)
+        pairs = all(type(one) is tuple and all(type(part) is torch.Tensor for part in one) for one in self.clients)
+        return [len(one[0]) for one in self.clients] if pairs else None
 
     def describe(self) -> dict[str, Any]:
         """Sizes and sampled hashes, by which a changed model, loss or data set is noticed."""
@@ -83,7 +105,7 @@ class Objects:
         shapes = [(name, tuple(value.shape)) for name, value in state.items()]
         frozen = [_digest(value) for name, value in state.items() if name not in trained]
         about = repr((shapes, module_text(self.model), frozen))
-        table: dict[str, Any] = {"name": "custom", "model": _hash(about.encode()), "data": _digest(list(self.clients))}
+        table: dict[str, Any] = {"name": "custom", "model": _hash(about.encode()), "data": _digest(self.clients)}
         table |= {"clients": len(self.clients)}
         parts = {"test": self.test, "validation": self.validation}
         table |= {name: _digest(one) for name, one in parts.items() if one is not None}
@@ -138,6 +160,7 @@ class Custom(ModuleTask):
             getattr(module, "test", nothing),
             getattr(module, "loss", None),
             validation=getattr(module, "validation", nothing),
+            sizes=getattr(module, "sizes", nothing),
         )
 
     def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:

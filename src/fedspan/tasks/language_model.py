@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspan.core.errors import DataError, SpecError, at_least, one_of
+from fedspan.core.errors import DataError, SpecError, at_least, one_of, positive_share
 from fedspan.core.registry import register
 from fedspan.huggingface.checkpoints import load_model, place_of
 from fedspan.tasks._module import Material
@@ -44,8 +44,9 @@ class LanguageModel(TextTask):
         for name in ("clients", "test_blocks"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
-        if not 0 < self.test_share < 1:
-            raise SpecError(f"`task.test_share` must be above 0 and below 1, got {self.test_share!r}")
+        positive_share("test_share", self.test_share)
+        if self.test_share == 1:
+            raise SpecError("`test_share` must be below 1, so that there is text to train on")
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The roles, whose texts are cut into blocks, and the model."""

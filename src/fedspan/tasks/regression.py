@@ -22,13 +22,14 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.config import Settings
+from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, positive
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.method import Round, Schedule
 from fedspan.core.objective import Direction, Objective, Plus, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
+from fedspan.core.space import check_memory
 from fedspan.core.task import Holdings, Task
 from fedspan.data.columns import digest
 
@@ -62,12 +63,22 @@ class Regression(Task):
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> RegressionProblem:
         """Loads or makes A and B, one set per run, and solves for X*."""
+        for name, default in (("metrics", ()), ("training", Training()), ("projection", Projection())):
+            if getattr(settings, name) != default:
+                raise SpecError(f"`{name}` is for tasks with a torch model, and the task is 'regression'; leave it out")
         if self.data is not None:
             one = _load(Path(self.data))
             data = [one] * len(seeds)
         else:
+            self._check_memory(len(seeds))
             data = [self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds]
         return RegressionProblem(data, seeds, self.reg, settings)
+
+    def _check_memory(self, runs: int) -> None:
+        """Refuses sizes that do not fit: [A B] in two precisions, the clients' own X_true, and H."""
+        rows, d, m = self.clients * self.samples, self.dim, self.outputs
+        numbers = 2 * rows * (d + m) + self.clients * d * m + 2 * d * d
+        check_memory(8 * runs * numbers, "make `clients`, `samples`, `dim` or `outputs` of the task smaller")
 
     def fingerprint(self) -> dict[str, str]:
         """A hash of the file in place of its path."""
@@ -75,6 +86,7 @@ class Regression(Task):
 
     def holdings(self, seed: int) -> Holdings:
         """How many rows every client has."""
+        check_memory(100 * self.clients, "make `clients` of the task smaller")
         rows = np.full(self.clients, self.samples) if self.data is None else _load(Path(self.data))[2]
         return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
@@ -104,6 +116,8 @@ class RegressionProblem(Problem):
     ) -> None:
         batch, dtype = settings.batch_size, settings.torch_dtype
         (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
+        if batch != "full":  # drawn with replacement, so that it may exceed the rows of a client
+            check_memory(8 * len(of_runs) * batch * (d + m), f"make `batch_size` {batch} smaller")
         self.seeds, self.batch, self.reg = of_runs, batch, reg
         self.ahead: tuple[object, tuple[torch.Tensor, ...]] | None = None  # mini-batches of several rounds
         self.counts = data[0][2]  # n_i
@@ -201,11 +215,11 @@ class RegressionObjective(Objective):
         (factor,), d, m = P.factors, self.d, self.m
         if factor is None:
             return super().restrict(x, P, plus)
-        beside, below = _frame(self.runs, d, factor.rank, m, x.dtype)
-        right = torch.cat([torch.cat([factor.columns(), x.view(self.runs, m, d).mT, beside], 2), below], 1)
-        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right)  # [A Pᵀ, A x − B, 0]
+        below, beside = _frame(self.runs, d, factor.rank, m, x.dtype)
+        right = torch.cat([torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1), beside], 2)
+        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right.mT)  # [A Pᵀ, A x − B, 0]
         ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
-        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[2])), ridge)
+        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[1])), ridge)
 
     def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Direction:
         """y ↦ (y rowsᵀ + offset) rows + λ y + plus on the next batch. Products with the wider side last are faster."""
@@ -215,7 +229,7 @@ class RegressionObjective(Objective):
 
         def direction(y: Vector) -> Vector:
             rows, offset = next(batches)
-            point = y.expand(runs, cohort, -1).reshape(count, m, -1)
+            point = (y if y.shape[1] == cohort else y.expand(runs, cohort, -1)).reshape(count, m, -1)
             g = torch.baddbmm(point, torch.baddbmm(offset, point, rows.mT), rows, beta=reg)
             return (g if fixed is None else g.add_(fixed)).view(runs, cohort, -1)
 
@@ -256,10 +270,10 @@ class RegressionObjective(Objective):
 
 @functools.lru_cache(maxsize=16)
 def _frame(runs: int, d: int, r: int, m: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """What completes [Pᵀ, x] to [[Pᵀ, x, 0], [0, I, 0]]; products are faster with a width that is a multiple of 16."""
+    """What completes [P; xᵀ] to [[P, 0], [xᵀ, I], [0, 0]]; products are faster if one side is a multiple of 16."""
     zeros = -(r + m) % 16
-    below = torch.eye(m, r + m + zeros, dtype=dtype).roll(r, 1)
-    return torch.zeros(runs, d, zeros, dtype=dtype), below.expand(runs, -1, -1)
+    beside = torch.eye(r + m + zeros, m, dtype=dtype).roll(r, 0)
+    return torch.zeros(runs, zeros, d, dtype=dtype), beside.expand(runs, -1, -1)
 
 
 def _normal_equations(a: Floats, b: Floats, row: Floats, reg: float) -> tuple[Floats, Floats, float, Floats]:

@@ -50,7 +50,7 @@ def rounds_to(s: Setting, target_sq: float) -> float:
     a, b = _terms(s)
     if a == 0:
         return 1.0
-    root = (math.sqrt(b * b + 4 * a * target_sq) - b) / (2 * a)
+    root = 2 * target_sq / (math.sqrt(b * b + 4 * a * target_sq) + b)
     return max(1.0, 1 / root**2)
 
 

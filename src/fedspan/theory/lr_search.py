@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -85,12 +85,16 @@ def budget_of(how: Search, rounds: int) -> int:
 
 
 def search(
-    method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int, how: Search | None = None
-) -> SearchResult:
-    """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored."""
+    method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
+    how: Search | None = None, done: Sequence[RateTrial] = (), keep: Callable[[RateTrial], None] = lambda _: None,
+) -> SearchResult:  # fmt: skip
+    """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
+
+    `done` are the trials that an interrupted search of the same run has finished; `keep` is told of every further one.
+    """
     how = how or Search()
     budget = budget_of(how, rounds)
-    run = _TrialRunner(method, problem, clients_per_round, rounds)
+    run = _TrialRunner(method, problem, clients_per_round, rounds, done, keep)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
     known = run.metric == "rel_err"
     if _alike(probes):
@@ -193,8 +197,10 @@ class _TrialRunner:
     """Runs trials of one method on one problem, as the first rounds of a run of `rounds`."""
 
     def __init__(
-        self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int
-    ) -> None:
+        self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
+        done: Sequence[RateTrial], keep: Callable[[RateTrial], None],
+    ) -> None:  # fmt: skip
+        self.done, self.keep = list(done), keep
         self.method, self.problem, self.clients_per_round, self.rounds = method, problem, clients_per_round, rounds
         start = problem.evaluate(problem.x0, problem.buffers0)
         self.metric = next((name for name in ("rel_err", "validation_loss") if name in start), TRAINING_LOSS)
@@ -208,6 +214,14 @@ class _TrialRunner:
 
     def __call__(self, lr: float, rounds: int, until_settled: bool = False, must_fall: bool = False) -> RateTrial:
         """Run `rounds` rounds, fewer if the trial diverges or settles; with `must_fall` not falling is diverging."""
+        if self.done and self.done[0].lr == lr:  # a search takes the same steps again
+            return self.done.pop(0)
+        self.done.clear()
+        trial = self._run(lr, rounds, until_settled, must_fall)
+        self.keep(trial)
+        return trial
+
+    def _run(self, lr: float, rounds: int, until_settled: bool, must_fall: bool) -> RateTrial:
         method: Any = dataclasses.replace(self.method, lr=lr)  # type: ignore[type-var]
         trial = RateTrial(lr, 0, [], [], False)
         with Simulator(method, self.problem) as clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,12 +41,16 @@ class Classes(Partition):
 
     def _deal(self, classes: int, clients: int, rng: np.random.Generator) -> list[set[int]]:
         """The classes of each client, from shuffled decks of all classes."""
-        deck: list[int] = []
+        deck: deque[int] = deque()  # cards are taken near its front
         while len(deck) < clients * self.classes_per_client:
             deck += rng.permutation(classes).tolist()
         hands: list[set[int]] = [set() for _ in range(clients)]
         for hand in hands:
             for _ in range(self.classes_per_client):
                 place = next((i for i, card in enumerate(deck) if card not in hand), None)
-                hand.add(deck.pop(place) if place is not None else int(rng.integers(classes)))
+                if place is None:
+                    hand.add(int(rng.integers(classes)))
+                else:
+                    hand.add(deck[place])
+                    del deck[place]
         return hands

@@ -20,11 +20,11 @@ class Natural(Partition):
         """The examples of each owner."""
         if owners is None:
             raise SpecError("this data set does not say who made which example; use another `partition` than 'natural'")
-        names, counts = np.unique(owners, return_counts=True)
+        names, numbers, counts = np.unique(owners, return_inverse=True, return_counts=True)
         if self.clients is not None and self.clients > len(names):
             raise SpecError(f"`clients` is {self.clients}, but the data set has {len(names)} natural clients")
-        order = names[np.argsort(-counts, kind="stable")][: self.clients]
-        return [np.flatnonzero(owners == name) for name in np.sort(order)]
+        parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+        return [parts[number] for number in np.sort(np.argsort(-counts, kind="stable")[: self.clients])]
 
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
         raise NotImplementedError("a natural partition needs owners; call split()")

@@ -169,7 +169,7 @@ class Chart {
   layout(state, lines, width, height) {
     const box = this.range(lines, state);
     const yTicks = ticks(box.y0, box.y1, state.logy, Math.round(height / 60));
-    const left = 34 + 7 * Math.max(...yTicks.map((v) => words(v).length));
+    const left = 34 + 7 * Math.max(...labelled(yTicks).map((text) => text.length));
     const share = scale(box.x0, box.x1, state.logx, 0, 1);
     const atEdge = (rows) => share(rows[rows.length - 1].x) > 0.96;
     const longest = Math.max(...lines.map(({ series, rows }) => (atEdge(rows) ? textWidth(short(series.name)) : 0)));

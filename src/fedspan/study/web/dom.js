@@ -61,6 +61,14 @@ const ticks = (low, high, log, count) => {
   const inside = found.filter((v) => v >= low * 0.999 && v <= high * 1.001);
   return inside.length > 1 ? inside : even(low, high, count);
 };
+// Labels of ticks, with as many digits as tell them apart.
+const labelled = (values) => {
+  for (let digits = 4; digits < 13; digits++) {
+    const found = values.map((value) => words(value, digits));
+    if (new Set(found).size === values.length) return found;
+  }
+  return values.map((value) => words(value));
+};
 const scale = (low, high, log, from, to) => {
   const f = log ? Math.log10 : (v) => v;
   const [a, b] = [f(low), f(high)];

@@ -31,13 +31,16 @@ const sample = (series, marks) => {
 
 const frame = ({ data, state, box, area, x, y, yTicks }) => {
   const parts = [];
-  for (const value of yTicks) {
+  const yTexts = labelled(yTicks);
+  for (const [number, value] of yTicks.entries()) {
     parts.push(svg("line", { class: "grid", x1: area.left, x2: area.right, y1: y(value), y2: y(value) }));
-    parts.push(svg("text", { x: area.left - 6, y: y(value) + 4, "text-anchor": "end" }, words(value)));
+    parts.push(svg("text", { x: area.left - 6, y: y(value) + 4, "text-anchor": "end" }, yTexts[number]));
   }
   let free = -Infinity;  // labels that would overlap are left out
-  for (const value of ticks(box.x0, box.x1, state.logx, Math.max(2, Math.round((area.right - area.left) / 85)))) {
-    const [text, at] = [words(value), x(value)];
+  const xTicks = ticks(box.x0, box.x1, state.logx, Math.max(2, Math.round((area.right - area.left) / 85)));
+  const xTexts = labelled(xTicks);
+  for (const [number, value] of xTicks.entries()) {
+    const [text, at] = [xTexts[number], x(value)];
     const half = text.length * 3.4 + 4;
     parts.push(svg("line", { class: "grid", x1: at, x2: at, y1: area.top, y2: area.bottom }));
     if (at - half < free) continue;

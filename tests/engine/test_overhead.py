@@ -1,0 +1,72 @@
+"""What a round costs beside its arithmetic, counted: torch operations and Python calls. No clock is read."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conftest import build
+from fedspan.core.config import Settings
+from fedspan.engine.loop import Loop
+from fedspan.engine.simulator import Simulator
+from fedspan.projectors.gaussian import Gaussian
+from fedspan.tasks.regression import Regression
+
+ROUNDS = 64  # as many as are drawn ahead, so that every bound includes the drawing
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that reach torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def advance(loop: Loop) -> None:
+    with torch.inference_mode():
+        for _ in range(ROUNDS):
+            loop.step()
+
+
+def calls(loop: Loop) -> int:
+    """Calls of Python functions in some rounds."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        advance(loop)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+# Bounds are a few per cent above what a round takes: raise one only for something that every round needs.
+@pytest.mark.parametrize(
+    ("name", "operations", "python_calls"), [("ssf", 110, 186), ("scaffold", 69, 87), ("fedavg", 47, 72)]
+)
+def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls: int) -> None:
+    own = {"projector": Gaussian(rank=20)} if name == "ssf" else {}
+    for clients in (20, 500):  # the same whatever their number
+        method = build(name, local_steps=5, **own)
+        problem = Regression(clients=clients, samples=30).build((0,), Settings(batch_size=20))
+        loop = Loop(method, problem, Simulator(method, problem), (0,), 10)
+        advance(loop)  # fills caches
+        with Operations() as seen:
+            advance(loop)
+        found = seen.count / ROUNDS, calls(loop) / ROUNDS
+        assert found[0] <= operations, found
+        assert found[1] <= python_calls, found

@@ -1,0 +1,110 @@
+"""Tuning stops settings that are hopeless, and only those; the winner is that of the whole grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from conftest import RUN
+from fedspan.engine import history
+from fedspan.study import command, halving, results, tables
+from fedspan.study.curves import Curve
+from fedspan.study.model import Part, Study, Variant
+from fedspan.study.tuning import Runs
+
+GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}
+SSF = Variant("ssf", "SSF", "#000000", {"method": {"name": "ssf", "rank": 4, "local_steps": 3}}, GRID)
+
+
+def study(**changes: Any) -> Study:
+    usual = {"base": RUN | {"rounds": 64, "eval_every": 2}, "variants": [SSF], "seeds": 1}
+    return Study("s", [Part(name="p", metric="rel_err", goal="min", **usual | changes)])
+
+
+def made(place: Path, of: Study) -> Runs:
+    command.run(of, place, jobs=1, console=Console(quiet=True))
+    return Runs(of, place)
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return made(tmp_path_factory.mktemp("early"), study())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A figure of the grid needs every point in full."""
+    return made(tmp_path_factory.mktemp("whole"), study(figure={"x": ["method.lr"]}))
+
+
+def test_the_winner_is_that_of_the_whole_grid(early: Runs, whole: Runs) -> None:
+    for one, other in zip(early.cells(), whole.cells(), strict=True):
+        assert early.point(one) == whole.point(other)
+        files = [early.running(one)[0].histories()[0], whole.running(other)[0].histories()[0]]
+        rows = [[{**row, "seconds": 0} for row in history.read(file)[1]] for file in files]
+        assert rows[0] == rows[1]  # also where a run was made in stages
+
+
+def test_hopeless_points_end_at_their_stage(early: Runs, whole: Runs) -> None:
+    tried = early.tried(next(early.cells()))
+    assert [one.dropped for one in tried] == [True, False, False, False]
+    assert [one.rounds for one in tried] == [16, 64, 64, 64]
+    assert tried[-1].end.diverged
+    assert not any(one.dropped for one in whole.tried(next(whole.cells())))
+    rounds = {runs: sum(job.spec.rounds for job in runs.tuning()) for runs in (early, whole)}
+    assert rounds[early] == rounds[whole] - 48
+
+
+def test_a_report_says_which_points_were_stopped(early: Runs, tmp_path: Path) -> None:
+    found = results.collect(early.study, early.place, "")
+    (tmp_path / results.STUDY).write_text("")
+    results.announce(early.study, tmp_path, "x")
+    results.save(found, tmp_path)
+    (part,), entries = early.study.parts, results.load(tmp_path).entries["p"]
+    marks = [row[-1] for row in tables.tuning(part, entries[:1]).texts()]
+    assert marks[0] == "stopped early"
+    assert marks.count("chosen") == 1
+
+
+def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
+    paths = [path for job in early.jobs() for path in job.histories()]
+    before = [path.stat().st_mtime_ns for path in paths]
+    again = made(early.place, early.study)
+    assert [path.stat().st_mtime_ns for path in paths] == before
+    assert [again.point(cell) for cell in again.cells()] == [early.point(cell) for cell in early.cells()]
+
+
+def curve(values: list[float]) -> Curve:
+    rows = np.arange(len(values), dtype=float)
+    return Curve(rows, np.array([values]), rows, rows, rows, [None], [False])
+
+
+@pytest.mark.parametrize(
+    ("values", "dropped"),
+    [
+        ([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], False),  # the best one
+        ([1.0, 1.0, 0.99, 0.99, 0.99, 0.98, 0.98], True),  # no progress
+        ([1.0, 1.4, 1.6, 1.5, 1.2, 1.0, 0.9], False),  # behind, but fast by now
+        ([1.0, 0.8, 0.6, 0.55, 0.55, 0.55, 0.55], False),  # near the best one
+        ([1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 9.0], True),  # astray, and stays there
+    ],
+)
+def test_who_is_hopeless(values: list[float], dropped: bool) -> None:
+    (part,) = study().parts
+    curves = {0: curve([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), 1: curve(values)}
+    assert (1 in halving.hopeless(part, curves, 0.25, 0.5)) is dropped
+
+
+def test_all_points_run_to_the_end_where_the_length_decides_the_numbers() -> None:
+    (part,) = study().parts
+    specs = [part.tuning_spec(SSF, point, part.rows[0]) for point in SSF.points()]
+    assert halving.stages(part, SSF, specs)
+    method = dataclasses.replace(specs[0].method, schedule="cosine")  # type: ignore[type-var]
+    assert not halving.stages(part, SSF, [dataclasses.replace(specs[0], method=method), *specs[1:]])
+    assert not halving.stages(part, SSF, [dataclasses.replace(one, rounds=12) for one in specs])
+    assert not halving.stages(part, SSF, specs[:2])
