@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -36,6 +37,7 @@ from fedspan.optimizers.sgd import SGD
 
 ROOT = Path(__file__).parents[1]
 RATIOS = (0.05, 0.1, 0.2)
+WANTED = {"MLP": 0.7, "transformer": 0.78, "ResNet": 0.85}  # of a full step, at ρ = 0.1
 Loss = Callable[[nn.Module], torch.Tensor]
 
 
@@ -182,6 +184,22 @@ def workloads() -> dict[str, tuple[nn.Module, Callable[[nn.Module], torch.Tensor
         "transformer encoder, 6 × 256, 16 × 64": (Encoder(), lambda m: F.cross_entropy(m(words), labels[16])),
         "ResNet-20, batch 32": (build("resnet20", (3, 32, 32), 10), lambda m: F.cross_entropy(m(images), labels[32])),
     }
+
+
+def short() -> list[bench.Row]:
+    """For `make bench`."""
+    torch.set_num_threads(1)
+    rows = []
+    for name, (model, loss) in workloads().items():
+        steps = {
+            "full": full(copy.deepcopy(model), loss).step,
+            "ssf": subspace(copy.deepcopy(model), loss, "coordinate", 0.1).step,
+        }
+        best = {kind: 1e3 * seconds for kind, seconds in bench.cpu_times(steps, 8).items()}
+        wanted = next(value for word, value in WANTED.items() if name.startswith(word))
+        peer, own, ratio = f"full step {best['full']:.1f}", f"{best['ssf']:.1f}", best["ssf"] / best["full"]
+        rows.append(bench.Row(f"a client's step, {name}, ms", peer, own, ratio, wanted, larger_is_better=False))
+    return rows
 
 
 def main() -> None:

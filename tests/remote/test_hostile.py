@@ -50,7 +50,7 @@ def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, Record
     loop = Loop(spec.method, problem, transport, (spec.seed,), 1)
     rnd = loop._round()
     down = spec.method.broadcast(loop.server, rnd)
-    arrays = {k: v.clone() for k, v in transport._expect(rnd, down, {}).items()}
+    arrays = {k: torch.zeros(v.shape, dtype=v.dtype) for k, v in transport._expect(rnd, down, {}).items()}
     for array in arrays.values():
         if array.is_floating_point():
             array.normal_(generator=torch.Generator().manual_seed(1))

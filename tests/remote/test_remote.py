@@ -170,10 +170,9 @@ def test_states_of_another_run_are_not_taken(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
-def test_copies_are_renewed_a_few_clients_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_renewed_one_client_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a round of many clients never has all their states in memory."""
     together = advance(remote(build("ssf"), small(), tmp_path / "a")[0], 6).transport.save()
-    monkeypatch.setattr("fedspan.remote.server.COPIES_AT_ONCE", 1)
     most = 0
 
     def watched(self: RemoteTransport, name: str, ids: Any) -> torch.Tensor:

@@ -171,6 +171,7 @@ def _run(
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
             callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
         loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out)
+        problem.drop_start()
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])

@@ -38,6 +38,10 @@ def plan(found: Plan, console: Console) -> None:
         "client: between rounds, on disk two versions with the copy of the model; server: model, controls and log, on "
         "disk the copies of all clients' states", console,
     )  # fmt: skip
+    peaks = [(r.method, size(r.client_peak), size(r.cost.server_peak)) for r in found.rows if r.client_peak is not None]
+    if peaks:
+        console.print(table(("across machines", "client process", "server process"), peaks, left=1))
+        _note("peaks of the processes, besides what Python, torch and Flower take themselves", console)
 
 
 def _note(text: str, console: Console) -> None:

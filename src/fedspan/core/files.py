@@ -98,9 +98,11 @@ def write_at(file: int, data: Bytes, start: int) -> int:
 
 def read_at(file: int, size: int, start: int) -> bytearray:
     """Reads exactly `size` bytes at a place of an open file; fewer only where the file ends."""
-    found = bytearray()
-    while len(found) < size and (part := os.pread(file, min(CHUNK, size - len(found)), start + len(found))):
-        found += part
+    found, done = bytearray(size), 0
+    with memoryview(found) as view:
+        while done < size and (read := os.preadv(file, [view[done : done + CHUNK]], start + done)):
+            done += read
+    del found[done:]
     return found
 
 

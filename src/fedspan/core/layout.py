@@ -22,6 +22,12 @@ server holds), and the numbers of the model or of the subspace."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+def all_finite(v: Vector) -> bool:
+    """Whether all numbers are finite; without a vector of answers."""
+    low, high = torch.aminmax(v)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
 @dataclass(frozen=True)
 class Block:
     """One tensor of the model."""

@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,7 @@ class Round:
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
+    overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
 
     @property
     def share(self) -> torch.Tensor | float:
@@ -83,6 +84,15 @@ class Round:
         """The earliest round whose change some client may not have received."""
         return 0 if self.everyone is None else max(0, int(self.everyone.min()))
 
+    @property
+    def missed_by_any(self) -> int:
+        """How many of the last rounds' changes, this one's included, some client with a copy of x lacks after it."""
+        if self.everyone is None:
+            return self.t + 1
+        copies = self.everyone.reshape(-1).copy()
+        copies[self.rows] = self.t
+        return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
+
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The cohort as flat numbers run · N + client, in order."""
@@ -92,7 +102,12 @@ class Round:
         return known
 
     def mean(self, v: Vector) -> Vector:
-        """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n)."""
+        """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n).
+
+        One vector for a round of several clients is what all of them have in common, and its own mean.
+        """
+        if v.shape[1] == 1 < self.ids.shape[1]:
+            return v
         if self.weights is None:
             return v.mean(1, keepdim=True)
         return (self.weights * v).sum(1, keepdim=True) / self.share
@@ -115,6 +130,7 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
+    uses_mean_only: ClassVar[bool] = False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
 
     @property
     def spans_run(self) -> bool:
@@ -222,7 +238,8 @@ class LogsChanges(ABC, Generic[ServerState]):
 
     def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
         """A client's copy after the round of a log entry; for methods whose clients copy more than x."""
-        return copy + self.expand_entry(entry, rnd)
+        moved = self.expand_entry(entry, rnd)
+        return copy + moved if moved is entry else moved.add_(copy)
 
     @abstractmethod
     def empty_round(self, server: ServerState, rnd: Round) -> ServerState:

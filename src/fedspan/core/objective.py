@@ -101,6 +101,9 @@ class Flat(Objective):
     def full_grad(self, x: Vector) -> Vector:
         return torch.zeros_like(x)
 
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        return torch.zeros_like if plus is None else lambda z: torch.zeros_like(z) + plus
+
 
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
@@ -113,6 +116,10 @@ class Problem(ABC):
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # whether `cohort` takes all clients of a round at once
     buffers0: Vector | None = None  # (runs, 1, n): what is averaged besides x, such as running statistics
+
+    def drop_start(self) -> None:
+        """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""
+        self.x0 = self.x0.new_zeros(()).expand(self.x0.shape)
 
     def can_batch(self) -> bool:
         """Whether a problem that is "per_client" could also take all clients of a round as one computation."""

@@ -61,8 +61,9 @@ class Optimizer(ABC):
                 self.step(y, g, memory, lr, origin)
                 if shift is not None:
                     y.add_(shift)
-                del g  # not to be held during the next gradient
-            return y if place is None else y.clone(), memory
+                if number < steps - 1:
+                    del g  # not to be held during the next gradient
+            return y if place is None else g.copy_(y), memory  # nothing else needs the gradient's memory now
 
 
 def turned(m: Vector, old: LinearMap, new: LinearMap) -> Vector:

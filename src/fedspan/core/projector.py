@@ -130,12 +130,21 @@ class Transposed:
         out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
         places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
         for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
-            if (index := picked(factor)) is not None:
-                full, index = _columns(index, block, place)
-                full.zero_().scatter_(-1, index, part.reshape(index.shape))
-            else:
-                place.copy_(_up(factor, block, part))
+            _fill(place, factor, block, part)
         return out
+
+    def plus(self, z: Vector, x: Vector, overwrite: bool = False) -> Vector:
+        """x + Pᵀz, with one new vector of this length; with `overwrite` in x itself."""
+        if overwrite:
+            if z.is_meta:
+                return x
+            P, parts = self.of, z.split(list(self.of.sizes), -1)
+            places = x.split([block.size for block in P.layout.blocks], -1)
+            for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
+                _fill(place, factor, block, part, add=True)
+            return x
+        moved = self @ z
+        return x + moved if moved is z or moved.shape[1] < x.shape[1] else moved.add_(x)
 
 
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
@@ -152,6 +161,19 @@ def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor
     """(v with the projected axis last, the picked columns of every row): views, so that nothing is copied."""
     full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
     return full, index.view(len(index), *[1] * (full.dim() - 2), -1).expand(*full.shape[:-1], -1)
+
+
+def _fill(place: Vector, factor: Factor | None, block: Block, z: Vector, add: bool = False) -> None:
+    """Writes Pᵀz of one block to its place, or adds it; coordinates without another copy of the block."""
+    if (index := picked(factor)) is None:
+        up = _up(factor, block, z)
+        (place.add_ if add else place.copy_)(up)
+        return
+    full, index = _columns(index, block, place)
+    if add:
+        full.scatter_add_(-1, index, z.reshape(index.shape))
+    else:
+        full.zero_().scatter_(-1, index, z.reshape(index.shape))
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:

@@ -25,8 +25,9 @@ from fedspan.core.method import Method, Round
 from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.sync import SyncedDown
-from fedspan.costs.dry_run import NOWHERE, WithoutNumbers
+from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
 from fedspan.engine.loop import Loop, Replies, cohort_of
+from fedspan.engine.running_mean import averages
 from fedspan.projectors._dense import Dense
 
 SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
@@ -84,6 +85,7 @@ class _Forgetful:
         """The cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
         own = {name: part.expand(-1, cohort, -1) for name, part in vars(self.first).items()}
+        rnd = dataclasses.replace(rnd, overwrite=False)  # their states are one
         _, up = self.method.client_step(type(self.first)(**own), down, self.problem.cohort(rnd), rnd)
         return Replies(np.arange(cohort), up, None if buffers is None else buffers.expand(-1, cohort, -1))
 
@@ -131,6 +133,7 @@ class Cost:
     client_state: int  # that one client keeps between rounds, besides its copy of the model
     client_disk: int  # of one client: two versions of its state and of its copy of the model, where it keeps one
     server_memory: int  # of model, controls and log
+    server_peak: int  # of the server's process across machines, besides what Python and torch take
     server_disk: int  # of the copies of all clients' states
     course: Course
 
@@ -157,6 +160,7 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
             server.append(_bytes(loop.server))
             downloads.note(loop.t - 1, last_round[0], (loop.ledger.down - before)[0])
+        step = _server_step(loop)
     totals += downloads.after(loop, totals, min(rounds, DRAWN))
     late = max(1, (len(totals) - 1) // 4 * 2)  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
@@ -164,10 +168,25 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
     log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size
     state = _bytes(transport.first)
     copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
+    held = server[-1] + log
+    sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, and later the replies of a round
     return Cost(
-        up / clients_per_round, down / clients_per_round, *course.after(rounds),
-        state, 2 * (state + copy), server[-1] + log, problem.clients * state, course,
+        up / clients_per_round, down / clients_per_round, *course.after(rounds), state, 2 * (state + copy),
+        held, held + max(sending, step), problem.clients * state, course,
     )  # fmt: skip
+
+
+def _server_step(loop: Loop) -> int:
+    """Bytes at the peak of the server's step beyond its state: replies, or their mean, and the new x."""
+    rnd = loop._round()
+    up = loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None).up
+    up = wire.pick(up, 0) if averages(loop.method, rnd) else up
+    replies = wire.pack(up).values()
+    with Live(loop.problem.x0.device) as live:
+        live.count([*wire.pack(loop.server).values(), *replies])
+        start = live.now
+        loop.method.server_step(loop.server, up, rnd)
+    return int(live.peak - start + sum(part.nbytes for part in replies))
 
 
 class _Downloads:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import secrets
 import time
@@ -99,6 +100,8 @@ def local_work(
 
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
+LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
+SAMPLED = 64  # initial weights that are looked at
 
 
 @functools.lru_cache(maxsize=4)
@@ -143,6 +146,7 @@ class Loop:
     buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
+    start: str = field(init=False)  # a hash of sampled initial weights
     checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
 
     def __post_init__(self) -> None:
@@ -156,6 +160,7 @@ class Loop:
         self.buffers = self.problem.buffers0
         self.lines = [[] for _ in self.seeds]
         self.id = secrets.token_hex(8)
+        self.start = _sampled(self.problem.x0)
         self._each_round = [one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end]
 
     def model(self) -> Vector:
@@ -253,6 +258,7 @@ class Loop:
             local_steps=self.method.local_steps,
             schedule=schedule,
             rounds=self.rounds,
+            overwrite=self.problem.layout.size >= LARGE,
         )
 
     def _evaluate(self) -> Row:
@@ -299,6 +305,14 @@ class Loop:
         self.t, self.seconds = int(clock[0]), clock[1]
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
         self.checks = record["checks"] if self.t else {}
+
+
+def _sampled(x0: Vector) -> str:
+    """A hash of some of the initial weights; a dry run has none."""
+    if x0.is_meta:
+        return ""
+    numbers = x0[..., :: max(1, x0.shape[-1] // SAMPLED)]
+    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

@@ -10,7 +10,6 @@ no checkpoint, unless it is asked for.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import signal
 import time
@@ -21,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import remove, write_atomic
+from fedspan.core.layout import all_finite
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
 from fedspan.engine import history
@@ -38,7 +36,6 @@ from fedspan.engine.outcome import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, read_
 from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
-SAMPLED = 64  # initial weights that are looked at
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class _Files:
         self.loop, self.spec, self.every = loop, spec, every
         self.histories: list[History] = []
         self.saved = time.monotonic()
-        self.start = _start(loop)  # what the run was begun from; a resumed run keeps it
+        self.start = loop.start  # what the run was begun from; a resumed run keeps it
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
 
     def add(self, row: Row) -> None:
@@ -144,7 +141,7 @@ class _Files:
 
     def save(self) -> None:
         assert self.loop.run_dir is not None
-        if not torch.isfinite(self.loop.model().square().sum(-1)).any():
+        if not any(all_finite(x) for x in self.loop.model()):
             return  # the checkpoint before is the last one to go on from
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
         meta |= {"start": self.start, "history": [one.mark() for one in self.histories]}
@@ -210,7 +207,7 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
                 f"at least {meta['round']}"
             )
-        if meta.get("start", _start(loop)) != _start(loop):  # no error: who draws a model anew could never resume
+        if meta.get("start", loop.start) != loop.start:  # no error: who draws a model anew could never resume
             warnings.warn(
                 "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
                 stacklevel=5,
@@ -237,12 +234,6 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
         loop._each_round = [*loop._each_round, loop.callbacks[-1]]
     return files
-
-
-def _start(loop: Loop) -> str:
-    """A hash of sampled initial weights."""
-    numbers = loop.problem.x0[:, :: max(1, loop.problem.x0.shape[-1] // SAMPLED)]
-    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
 
 
 def _longer(out: Path, spec: Spec) -> bool:

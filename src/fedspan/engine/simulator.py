@@ -31,8 +31,12 @@ from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Replies, local_work
 from fedspan.engine.pool import Pool
+from fedspan.engine.running_mean import RunningMean, averages
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
+from fedspan.engine.worker import without_zeros
+
+LARGE = 1 << 25  # numbers of the models of all clients of a round above which only one of them is in memory
 
 
 class Simulator:
@@ -59,7 +63,7 @@ class Simulator:
         self.way = Way("batched" if problem.cohort_mode == "batched" else simulate)
         self.times: dict[Way, float] = {}  # seconds of a round, for each way that was tried
         self._pool: Pool | None = None
-        one = method.init_client(problem.x0[:1], problem.layout)
+        one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self._population: dict[str, States | CompactStates] = {}
@@ -98,19 +102,31 @@ class Simulator:
             self._put(rnd, new, up)
         else:
             began = time.perf_counter()
-            parts = []
-            for place in range(cohort):  # one at a time, so that one client's state is in memory
-                one = rnd.subset(np.array([place]))
-                new, *answer = local_work(self.method, self.problem, self._take(one), down, buffers, one)
-                self._put(one, new, answer[0])
-                parts.append((None, *answer))
-            _, up, beside = _joined(parts)
+            up, beside = self._in_turn(rnd, down, buffers)
             if how == "auto":
                 self._choose(rnd, down, buffers, time.perf_counter() - began)
         return Replies(np.arange(cohort), up, beside)
 
+    def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Vector | None]:
+        """The replies of the clients one after the other, so that one client's state is in memory."""
+        mean = RunningMean(rnd) if averages(self.method, rnd) else None
+        ups, beside = [], []
+        for place in range(rnd.ids.shape[1]):
+            one = rnd.subset(np.array([place]))
+            new, up, own = local_work(self.method, self.problem, self._take(one), down, buffers, one)
+            self._put(one, new, up)
+            del new
+            beside.append(own)
+            if mean is None:
+                ups.append(up)
+            else:
+                mean.add(place, up)
+            del up  # not to be held during the work of the next client
+        return wire.gather(ups) if mean is None else mean.reply(), _beside(beside)
+
     def _by(self, way: Way, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
         """The work of a round without storing it: (new states, replies, buffers)."""
+        rnd = dataclasses.replace(rnd, overwrite=False)
         with threads(way.threads):
             if way.how == "batched":
                 return local_work(self.method, self.problem, self._take(rnd), down, buffers, rnd)
@@ -128,7 +144,13 @@ class Simulator:
         """Chooses the fastest way by timing a round that is already done."""
         self.way, tried = Way("loop"), self._ways(rnd)
         long = self.rounds is not None and self.rounds >= ROUNDS_PER_WAY * len(tried)
-        if not long or len(tried) == 1 or self.rounds is None or took * self.rounds < LONG_RUN:
+        if (
+            rnd.ids.size * rnd.layout.size > LARGE
+            or not long
+            or len(tried) == 1
+            or self.rounds is None
+            or took * self.rounds < LONG_RUN
+        ):
             return
         runs = {way: functools.partial(self._by, way, rnd, down, buffers) for way in tried}
         self.times = timed(runs, SHARE * took * self.rounds)
@@ -234,5 +256,10 @@ def _one_by_one(
 def _joined(parts: list[Answer]) -> Answer:
     """Several answers as one."""
     states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
-    beside = None if parts[0][2] is None else torch.cat([part[2] for part in parts if part[2] is not None], 1)
-    return states, wire.gather([part[1] for part in parts]), beside
+    return states, wire.gather([part[1] for part in parts]), _beside([part[2] for part in parts])
+
+
+def _beside(buffers: list[Vector | None]) -> Vector | None:
+    """The clients' buffers as one vector."""
+    known = [one for one in buffers if one is not None]
+    return torch.cat(known, 1) if known else None

@@ -26,6 +26,8 @@ from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at,
 from fedspan.core.wire import Arrays
 
 Rows = npt.NDArray[np.int64]
+LARGE = 1 << 22  # numbers of a state that is not copied to be read
+COPIED = 1 << 24  # bytes of a row that are copied to the journal at once
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -43,7 +45,7 @@ class States(Saved, Protocol):
     """One field of all clients' states."""
 
     def take(self, rows: Rows) -> torch.Tensor:
-        """Copy rows: (len(rows), size)."""
+        """Rows, (len(rows), size), to be read before the next `put`."""
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
         """Overwrite rows."""
@@ -85,10 +87,17 @@ class InMemory:
         self._latest: tuple[Rows | None, torch.Tensor] = (None, torch.empty(0))
 
     def take(self, rows: Rows) -> torch.Tensor:
-        return self.values.index_select(0, self._places(rows))
+        places = self._places(rows)
+        if len(rows) == 1 and self.values.shape[1] >= LARGE:  # the state of a large model is not copied
+            return self.values[int(places) : int(places) + 1]
+        return self.values.index_select(0, places)
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
-        self.values.index_copy_(0, self._places(rows), values)
+        places = self._places(rows)
+        if len(rows) == 1 and self.values.shape[1] >= LARGE:
+            self.values[int(places)].copy_(values[0])  # nothing where it was changed in place
+        else:
+            self.values.index_copy_(0, places, values)
 
     def _places(self, rows: Rows) -> torch.Tensor:
         """Where rows are; those that have no place yet get one, with the first state in it."""
@@ -150,6 +159,8 @@ class OnDisk:
                 os.close(file)
 
     def take(self, rows: Rows) -> torch.Tensor:
+        if len(rows) == 1:  # a large model's state is not copied
+            return self._read(int(rows[0])).unsqueeze(0)
         return torch.stack([self._read(row) for row in rows.tolist()])
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
@@ -159,10 +170,12 @@ class OnDisk:
             for row, value in zip(rows.tolist(), values, strict=True):
                 start = row * self.row_bytes
                 if row not in self.journaled:
-                    old = row.to_bytes(8, "little") + read_at(self.file, self.row_bytes, start)
-                    self.journal_end += write_at(self.journal, old, self.journal_end)
+                    self.journal_end += write_at(self.journal, row.to_bytes(8, "little"), self.journal_end)
+                    for part in range(start, start + self.row_bytes, COPIED):
+                        old = read_at(self.file, min(COPIED, start + self.row_bytes - part), part)
+                        self.journal_end += write_at(self.journal, old, self.journal_end)
                     self.journaled.add(row)
-                raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().tobytes()
+                raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().data
                 write_at(self.file, raw, start)
                 self.checksums[row] = self._checksum(row, raw)
 
@@ -256,7 +269,7 @@ class OnDisk:
                 if row < self.count:  # else damaged: the row that it was of fails its checksum
                     yield row, entry[8:]
 
-    def _checksum(self, row: int, raw: bytes | bytearray) -> int:
+    def _checksum(self, row: int, raw: bytes | bytearray | memoryview) -> int:
         digest = hashlib.blake2b(raw, digest_size=8, salt=(self.id ^ row << 64).to_bytes(16, "little"))
         return int.from_bytes(digest.digest(), "little", signed=True) or 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,12 @@ class Replica:
     state: Any
     x: Vector | None = None
     last_round: int = -1
+
+
+def without_zeros(state: Any) -> Any:
+    """A state whose vectors of zeros take no memory."""
+    zeros = {f.name: value for f in dataclasses.fields(state) if not (value := getattr(state, f.name)).any()}
+    return replace(state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()})
 
 
 BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays

@@ -61,13 +61,14 @@ class Averaging(LocalSteps[ServerState, NoState, Down, Up]):
 
     def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
         y = self.descend(down.x, f.direction(), self.rate(rnd))  # 2
-        return client, Up(y - down.x)
+        return client, Up(y.sub_(down.x))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Averaging):
     """A server that divides each coordinate by the size of its past changes."""
 
+    uses_mean_only = True
     server_lr: float = 0.01  # η_g: about how far a coordinate moves per round
     beta1: float = 0.9  # β_1: momentum of the server
     tau: float = 1e-3  # τ: changes much smaller than this are not enlarged

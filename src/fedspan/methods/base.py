@@ -23,6 +23,7 @@ from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 
 TENTH = Coordinate(rank=0.1)
+LARGE_LOG = 1 << 24  # bytes of a log from which entries are dropped that no client lacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +287,10 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
 
     def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
         """The log with this round's change, and as many before it as are worth sending: beyond d/r x is cheaper."""
-        return log.push(entry, max(1, self.copied * rnd.layout.size * rnd.layout.dtype.itemsize // bytes_of(entry)))
+        keep = max(1, self.copied * rnd.layout.size * rnd.layout.dtype.itemsize // bytes_of(entry))
+        if bytes_of(entry) * len(log.entries) > LARGE_LOG:
+            keep = min(keep, rnd.missed_by_any)
+        return log.push(entry, keep)
 
     def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
         """Pᵀ δ: the log holds what a round added to x in its own subspace."""

@@ -22,5 +22,7 @@ from fedspan.methods._averaging import Averaging, ServerState, Up
 class FedAvg(Averaging):
     """Mean of local models."""
 
+    uses_mean_only = True
+
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        return ServerState(server.x + self.server_lr * rnd.mean(up.dy))  # 3
+        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(server.x))  # 3

@@ -29,6 +29,7 @@ from fedspan.methods._averaging import Averaging, ServerState, Up
 class FedAvgM(Averaging):
     """Momentum on the server."""
 
+    uses_mean_only = True
     server_momentum: float = 0.9  # β: momentum of the server
 
     def __post_init__(self) -> None:
@@ -40,5 +41,5 @@ class FedAvgM(Averaging):
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         assert server.m is not None
-        m = self.server_momentum * server.m + rnd.mean(up.dy)  # 3
-        return ServerState(server.x + self.server_lr * m, m)  # 4
+        m = (self.server_momentum * server.m).add_(rnd.mean(up.dy))  # 3
+        return ServerState((self.server_lr * m).add_(server.x), m)  # 4

@@ -26,6 +26,7 @@ from fedspan.methods.base import NoState
 class FedProx(Averaging):
     """Local steps that stay near the server's model."""
 
+    uses_mean_only = True
     mu: float = 0.1  # μ: strength of the pull back to the server's model
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class FedProx(Averaging):
         x = down.x
         direction = f.direction(plus=lambda y: self.mu * (y - x))
         y = self.descend(x, direction, self.rate(rnd))  # 2
-        return client, Up(y - x)
+        return client, Up(y.sub_(x))
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        return ServerState(server.x + self.server_lr * rnd.mean(up.dy))  # 3
+        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(server.x))  # 3

@@ -97,7 +97,7 @@ class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Resto
             direction = first = First(direction)
         if not self.solver.plain:
             direction = Averaged(direction)
-        dy = self.descend(x, direction, self.rate(rnd)) - x  # 10
+        dy = self.descend(x, direction, self.rate(rnd)).sub_(x)  # 10
         mean = direction.mean if isinstance(direction, Averaged) else None  # of g_i + b u
         dc = test = None
         if self.option == "I":
@@ -114,14 +114,17 @@ class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Resto
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
-        dc = self._control_change(up.dy, down.c, rnd) if up.dc is None else up.dc
-        return ClientState(client.c + dc)  # 12
+        if up.dc is None:
+            return ClientState(self._control_change(up.dy, down.c, rnd).add_(client.c))  # 12
+        return ClientState(client.c + up.dc)  # 12
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         x, c = server.x, server.c
         dc = self._control_change(up.dy, c, rnd) if up.dc is None else up.dc
         test = server.test if up.test is None else self.judged(server.test, rnd.mean(up.test), 1.0, rnd)
-        return ServerState(x + self.server_lr * rnd.mean(up.dy), c + rnd.share * rnd.mean(dc), test)  # 17
+        mean_dc = rnd.mean(dc)
+        del dc  # not to be held beside the new x and c
+        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(x), (rnd.share * mean_dc).add_(c), test)  # 17
 
     def measures(self, server: ServerState) -> Measures:
         return self.test_values(server.test)

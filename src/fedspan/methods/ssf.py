@@ -204,9 +204,9 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
         return self.compressor.decompress(up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype)
 
     def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
-        backfill = self.subspace(rnd).T @ change
-        u = client.u - backfill if self.beta < 1 else client.u
-        return ClientState(client.c + backfill, u, client.moments)  # 6
+        P = self.subspace(rnd)
+        u = client.u - P.T @ change if self.beta < 1 else client.u
+        return ClientState(P.T.plus(change, client.c, rnd.overwrite), u, client.moments)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
@@ -222,12 +222,13 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
             delta = delta * factor
         entry, move, m, e = self.move(server.m, server.e, delta, P, rnd)
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
-        c, copied, test = c + P.T @ change, server.copied, server.test  # 8
+        c = P.T.plus(change, c, rnd.overwrite and not self.keep_control)  # 8
+        copied, test = server.copied, server.test
         if self.keep_control:
             entry = _with(entry, x, rnd.share, factor)
             x, copied, m = _apart(self.apply_entry(_joined(server), entry, rnd), rnd.layout)
         else:
-            x = x + P.T @ move  # 7
+            x = P.T.plus(move, x)  # 7
         if up.test is not None:
             test = self.judged(test, rnd.mean(up.test), P.rank / rnd.layout.size, rnd)
         return ServerState(x, c, self.push(server.log, entry, rnd), m, e, copied, test)

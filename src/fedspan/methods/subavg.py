@@ -69,4 +69,4 @@ class SubAvg(CompressedMoves[ServerState, ClientState, ProbedDown, Up], Restorab
         if self.extrapolate:
             delta = delta * self.stretch(up.z, rnd)
         entry, move, m, e = self.move(server.m, server.e, delta, P, rnd)
-        return ServerState(server.x + P.T @ move, self.push(server.log, entry, rnd), m, e)  # 4
+        return ServerState(P.T.plus(move, server.x), self.push(server.log, entry, rnd), m, e)  # 4

@@ -24,8 +24,8 @@ class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b;  ∂B = δᵀ (x Pᵀ)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, factor: Factor) -> Tensor:
-        ctx.save_for_backward(_down(factor, x), weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, narrow: Narrow) -> Tensor:
+        ctx.save_for_backward(narrow(x), weight)
         ctx.has_bias = bias is not None
         y = F.linear(x, weight, bias)
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what follows may change it in place
@@ -55,19 +55,20 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (delta,), (inside, weight) = grads, ctx.saved_tensors
         stride, padding, dilation, groups = ctx.how
-        none = [0] * len(stride)
-
-        def back(x: Tensor, w: Tensor, mask: list[bool]) -> Any:
-            return torch.ops.aten.convolution_backward(
-                delta, x, w, None, stride, padding, dilation, False, none, groups, mask
-            )
-
-        down = None
-        if ctx.needs_input_grad[0]:
-            down = back(delta.new_empty(1).expand(ctx.shape), weight, [True, False, False])[0]
-        inner = back(inside, delta.new_empty(1).expand(ctx.inner), [False, True, False])[1]
+        none, down = [0] * len(stride), None
+        if ctx.needs_input_grad[0]:  # as a transposed convolution, which does not ask for the input
+            sizes = zip(ctx.shape[2:], delta.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+            more = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
+            down = _convolution(delta, weight, None, stride, padding, dilation, True, more, groups)
+        shape = delta.new_empty(1).expand(ctx.inner)
+        inner = _convolution_backward(
+            delta, inside, shape, None, stride, padding, dilation, False, none, groups, (False, True, False)
+        )[1]
         over = [0, *range(2, delta.dim())]
         return down, None, delta.sum(over) if ctx.has_bias else None, inner, None, None
+
+
+_convolution, _convolution_backward = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
 
 class _Embedding(torch.autograd.Function):
@@ -104,9 +105,21 @@ def is_transposed(layer: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
+def _inputs(factor: Factor) -> Narrow:
+    """P on the last axis: (…, d) → (n, r)."""
+    index = picked(factor)
+    if index is None:
+        return lambda x: _down(factor, x)
+    one = index.flatten()
+    return lambda x: x.reshape(-1, x.shape[-1]).index_select(1, one)
+
+
 def channels(factor: Factor, groups: int) -> Narrow:
     """P on the channels of each group: (n, g·c, …) → (n, g·r, …)."""
     index = picked(factor)
+    if index is not None and groups == 1:
+        one = index.flatten()
+        return lambda x: x.index_select(1, one)
 
     def narrow(x: Tensor) -> Tensor:
         n, _, *space = x.shape
@@ -127,16 +140,17 @@ def restricted_forward(
 
     With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
     """
+    inputs = _inputs(factor)
     linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
     if isinstance(layer, nn.Linear) and recompute:
         return lambda x: remember(
-            linear(x, layer.weight.detach(), layer.bias, b(), factor), x, layer.weight, layer.bias
+            linear(x, layer.weight.detach(), layer.bias, b(), inputs), x, layer.weight, layer.bias
         )
     if isinstance(layer, nn.Linear):
-        return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), factor)
+        return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), inputs)
     if is_transposed(layer):
         weight, bias = cast(Tensor, layer.weight), cast(Tensor, layer.bias)
-        return lambda x: linear(x, weight.detach().mT, bias, b().mT, factor)
+        return lambda x: linear(x, weight.detach().mT, bias, b().mT, inputs)
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotImplementedError("Embedding with max_norm, scale_grad_by_freq or sparse gradients")

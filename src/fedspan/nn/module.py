@@ -42,16 +42,27 @@ class FlatModule:
         first = named[layout.blocks[0].name].detach()
         self.flat = first.new_empty(layout.size)
         self.same_dtype = self.flat.dtype == layout.dtype  # otherwise x has more digits than the weights
-        parts = self.flat.split([b.size for b in layout.blocks])
         self.params: list[nn.Parameter] = []
-        for block, part in zip(layout.blocks, parts, strict=True):  # one by one, so that no second model is held
+        for block, part in zip(
+            layout.blocks, self._parts(), strict=True
+        ):  # one by one, so that no second model is held
             parameter = named[block.name]
             parameter.data = part.view(block.shape).copy_(parameter.detach())
             self.params.append(parameter)
 
+    def _parts(self) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = self.flat.split([b.size for b in self.layout.blocks])
+        return parts
+
     def load(self, x: Vector) -> None:
         """Copies the flat vector x into the module."""
         self.flat.copy_(x.view(-1))
+
+    def show(self, x: Vector) -> None:
+        """The module's weights are x itself, without a copy; for a module that is evaluated and never trained."""
+        self.flat = torch.from_numpy(x.detach().view(-1).numpy())  # not an inference tensor, whatever x is
+        for parameter, block, part in zip(self.params, self.layout.blocks, self._parts(), strict=True):
+            parameter.data = part.view(block.shape)
 
     def grad(self, y: Vector, loss: Loss) -> Vector:
         """∇f(y), flat."""
@@ -88,10 +99,17 @@ class Restricted:
     """The same module inside x + range(Pᵀ) for one round; leaving the context restores its layers."""
 
     def __init__(
-        self, module: FlatModule, rules: Sequence[ProjectionRule], x: Vector, P: LinearMap, recompute: bool = False
+        self,
+        module: FlatModule,
+        rules: Sequence[ProjectionRule],
+        x: Vector,
+        P: LinearMap,
+        recompute: bool = False,
+        borrow: bool = False,
     ) -> None:
-        self.module, self.P, self.recompute = module, P, recompute
-        module.load(x)
+        """With `borrow` the weights lie in x itself: steps change it and put it back; needs coordinates everywhere."""
+        self.module, self.P, self.recompute, self.borrowed = module, P, recompute, borrow
+        (module.show if borrow else module.load)(x)
         device = module.flat.device
         factors = P.factors if device.type == "cpu" else tuple(f and f.to(device) for f in P.factors)
         parts = x.detach().view(-1).split([block.size for block in module.layout.blocks])
@@ -117,6 +135,7 @@ class Restricted:
         with torch.enable_grad():
             found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
+        self._put_back()
         return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
     @contextlib.contextmanager
@@ -136,8 +155,14 @@ class Restricted:
         try:
             yield Place(point.view(1, 1, -1), gradient.view(1, 1, -1), backward)
         finally:
+            self._put_back()
             for piece in self.pieces:
                 piece.leaf.grad = None
+
+    def _put_back(self) -> None:
+        """Makes a borrowed x what it was."""
+        for piece in self.pieces if self.borrowed else ():
+            piece.put_back()
 
     @contextlib.contextmanager
     def _all_used(self) -> Iterator[None]:
@@ -203,6 +228,15 @@ class _Piece:
                 weight.add_(lift(self.factor, b - self.leaf, self.axis))
             if self.layers and self.index is None:
                 self.leaf.copy_(b)
+
+    def put_back(self) -> None:
+        """Sets the weight to x, to the last bit."""
+        assert self.start is not None
+        weight = self.parameter.detach()
+        if self.index is None:
+            weight.copy_(self.start)
+        else:
+            weight.index_copy_(self.axis, self.index, self.start)
 
     def shaped(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""

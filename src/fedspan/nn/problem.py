@@ -15,10 +15,10 @@ from torch import nn
 from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError
-from fedspan.core.layout import Vector
+from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Round
 from fedspan.core.objective import Objective, Problem
-from fedspan.core.projector import LinearMap
+from fedspan.core.projector import LinearMap, picked
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batched import Cohort
 from fedspan.nn.chain import Chain, chain_of
@@ -82,11 +82,15 @@ class TorchProblem(Problem):
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
+        self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
+        self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
+        self.on_server = self.in_memory and not on_client and not self.local_data  # nothing is trained here
         if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
+        elif self.on_server:
+            self.x0 = self.module.flat.view(1, 1, -1)
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
-        self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
         weighted = settings.participation.weights != "uniform"
         self.weights = settings.participation.shares(sizes_of(self.local_data)) if weighted else None
         saved = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
@@ -141,7 +145,7 @@ class TorchProblem(Problem):
             found = dict(self._evaluate(self.model)) if self._evaluate is not None else {}
         if self._evaluate is None and self.local_data and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
-        if not torch.isfinite(x).all():
+        if not all_finite(x):
             found["training_loss" if self._evaluate is None else "loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
 
@@ -199,14 +203,19 @@ class TorchProblem(Problem):
     def _load(self, x: Vector, buffers: Vector | None) -> None:
         """The module with a server model, in evaluation mode."""
         self.release()
-        self.module.load(x)
+        if self.on_server:
+            self.module.show(x)
+        else:
+            self.module.load(x)
         self.write_buffers(buffers)
         self.model.eval()
 
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
-        self._active = Restricted(self.module, self.rules, x, P, self.recompute).__enter__()
+        picks = all(factor is None or picked(factor) is not None for factor in P.factors)
+        borrow = self.on_client and self.in_memory and picks  # the process of a client holds its model once
+        self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
 
     def release(self) -> None:

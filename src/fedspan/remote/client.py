@@ -19,7 +19,7 @@ from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
 from fedspan.core.method import Method, Round, restorable
 from fedspan.core.objective import Problem
-from fedspan.engine.worker import BUFFERS, Replica, answer, opened
+from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -86,6 +86,8 @@ class StateFile:
         """Write both versions in one step that survives a crash; `mark` is that of the reply to the message."""
         arrays: wire.Arrays = {}
         for version, replica in enumerate((before, after)):
+            if not version and not message.accepted:
+                continue  # nobody asks for the initial state
             arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
             arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
         meta = {"fingerprint": message.fingerprint, "accepted": [message.accepted, message.accepted + 1]}
@@ -159,7 +161,7 @@ class RemoteClient:
         kind = self.method.types()[1]
         if message.accepted and not brought:
             return self.state_file.load(message.accepted, message.mark, kind, self.agreement.fingerprint)
-        first = self.method.init_client(self.problem.x0, self.problem.layout)
+        first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if not brought:
             return Replica(first)
         last_round = int(brought.pop(LAST_ROUND))

@@ -27,15 +27,15 @@ from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Replies
+from fedspan.engine.running_mean import RunningMean, averages
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
-from fedspan.engine.worker import BUFFERS
+from fedspan.engine.worker import BUFFERS, without_zeros
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
-COPIES_AT_ONCE = 1 << 26  # bytes of states that are renewed together
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
 
 
@@ -82,8 +82,8 @@ class RemoteTransport:
             )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
         self.marks = np.zeros(clients, np.int64)  # of the last of them
-        self.first = self.method.init_client(x0[:1], self.layout)
-        self._x0 = x0[:1]
+        self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
+        self.first = without_zeros(self.method.init_client(self._x0, self.layout))
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self._copies: dict[str, States] | None = None
         if backup:
@@ -235,30 +235,40 @@ class RemoteTransport:
 
     def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
         places = np.array(sorted(found.replies))
-        replies, kind = [found.replies[place] for place in places.tolist()], self.method.types()[3]
-        ups: list[Any] = [wire.unpack(kind, {k: v for k, v in r.items() if k != BUFFERS}) for r in replies]
-        up = wire.gather(ups)
-        buffers = torch.cat([r[BUFFERS] for r in replies], 1) if BUFFERS in replies[0] else None
-        if self._copies:
-            one = sum(array.nbytes for array in wire.pack(self.first).values())
-            for start in range(0, len(places), at_once := max(1, COPIES_AT_ONCE // max(1, one))):
-                part = slice(start, start + at_once)
-                self._update_copies(rnd.subset(places[part]), down, places[part], wire.gather(ups[part]))
-        ids = rnd.ids[0, places]
+        accepted = rnd.subset(places)
+        ids = accepted.ids[0]
+        mean = RunningMean(accepted) if averages(self.method, accepted) else None
+        ups, beside = [], []
+        for number, place in enumerate(places.tolist()):  # one at a time: a large reply is not kept beside the mean
+            arrays = found.replies.pop(place)
+            beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
+            up: Any = wire.unpack(self.method.types()[3], arrays)
+            self._update_copy(rnd.subset(np.array([place])), down, up)
+            if mean is None:
+                ups.append(up)
+            else:
+                mean.add(number, up)
+            del arrays, up
+        up = wire.gather(ups) if mean is None else mean.reply()
+        buffers = torch.cat(beside, 1) if beside else None
         self.accepted[ids] += 1
         self.marks[ids] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
         return Replies(places, up, buffers, found.sent[None], received, events)
 
-    def _update_copies(self, rnd: Round, down: Any, places: Ids, up: Any) -> None:
-        """What the replies of some clients do to the copies of their states."""
-        assert self._copies is not None
-        assert self.memory is not None
-        old = replace(self.first, **{name: self._copy(name, rnd.ids[0]) for name in self._copies})
-        sent = down.subset(places) if isinstance(down, SyncedDown) else down
-        new = wire.pack(self.memory.update_client_state(old, sent, up, rnd))
-        for name, states in self._copies.items():
-            states.put(rnd.ids[0], new[name][0])
+    def _update_copy(self, rnd: Round, down: Any, up: Any) -> None:
+        """Renews the copy of the one client of `rnd`."""
+        if not self._copies or self.memory is None:
+            return
+        ids = rnd.ids[0]
+        old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
+        sent = (
+            replace(down, sync=replace(down.sync, last_round=rnd.last_round)) if isinstance(down, SyncedDown) else down
+        )
+        new = self.memory.update_client_state(old, sent, up, rnd)
+        for name, values in wire.pack(new).items():
+            if name in self._copies:
+                self._copies[name].put(ids, values[0])
 
     def _copy(self, name: str, ids: Ids) -> Vector:
         assert self._copies is not None
@@ -271,8 +281,9 @@ class RemoteTransport:
         """
         sizes = tuple(value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor))
         if sizes not in self._expected:
-            _, up = self.method.client_step(self.first, down, Flat(), rnd.subset(np.array([0])))
-            self._expected[sizes] = wire.pack(up) | extra
+            one = replace(rnd.subset(np.array([0])), overwrite=False)
+            _, up = self.method.client_step(self.first, down, Flat(), one)
+            self._expected[sizes] = {name: array.to("meta") for name, array in (wire.pack(up) | extra).items()}
         return self._expected[sizes]
 
     def save(self) -> wire.Arrays:

@@ -19,6 +19,8 @@ from fedspan.remote.messages import RoundMessage
 
 HEADER, ARRAYS = "header", "arrays"
 DTYPES = {"<f4", "<f8", "<f2", "<i2", "<i4", "<i8", "|u1"}  # little-endian; bfloat16 is sent as int16
+RAW, PART = "raw", "#"  # how a large array is sent: its bytes, in pieces named x#0, x#1, …
+PIECE, MAX_PIECES = 1 << 24, 256  # bytes of a piece at least, and pieces of an array
 MAX_ARRAYS = 4096  # in one message
 MAX_HEADER = 64  # keys
 MAX_TEXT = 16_000  # characters of a value in a header
@@ -72,11 +74,12 @@ class RunConfig:
 
 def write_message(message: RoundMessage) -> RecordDict:
     """A message as Flower's records."""
-    arrays = {}
+    arrays = ArrayRecord()
     for name, tensor in message.arrays.items():
         plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        arrays[name] = Array(plain.detach().contiguous().numpy())
-    return RecordDict({HEADER: ConfigRecord(message.header()), ARRAYS: ArrayRecord(arrays)})
+        for piece, array in _pieces(name, plain.detach().contiguous().numpy()).items():
+            arrays[piece] = array  # one by one: the constructor would copy it
+    return RecordDict({HEADER: ConfigRecord(message.header()), ARRAYS: arrays})
 
 
 def read_message(content: RecordDict, max_bytes: int) -> RoundMessage:
@@ -92,11 +95,56 @@ def read_message(content: RecordDict, max_bytes: int) -> RoundMessage:
     if total > max_bytes:
         raise ProtocolError(f"the message has {total:,} bytes of arrays; at most {max_bytes:,} are allowed")
     arrays = {}
-    for name, array in records.items():
-        tensor = torch.from_numpy(read_array(name, array.data))
+    for name, pieces in _grouped(records).items():
+        large = pieces[0] != name
+        found = read_pieces(name, pieces, records) if large else read_array(name, records[name].data)
+        tensor = torch.from_numpy(found)
         rounded = header.get("reply_dtype") == "bfloat16" and tensor.dtype == torch.int16
         arrays[name] = tensor.view(torch.bfloat16) if rounded else tensor
     return RoundMessage.read(dict(header), arrays)
+
+
+def _pieces(name: str, array: np.ndarray[Any, Any]) -> dict[str, Array]:
+    """An array as Flower's; a large one in pieces that are views of it, because Flower joins what one `Array` holds."""
+    if array.nbytes <= PIECE:
+        return {name: Array(array)}
+    raw, step = array.reshape(-1).view(np.uint8), max(PIECE, array.nbytes // MAX_PIECES)
+    pieces = {}
+    for number, start in enumerate(range(0, raw.size, step)):
+        pieces[f"{name}{PART}{number}"] = piece = Array(array.dtype.str, array.shape, RAW, b"")
+        piece.data = raw[start : start + step]  # type: ignore[assignment]  # any buffer serves
+    return pieces
+
+
+def _grouped(records: ArrayRecord) -> dict[str, list[str]]:
+    """Name of an array → names of its pieces, in order; its own name if it is in one piece."""
+    groups: dict[str, list[str]] = {}
+    for key in records:
+        groups.setdefault(key.partition(PART)[0], []).append(key)
+    return groups
+
+
+def read_pieces(name: str, keys: list[str], records: ArrayRecord) -> np.ndarray[Any, Any]:
+    """A large array from its pieces, each of which is freed once it is copied."""
+    first = records[keys[0]]
+    if keys != [f"{name}{PART}{number}" for number in range(len(keys))]:
+        raise ProtocolError(f"the pieces of array {name!r:.40} are not complete")
+    if first.dtype not in DTYPES:
+        raise ProtocolError(
+            f"array {name!r:.40} is of type {first.dtype!r:.40}; allowed are {', '.join(sorted(DTYPES))}"
+        )
+    dtype, shape, size = np.dtype(first.dtype), tuple(first.shape), sum(len(records[key].data) for key in keys)
+    if len(shape) > 8 or not all(type(n) is int and 0 <= n <= size for n in shape):
+        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes")
+    if math.prod(shape) * dtype.itemsize != size:
+        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes")
+    raw, end = np.empty(size, np.uint8), 0
+    for key in keys:
+        piece = np.frombuffer(records[key].data, np.uint8)
+        raw[end : end + piece.size] = piece
+        end += piece.size
+        del piece, records[key]
+    return raw.view(dtype).reshape(shape)
 
 
 def read_array(name: str, data: bytes) -> np.ndarray[Any, Any]:

@@ -227,6 +227,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     )  # fmt: skip
     callbacks = (*spec.callbacks, run_log)
     loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir)
+    problem.drop_start()
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
     keeping = Keeping(

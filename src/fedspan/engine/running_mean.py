@@ -1,0 +1,82 @@
+"""The mean of large replies, taken as they arrive: one vector in memory instead of one per client.
+
+The result equals `Round.mean` of all replies to the last bit. Torch adds the rows of a matrix in blocks, and so does
+this. The last few columns it adds in another order; of these the rows are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from fedspan.core.layout import Vector
+from fedspan.core.method import AnyMethod, Round
+
+LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
+COLUMNS = 64  # torch adds so many columns at once
+LEVELS = 4  # of torch's partial sums
+
+
+def averages(method: AnyMethod, rnd: Round) -> bool:
+    """Whether the replies of a round are averaged as they arrive."""
+    cohort = rnd.ids.shape[1]
+    if cohort == 1 or cohort * rnd.layout.size < LARGE:
+        return False
+    own = next(kind for kind in type(method).__mro__ if "server_step" in vars(kind))
+    return bool(vars(own).get("uses_mean_only"))  # not inherited: a class with another `server_step` says it again
+
+
+class RunningMean:
+    """mean_S of the vectors of a cohort's replies, which come in the order of the cohort."""
+
+    def __init__(self, rnd: Round) -> None:
+        self.rnd = rnd
+        self.kind: Any = None  # the class of a reply
+        self.sums: dict[str, _Sum] = {}
+
+    def add(self, place: int, up: Any) -> None:
+        """Takes in the reply of one place, whose vectors it may change."""
+        self.kind = type(up)
+        for field in dataclasses.fields(up):
+            if (vector := getattr(up, field.name)) is not None:
+                own = self.sums.setdefault(field.name, _Sum(self.rnd.ids.shape[1]))
+                own.add(vector if self.rnd.weights is None else vector.mul_(self.rnd.weights[:, place : place + 1]))
+
+    def reply(self) -> Any:
+        """A reply whose vectors are the means, (runs, 1, n)."""
+        share = float(self.rnd.ids.shape[1]) if self.rnd.weights is None else self.rnd.share
+        return self.kind(**{name: own.total().div_(share) for name, own in self.sums.items()})
+
+
+class _Sum:
+    def __init__(self, count: int) -> None:
+        self.block_bits = max(4, math.ceil(math.log2(count)) // LEVELS)
+        self.levels: list[Vector] = []
+        self.tails: list[Vector] = []
+
+    def add(self, row: Vector) -> None:
+        self.tails.append(row[..., row.shape[-1] - row.shape[-1] % COLUMNS :].clone())
+        self._add(0, row)
+        mask, level = (1 << self.block_bits) - 1, 0
+        while level + 1 < LEVELS and not (len(self.tails) >> self.block_bits * level) & mask:
+            self._add(level + 1, self.levels[level])
+            self.levels[level].zero_()
+            level += 1
+
+    def _add(self, level: int, row: Vector) -> None:
+        if level == len(self.levels):
+            self.levels.append(row.clone() if level else row)  # the first row is the caller's to give away
+        else:
+            self.levels[level].add_(row)
+
+    def total(self) -> Vector:
+        """Σ of the rows."""
+        total, *others = self.levels
+        for other in others:
+            total.add_(other)
+        tail = torch.cat(self.tails, 1).sum(1, keepdim=True)
+        total[..., total.shape[-1] - tail.shape[-1] :] = tail
+        return total

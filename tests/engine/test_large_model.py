@@ -1,0 +1,150 @@
+"""Large models in the simulator: few vectors of the model's size, and the same bits as with small ones."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedspan
+from fedspan.core.config import Settings
+from fedspan.core.layout import Block, Layout
+from fedspan.core.method import Round
+from fedspan.costs.dry_run import Live
+from fedspan.engine import loop, running_mean, states
+from fedspan.engine.running_mean import RunningMean
+from fedspan.methods import SSF, FedAvg, Scaffold, base
+from fedspan.methods._averaging import ServerState, Up
+from fedspan.nn.client_data import as_client_data
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.projection_rules import projection_rules
+
+KNOWN: dict[str, Any] = {"lr": 0.05, "local_steps": 2}
+
+
+def as_large(patch: pytest.MonkeyPatch) -> None:
+    """Treats every model as a large one."""
+    patch.setattr(running_mean, "LARGE", 0)
+    patch.setattr(loop, "LARGE", 0)
+    patch.setattr(states, "LARGE", 0)
+    patch.setattr(base, "LARGE_LOG", 0)
+
+
+def trained(
+    method: Any, clients: int = 5, rounds: int = 4, width: int = 40, layers: int = 1, **settings: Any
+) -> fedspan.Result:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)), nn.ReLU(), nn.Linear(width, 3))
+    data = [(torch.randn(6 + i, width), torch.arange(6 + i) % 3) for i in range(clients)]
+    engine = fedspan.Engine(simulate="loop")
+    return fedspan.fit(
+        model, data, method=method, rounds=rounds, test=data[0], engine=engine, progress=False, **settings
+    )
+
+
+@pytest.mark.parametrize("cohort", [2, 5, 16, 40])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_mean_of_replies_as_they_arrive_is_that_of_all_of_them(cohort: int, weighted: bool) -> None:
+    size = 64 * 3 + 37
+    layout = Layout((Block("w", (size,)),))
+    weights = torch.rand(1, cohort, 1) if weighted else None
+    ids = np.arange(cohort)[None]
+    rnd = Round(0, (0,), cohort, layout, ids, np.full_like(ids, -1), weights)
+    dy, mean = torch.randn(1, cohort, size), RunningMean(rnd)
+    for place in range(cohort):
+        mean.add(place, Up(dy[:, place : place + 1].clone()))
+    assert torch.equal(rnd.mean(mean.reply().dy), rnd.mean(dy))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"participation": fedspan.Participation(weights="examples")}, {"clients_per_round": 3}]
+)
+@pytest.mark.parametrize("method", [FedAvg(**KNOWN), SSF(rank=0.2, **KNOWN), Scaffold(**KNOWN)])
+def test_numbers_and_bytes_are_those_of_a_small_model(
+    method: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = trained(method, rounds=7, **settings)
+    as_large(monkeypatch)
+    large = trained(method, rounds=7, **settings)
+    for name, value in small.weights[0].items():
+        assert torch.equal(value, large.weights[0][name])
+    costs = [[(line["up_bytes"], line["down_bytes"]) for line in one.history] for one in (small, large)]
+    assert costs[0] == costs[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(FedAvg):
+    """A server that needs every reply."""
+
+    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+        assert up.dy.shape[1] == rnd.ids.shape[1]
+        return ServerState(server.x + up.dy.median(1, keepdim=True).values)
+
+
+def test_a_method_with_a_server_step_of_its_own_gets_every_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_large(monkeypatch)
+    assert trained(Median(**KNOWN)).finished
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        (FedAvg(**KNOWN), 4.3),  # besides the user's model: weights, x, gradient, mean
+        (SSF(rank=0.05, **KNOWN), 4 + 4.8),  # weights, x, controls, one new state; the states of four clients
+    ],
+)
+def test_vectors_of_the_model_in_memory(method: Any, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_large(monkeypatch)
+    trained(method, clients=4, rounds=1)  # caches
+    gc.collect()
+    with Live(torch.device("cpu")) as live:
+        result = trained(method, clients=4, rounds=2, width=96, layers=12)
+    model = sum(value.nbytes for value in result.weights[0].values())
+    assert (live.peak - model) / model < most
+
+
+def test_a_large_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_large(monkeypatch)
+    whole = trained(SSF(rank=0.2, **KNOWN), rounds=4)
+
+    class Stop(fedspan.Callback):
+        def on_round_end(self, run: Any) -> None:
+            if run.t == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(SSF(rank=0.2, **KNOWN), rounds=4, run_dir=tmp_path / "run", callbacks=[Stop()])
+    resumed = trained(SSF(rank=0.2, **KNOWN), rounds=4, run_dir=tmp_path / "run", resume=True)
+    for name, value in whole.weights[0].items():
+        assert torch.equal(value, resumed.weights[0][name])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_client_trains_in_the_memory_of_x_and_puts_it_back(momentum: float) -> None:
+    method, found = SSF(rank=0.3, momentum=momentum, **KNOWN), []
+    for on_client in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
+        data = as_client_data((torch.randn(12, 40), torch.arange(12) % 3), "client 0")
+        rules = projection_rules(model)
+        problem = TorchProblem(model, [data], _loss, rules, Settings(batch_size=4), on_client=on_client)
+        x = torch.randn(1, 1, problem.layout.size, generator=torch.Generator().manual_seed(1))
+        x[..., ::7] = -0.0
+        before = x.numpy().tobytes()
+        rnd = Round(0, (0,), 1, problem.layout, np.array([[0]]), np.array([[-1]]), local_steps=2)
+        with torch.inference_mode():
+            down = method.broadcast(method.init_server(x, problem.layout), rnd)
+            found.append(method.client_step(method.init_client(x, problem.layout), down, problem.cohort(rnd), rnd))
+        assert x.numpy().tobytes() == before
+        assert (problem.module.flat.data_ptr() == x.data_ptr()) == on_client
+    assert torch.equal(found[0][0].c, found[1][0].c)
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
