@@ -53,7 +53,7 @@ class Objects:
         """Checks what a user gives; clients of a list are numbered."""
         if not isinstance(model, nn.Module):
             raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-        if table_columns(clients) is not None:
+        if not isinstance(clients, Mapping) and table_columns(clients) is not None:
             raise DataError(
                 "`clients` is one table; give a list with a table per client, such as "
                 "[part for _, part in table.groupby('client')]"
