@@ -22,6 +22,10 @@ ROUNDS = 64  # as many as are drawn ahead, so that every bound includes the draw
 class Operations(TorchDispatchMode):
     """Counts the operations that reach torch's dispatcher."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # loading torch's compiler takes seconds
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

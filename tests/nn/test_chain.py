@@ -214,6 +214,10 @@ class Counted(TorchDispatchMode):
 
     calls = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # loading torch's compiler takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += not func.is_view
         return func(*args, **(kwargs or {}))

@@ -146,6 +146,10 @@ def test_a_resnet(projector: str, norm: Any) -> None:
 class Sizes(TorchDispatchMode):
     """The largest tensor that any operation makes."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # loading torch's compiler takes seconds
+
     def __init__(self) -> None:
         super().__init__()
         self.made: list[tuple[int, ...]] = []

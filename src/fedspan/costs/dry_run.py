@@ -39,6 +39,10 @@ def _flat(args: Iterable[Any]) -> Iterator[Any]:
 class WithoutNumbers(TorchDispatchMode):
     """An operation on a tensor without numbers takes all its tensors as such, wherever they are."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to skip it torch would load its compiler, which takes seconds
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 

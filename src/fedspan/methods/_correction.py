@@ -18,6 +18,7 @@ trial that fails costs little. Clients compute c_i from their gradients alone, s
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +57,7 @@ class Correction:
         super().__post_init__()  # type: ignore[misc]
         one_of("correction", self.correction, ("always", "tested", "never"))
 
-    @property
+    @functools.cached_property
     def tests(self) -> bool:
         """Whether the server switches the correction."""
         return self.correction == "tested"
