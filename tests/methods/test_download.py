@@ -44,12 +44,11 @@ def test_a_round_costs_half_the_download() -> None:
     assert costs == [r + 3, 2 * r + 1]
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("down", [QSGD, {"name": "qsgd", "levels": 7}, {"name": "sign"}])
+@pytest.mark.parametrize(("keep", "down"), [(True, {"name": "qsgd", "levels": 7}), (False, {"name": "sign"})])
 def test_compressed_downloads_reach_the_optimum(keep: bool, down: dict[str, Any]) -> None:
     """Error feedback on the server, and controls that do not depend on what was left out."""
-    method = build("ssf", projector=GAUSSIAN, lr=0.02, keep_control=keep, down_compressor=down)
-    loop = advance(start(method, small(batch="full", samples=40), 7), 2500)
+    method = build("ssf", projector=GAUSSIAN, lr=0.05, keep_control=keep, down_compressor=down)
+    loop = advance(start(method, small(batch="full", samples=40), 7), 1200)
     assert float(loop.problem.evaluate(model(loop))["rel_err"][0]) < 1e-5
     clients = loop.transport.clients().c.mean(1, keepdim=True)
     torch.testing.assert_close(clients, loop.server.c, rtol=1e-9, atol=1e-11)

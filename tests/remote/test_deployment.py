@@ -42,8 +42,9 @@ def spec_of(rounds: int, clients: int, clients_per_round: int, name: str = "ssf"
 
 
 def changes(spec: Spec) -> str:
-    """The spec as changes of the app's own: one line of TOML for each key."""
-    return "; ".join(f"{key}={inline(value)}" for key, value in (spec.decisions() | {"rounds": spec.rounds}).items())
+    """The spec as changes of the app's own: one line of TOML for each key; a regression has no projection rules."""
+    table = {"projection": {}} | spec.decisions() | {"rounds": spec.rounds}
+    return "; ".join(f"{key}={inline(value)}" for key, value in table.items())
 
 
 def inline(value: Any) -> str:

@@ -304,8 +304,8 @@ def test_settings_are_checked() -> None:
     [
         ({"batch_size": 3}, "batch_size is 3 on the client and 4 on the server"),
         (
-            {"training": {"weight_decay": 0.1}},
-            "training.weight_decay is 0.1 on the client and the default on the",
+            {"dtype": "float64"},
+            "dtype is float64 on the client and the default on the",
         ),
         ({"task": SMALL | {"het": 2.0}}, "task.het is 2.0 on the client and 1.0 on the server"),
         ({"method": SSF | {"schedule": "cosine"}}, "method.schedule is cosine on the client and the default on the"),

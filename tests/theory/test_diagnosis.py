@@ -339,7 +339,7 @@ def test_a_rate_that_fell_and_turns_is_not_waited_for(monkeypatch: pytest.Monkey
                 )
 
     monkeypatch.setattr("fedspan.theory.lr_search.Loop", Event)
-    run = _TrialRunner(build("fedavg"), small(), 3, 20)
+    run = _TrialRunner(build("fedavg"), small(), 3, 20, (), lambda trial: None)
     run.first = 1.0
     turned, settled = (run(lr, 20, must_fall=True) for lr in courses)
     assert (turned.diverged, turned.rounds) == (True, 4)

@@ -46,7 +46,7 @@ class LanguageModel(TextTask):
                 at_least(name, getattr(self, name), 1)
         positive_share("test_share", self.test_share)
         if self.test_share == 1:
-            raise SpecError("`test_share` must be below 1, so that there is text to train on")
+            raise SpecError(f"`test_share` must be above 0 and below 1, got {self.test_share!r}")
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The roles, whose texts are cut into blocks, and the model."""
