@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -278,7 +279,7 @@ def _orphaned() -> bool:
 
 
 def _run(job: Job, seen: Seen) -> End:
-    failed = job.run_dir / FAILED
+    failed, began = job.run_dir / FAILED, time.monotonic()
     job.forget_failure()
     resume = (job.run_dir / CHECKPOINT).exists()
     if not resume:
@@ -301,7 +302,8 @@ def _run(job: Job, seen: Seen) -> End:
         job.run_dir.mkdir(parents=True, exist_ok=True)
         failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8")
         return "failed"
-    _release_memory()
+    if time.monotonic() - began > 1:  # a shorter run leaves little behind, and takes less time than this
+        _release_memory()
     return "finished" if result.finished else "stopped"
 
 
