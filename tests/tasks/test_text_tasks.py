@@ -186,6 +186,7 @@ def have_texts() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow  # half a minute; mnist and cifar100 run in small in every test run
 def test_the_study_runs_from_the_command_line_and_keeps_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

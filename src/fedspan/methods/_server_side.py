@@ -80,6 +80,8 @@ class CompressedMoves(ServerMomentum, InSubspace[LoggedState, ClientState, Down,
         self, m: Vector, e: Vector, delta: Vector, P: LinearMap, rnd: Round
     ) -> tuple[Entry, Vector, Vector, Vector]:
         """(what is sent, the move that it stands for, m, e) after δ."""
+        if self.down_compressor is None and not self.server_momentum:
+            return delta, delta, m, e
         move, moved = self.moved_on(m, delta, P)
         if self.down_compressor is None:
             return move, move, moved, e

@@ -46,6 +46,7 @@ with it. With full participation 8 and 8' are the same. Clients may have weights
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -151,7 +152,7 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
         sync = ModelSync(_joined(server) if self.keep_control else server.x, server.log, rnd.last_round)
-        switch, Pc = self.switch(server.test), None if self.keep_control else P @ server.c
+        switch, Pc = self.switch(server.test) if self.tests else None, None if self.keep_control else P @ server.c
         if Pc is None or self.down_compressor is None:
             return Down(sync, Pc, P.probe, switch)  # 2
         return Down(sync, None, P.probe, switch, self.down_compressor.compress(Pc, self._control_keys(rnd)))
@@ -252,7 +253,7 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
         entry = super().no_move(x, rnd)
         return _with(entry, x, 0.0, 1.0) if self.keep_control else entry
 
-    @property
+    @functools.cached_property
     def copied(self) -> int:
         return 1 + self.keep_control * (1 + bool(self.server_momentum))
 
