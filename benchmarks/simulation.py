@@ -1,6 +1,6 @@
 """Rounds per second of FedAvg, SCAFFOLD and SSF: fedspan, FedJAX, pfl-research, and a hand-written loop.
 
-    python benchmarks/simulation.py [--peers /tmp/peers/bin/python] [--threads 1] [--models mlp cnn]
+    python benchmarks/simulation.py [--peers out/peers/bin/python] [--threads 1] [--models mlp cnn]
                                     [--methods fedavg scaffold ssf] [--how loop batched pool] [--turns 7]
 
 100 clients of 100 examples 1 × 28 × 28, 10 clients per round, batches of 20, one epoch of local steps; the MLP
@@ -39,7 +39,7 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 
 ROOT = Path(__file__).parents[1]
-PEERS = os.environ.get("PEERS", "/tmp/peers/bin/python")  # noqa: S108 (an interpreter, not a file of ours)
+PEERS = os.environ.get("PEERS", "out/peers/bin/python")
 TURN = 0.3  # seconds
 METHODS: dict[str, AnyMethod] = {
     "fedavg": FedAvg(lr=LR, local_steps=STEPS),

@@ -2,8 +2,8 @@
 
 They are no dependency of fedspan and run in an interpreter of their own, one process per contestant:
 
-    python3.11 -m venv /tmp/peers
-    /tmp/peers/bin/pip install torch==2.13.0 fedjax==0.0.17 jax==0.10.2 pfl==0.6.0
+    python3.11 -m venv out/peers
+    out/peers/bin/pip install torch==2.13.0 fedjax==0.0.17 jax==0.10.2 pfl==0.6.0
 
 `serve` is that process. It reads a number of rounds per line and answers with the (wall, CPU) seconds they took.
 """
