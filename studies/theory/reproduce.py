@@ -21,7 +21,8 @@ from fedspan.core.errors import FedspanError
 from fedspan.core.files import write_atomic
 from fedspan.engine.run_dir import versions
 from fedspan.study import page
-from fedspan.study.jobs import execute, seconds
+from fedspan.study.execute import execute
+from fedspan.study.jobs import seconds
 from fedspan.study.tables import Grid
 from runs import Trial, load
 

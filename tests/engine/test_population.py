@@ -23,10 +23,11 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.partition import fill_empty
 from fedspan.data.partitions import Classes, Natural
 from fedspan.engine.compact_states import CompactState, CompactStates
-from fedspan.engine.loop import EVENTS_KEPT, Loop, Replies
+from fedspan.engine.loop import EVENTS_KEPT, Loop
 from fedspan.engine.outcome import CHECKPOINT
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
+from fedspan.engine.transport import Replies
 from fedspan.methods import SSF
 from fedspan.remote.channel import Event, in_words
 from fedspan.tasks.custom import Custom

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conftest import RUN
 from fedspan.core.spec import Spec
-from fedspan.study import command, jobs
+from fedspan.study import command, execute
 from fedspan.study.jobs import Job
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.schedule import Schedule, work
@@ -106,7 +106,7 @@ def test_runs_at_chosen_points_begin_when_their_own_tuning_is_done(
     study = Study("s", [Part(name="p", base=RUN, variants=variants, seeds=2, metric="rel_err", goal="min")])
     if processes == 2:
         order: list[str] = []
-        monkeypatch.setattr(jobs, "_apart", lambda todo, *_: _one_by_one(todo, order))
+        monkeypatch.setattr(execute, "_apart", lambda todo, *_: _one_by_one(todo, order))
     command.run(study, tmp_path, jobs=processes, console=Console(quiet=True))
     runs = Runs(study, tmp_path)
     assert all(job.complete() for job in runs.jobs())
@@ -118,5 +118,5 @@ def _one_by_one(todo: Schedule, order: list[str]) -> Any:
     """The schedule of several processes, in this one."""
     while (job := todo.take()) is not None:
         order.append(str(job.run_dir))
-        yield job, jobs._run(job, lambda *_: None)
+        yield job, execute._run(job, lambda *_: None)
         todo.done(job)

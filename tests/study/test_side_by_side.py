@@ -20,7 +20,7 @@ from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.study import command, jobs, report, tables
+from fedspan.study import command, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
 from fedspan.study.results import Results
@@ -74,7 +74,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         seeds=2,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "run", too_large(jobs.run))
+        patch.setattr(execute, "run", too_large(execute.run))
         return study, place / "out", carry(study, place / "out")
 
 

@@ -15,7 +15,8 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
 from fedspan.study import command, tables
 from fedspan.study.budget import Budget
-from fedspan.study.jobs import execute, jobs_of, place_of, seconds
+from fedspan.study.execute import execute
+from fedspan.study.jobs import jobs_of, place_of, seconds
 from fedspan.study.model import Part, Row, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
 from fedspan.study.tuning import Runs, edges, final

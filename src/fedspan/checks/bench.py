@@ -14,8 +14,9 @@ from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method, Round
 from fedspan.core.objective import Problem
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.loop import Loop, Replies, Transport
+from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.engine.transport import Replies, Transport
 from fedspan.engine.worker import Replica, answer
 from fedspan.tasks.regression import Regression
 

@@ -26,8 +26,9 @@ from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
-from fedspan.engine.loop import Loop, Replies, cohort_of
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.running_mean import averages
+from fedspan.engine.transport import Replies
 from fedspan.projectors._dense import Dense
 
 SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,36 +28,9 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
+from fedspan.engine.transport import Transport
 
 Line = dict[str, Any]  # one evaluation of one seed, as plain values
-
-
-@dataclass(frozen=True, eq=False)
-class Replies:
-    """What came of a round's exchange: which places of the cohort replied, and what."""
-
-    places: npt.NDArray[np.int64]
-    up: Any  # the cohort's message of those places; anything where there are none
-    buffers: Vector | None = None
-    sent: npt.NDArray[np.int64] | None = None  # (runs, S): bytes sent, where they are not those of the download
-    received: npt.NDArray[np.int64] | None = None  # (runs, places): the same of the replies
-    events: tuple[str, ...] = ()  # what went wrong, in words
-
-
-class Transport(Protocol):
-    """The only thing in which runtimes differ."""
-
-    def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """Delivers a round's download and the model's buffers to the cohort."""
-
-    def save(self) -> wire.Arrays:
-        """What this end must keep of the clients for a later `load`."""
-
-    def saved(self) -> None:
-        """What `save` gave is on disk."""
-
-    def load(self, arrays: wire.Arrays) -> None:
-        """Puts back what `save` gave."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,11 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Replayable, Round
 from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
-from fedspan.engine.loop import Replies, local_work
+from fedspan.engine.loop import local_work
 from fedspan.engine.pool import Pool
 from fedspan.engine.running_mean import RunningMean, averages
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
+from fedspan.engine.transport import Replies
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
 from fedspan.engine.worker import without_zeros
 

@@ -26,9 +26,9 @@ from fedspan.core.method import Method, Round, private_fields, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.loop import Replies
 from fedspan.engine.running_mean import RunningMean, averages
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
+from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE

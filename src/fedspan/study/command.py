@@ -14,8 +14,8 @@ from fedspan.core.errors import SpecError, at_least
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.outcome import CHECKPOINT
 from fedspan.study import parse, report, results, tables
+from fedspan.study.execute import execute
 from fedspan.study.fingerprint import changed, fingerprint
-from fedspan.study.jobs import execute
 from fedspan.study.model import Part, Study
 from fedspan.study.published import score_line
 from fedspan.study.report import Report

@@ -16,9 +16,10 @@ from fedspan.core.errors import SpecError, one_line
 from fedspan.core.method import Round
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
-from fedspan.engine.loop import Line, Loop, Replies, Row
+from fedspan.engine.loop import Line, Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
+from fedspan.engine.transport import Replies
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message

@@ -1,0 +1,241 @@
+"""The job runner: many runs, one after another or in processes of one thread each, under one progress bar.
+
+Complete runs are kept and interrupted ones are resumed. A run that fails does not stop the others; its run directory
+says why it failed. Ctrl-C and SIGTERM stop all runs after the current round, and so does the end of the parent process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedspan.api.run import run
+from fedspan.core.callback import Callback
+from fedspan.core.errors import FedspanError
+from fedspan.core.plugins import load_plugin
+from fedspan.engine.loop import Loop, Row
+from fedspan.engine.outcome import CHECKPOINT
+from fedspan.study.jobs import FAILED, Job
+from fedspan.study.schedule import Schedule
+
+End = Literal["finished", "stopped", "failed"]
+Seen = Callable[[Path, int], None]  # run directory, round
+Reports = SimpleQueue[tuple[Path, int]]
+_reports: Reports  # in a worker process: how far its run is
+_forked: dict[str, Job] = {}  # jobs that forked processes share with this one, and are told by name
+_stop: Event  # in a worker process: stop the current run, and start no other
+
+
+def execute(
+    jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = (),
+    fork: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
+) -> None:  # fmt: skip
+    """Run all jobs that are not complete: in one process in order, in several those first that take longest.
+
+    Args:
+        jobs: The runs that can begin at once.
+        processes: How many are made at a time.
+        console: Where the progress is shown.
+        what: What the runs are for.
+        plugins: The user's own files.
+        fork: All runs there may be. Other processes are then copies of this one and have its objects, such as a model
+            and a loss function.
+        more: Runs that can begin once others have ended; asked after each one.
+    """
+    todo = Schedule(jobs, more)
+    if not todo.waiting:
+        return
+    far: dict[Path, int] = {}
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %  {task.fields[runs]}"),
+    ]
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(what, total=todo.total, runs=f"{todo.count} runs")
+
+        def seen(run_dir: Path, t: int) -> None:
+            far[run_dir] = t
+            progress.update(bar, completed=sum(far.values()), total=todo.total)
+
+        try:
+            ends = _here(todo, seen) if processes == 1 else _apart(todo, processes, fork, plugins, seen)
+            for number, (job, end) in enumerate(ends, 1):
+                if end == "stopped":
+                    raise KeyboardInterrupt
+                seen(job.run_dir, job.spec.rounds)
+                progress.update(bar, runs=f"{number} of {todo.count} runs")
+                if end == "failed":
+                    where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
+                    console.print(f"{where} failed: {escape(str(job.failure()))}", highlight=False, soft_wrap=True)
+        except BaseException:
+            console.print("stopped; complete runs are kept and are not run again")
+            raise
+
+
+def _here(todo: Schedule, seen: Seen) -> Iterator[tuple[Job, End]]:
+    """In this process, one after another."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        while (job := todo.take(in_order=True)) is not None:
+            yield job, _run(job, seen)
+            todo.done(job)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _apart(
+    todo: Schedule, processes: int, fork: list[Job] | None, plugins: tuple[Path, ...], seen: Seen
+) -> Iterator[tuple[Job, End]]:
+    """In several processes, in the order in which they end."""
+    context = multiprocessing.get_context("spawn" if fork is None else "fork")
+    reports: Reports = context.SimpleQueue()
+    stop = context.Event()
+    _forked.clear()
+    _forked.update({_name(job): job for job in fork or ()})
+    with (
+        _interrupted(),
+        ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool,
+    ):
+        running: dict[Future[End], Job] = {}
+        try:
+            while True:
+                places = {job.run_dir for job in running.values()}
+                if len(running) < processes and (job := todo.take(places)) is not None:
+                    running[pool.submit(_run_apart, job if fork is None else _name(job))] = job
+                    continue
+                if not running:
+                    return
+                done, _ = wait(running, 0.2, FIRST_COMPLETED)
+                while not reports.empty():
+                    seen(*reports.get())
+                for future in done:
+                    job = running.pop(future)
+                    yield job, future.result()
+                    todo.done(job)
+        except BrokenProcessPool:
+            raise FedspanError("a process was killed, most likely because memory ran out; use fewer jobs") from None
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C, so that runs stop in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
+    """Prepare a worker process: one thread, the user's plugins, and where to report to."""
+    import torch
+
+    global _reports, _stop
+    _reports, _stop = reports, stop
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    for path in plugins:
+        load_plugin(path)
+    threading.Thread(target=_obey, daemon=True).start()
+
+
+def _obey() -> None:
+    """Stop this process after the current round when all are stopped or the parent process is gone."""
+    while not (_orphaned() or _stop.wait(1.0)):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _name(job: Job) -> str:
+    return f"{job.run_dir} {job.spec.rounds} {job.keep}"
+
+
+def _run_apart(given: Job | str) -> End:
+    job = _forked[given] if isinstance(given, str) else given
+    end = "stopped" if _stop.is_set() else _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
+    if _orphaned():
+        os._exit(1)  # the pool would wait for a parent that is gone
+    return end
+
+
+def _orphaned() -> bool:
+    """Whether the parent process is gone."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
+def _run(job: Job, seen: Seen) -> End:
+    failed, began = job.run_dir / FAILED, time.monotonic()
+    job.forget_failure()
+    resume = (job.run_dir / CHECKPOINT).exists()
+    if not resume:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the run of seed")  # a divergence, which the tables show
+            callbacks = [_Reporter(job.run_dir, seen)]
+            result = run(
+                job.spec,
+                job.run_dir,
+                seeds=job.seeds,
+                resume=resume,
+                callbacks=callbacks,
+                keep_checkpoint=job.keep,
+                progress=False,
+            )
+    except Exception as error:
+        name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8")
+        return "failed"
+    if time.monotonic() - began > 1:  # a shorter run leaves little behind, and takes less time than this
+        _release_memory()
+    return "finished" if result.finished else "stopped"
+
+
+def _release_memory() -> None:
+    """Returns freed memory to the system: glibc keeps that of many runs in one process, gigabytes in a long study."""
+    gc.collect()
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Reporter(Callback):
+    """Reports every evaluation to the progress bar."""
+
+    def __init__(self, run_dir: Path, seen: Seen) -> None:
+        self.run_dir, self.seen = run_dir, seen
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        self.seen(self.run_dir, row.round)
