@@ -1,11 +1,11 @@
 """Cost of one local step on the client: full training, LoRA (where `peft` is installed), and SSF inside a subspace.
 
-    python benchmarks/client_step.py [--repeats 15] [--threads 2]
+    python benchmarks/client_step.py [--repeats 15]
 
-Steps of all kinds are timed in turn, and ratios are of medians. Memory is counted on tensors, in MB: all parameters
-(with what a method keeps beside them), gradients of what is trained, what the forward pass keeps for the backward pass
-(each storage once), the state of an optimizer with momentum (one number for each that is trained), and their sum.
-"Covered" is what the covered layers alone keep. LoRA trains as many numbers as SSF at ρ = 0.1. Writes
+Steps of all kinds take turns on one thread; times are least CPU times. Memory is counted on tensors, in MB: all
+parameters (with what a method keeps beside them), gradients of what is trained, what the forward pass keeps for the
+backward pass (each storage once), the state of an optimizer with momentum (one number for each that is trained), and
+their sum. "Covered" is what the covered layers alone keep. LoRA trains as many numbers as SSF at ρ = 0.1. Writes
 out/bench-client-step.md.
 """
 
@@ -15,8 +15,6 @@ import argparse
 import copy
 import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,9 +204,8 @@ def main() -> None:
     """Time every kind of step on every model."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     lines = []
     for name, (model, loss) in workloads().items():
         layers = [c.layer for c in projection_rules(model) if c.how == "fused"]
@@ -219,23 +216,13 @@ def main() -> None:
         peer = lora(copy.deepcopy(model), loss, ready["SSF coordinate, ρ = 0.1"].trained)
         if peer is not None:
             ready["LoRA (PEFT)"] = peer
-        times: dict[str, list[float]] = {kind: [] for kind in ready}
-        for repeat in range(args.repeats + 2):
-            for kind, one in ready.items():
-                began = time.perf_counter()
-                one.step()
-                if repeat >= 2:
-                    times[kind].append(time.perf_counter() - began)
+        times = bench.cpu_times({kind: one.step for kind, one in ready.items()}, args.repeats)
         memory = {kind: one.memory(loss, layers) for kind, one in ready.items()}
-        base, parts = (
-            statistics.median(times["full"]),
-            ["parameters", "gradients", "kept", "optimizer", "sum", "covered"],
-        )
+        parts = ["parameters", "gradients", "kept", "optimizer", "sum", "covered"]
         header = ["step", "trained", "ms", "time / full", *(f"{part}, MB" for part in parts), "covered / full"]
         lines += ["", f"**{name}**", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
         for kind, one in ready.items():
-            middle = statistics.median(times[kind])
-            cells = [kind, f"{one.trained:,}", f"{middle * 1e3:.1f}", f"{middle / base:.2f}"]
+            cells = [kind, f"{one.trained:,}", f"{times[kind] * 1e3:.1f}", f"{times[kind] / times['full']:.2f}"]
             cells += [f"{memory[kind][part]:.2f}" for part in parts]
             cells.append(f"{memory[kind]['covered'] / memory['full']['covered']:.2f}")
             lines.append(f"| {' | '.join(cells)} |")
