@@ -21,7 +21,8 @@ def test_the_check_of_the_reference_can_fail(monkeypatch: pytest.MonkeyPatch) ->
         """Has neither Args nor Returns."""
         return given
 
-    names = api_reference.listed("fedspan") | {"bare": "fedspan.api.fit"}
+    names, pages = api_reference.listed("fedspan") | {"bare": "fedspan.api.fit"}, api_reference.pages()
+    monkeypatch.setattr(api_reference, "pages", lambda: pages)
     monkeypatch.setattr(api_reference, "listed", lambda package: names if package == "fedspan" else {})
     monkeypatch.setattr("fedspan.bare", bare, raising=False)
     found = "\n".join(api_reference.problems())

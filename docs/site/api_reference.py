@@ -7,7 +7,6 @@ work. Descriptions come from docstrings and from the comments of fields, as in `
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import inspect
 import itertools
@@ -55,7 +54,6 @@ def is_choice(found: Any) -> bool:
     return isinstance(found, type) and any(found in registry.choices(kind).values() for kind in registry.KINDS)
 
 
-@functools.cache
 def pages() -> dict[str, str]:
     """Path of a page → its Markdown, the overview first."""
     named = {f"reference/{page}.md": (title, "", names) for page, (title, names) in grouped().items()}
