@@ -58,7 +58,8 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"option": "I", "uplink": "classic"},
         {"momentum": 0.5},
         {"optimizer": ADAMW},
-        {"correction": "tested"},
+        {"correction": "tested", "server_momentum": 0.5},
+        {"server_momentum": 0.5, "extrapolate": True},
     ],
     "ssf": [
         {"projector": GAUSSIAN},

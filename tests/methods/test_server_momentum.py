@@ -44,6 +44,14 @@ def test_at_full_rank_it_is_fedavgm(name: str, settings: dict[str, Any]) -> None
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("settings", [{}, {"extrapolate": True}, {"correction": "tested"}, {"correction": "never"}])
+def test_at_full_rank_ssf_is_scaffold_with_the_same_momentum(settings: dict[str, Any]) -> None:
+    both = {"server_momentum": BETA, "server_lr": 0.7, **settings}
+    ssf, scaffold = build("ssf", projector={"name": "identity"}, **both), build("scaffold", **both)
+    found, wanted = (model(advance(start(one, small(), 3), 30)) for one in (ssf, scaffold))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_ffalora_moves_its_adapters_with_momentum() -> None:
     loop = advance(start(build("ffalora", rank=3, server_momentum=BETA), small()), 6)
     before = loop.server

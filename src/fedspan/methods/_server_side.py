@@ -34,7 +34,7 @@ from fedspan.methods.base import InSubspace, LoggedState
 class ServerMomentum:
     """A method whose server can move x with momentum."""
 
-    server_momentum: float = 0.0  # β: momentum of the server inside the subspace
+    server_momentum: float = 0.0  # β: momentum of the server
     extrapolate: bool = False  # whether the server's step grows with the disagreement of the clients, as in FedExP
 
     def __post_init__(self) -> None:

@@ -12,7 +12,9 @@ momentum or another optimizer works on the corrected gradient. The mean gradient
 point: c_i⁺ is the mean itself, and both vectors are sent.
 
 With correction = "never" line 10 leaves out c − c_i, with "tested" the server decides it by a test (`_correction`).
-Both vectors are sent then, because Δc = ḡ_i − c_i does not follow from Δy where the steps are not corrected.
+Δc = ḡ_i − c_i does not follow from Δy where the steps are not corrected, so clients send Δc, and the server computes
+the mean change of x from it: −K η_l (c + mean_S Δc), which is mean_S Δy where all steps are corrected.
+`_server_side` describes momentum and extrapolation on the server (with P = I).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from fedspan import Layout, Objective, Restorable, Round, SpecError, Vector, reg
 from fedspan.core.errors import one_of
 from fedspan.core.method import Measures
 from fedspan.methods._correction import Correction, First
+from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import Averaged, LocalSteps
 
 
@@ -36,6 +39,7 @@ class ServerState:
     x: Vector
     c: Vector
     test: Vector  # what the tests of the correction have told; empty by default
+    m: Vector  # the server's momentum; empty by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +60,18 @@ class Down:
 
 @dataclass(frozen=True, eq=False)
 class Up:
-    """d numbers, or 2d with the classic uplink."""
+    """d numbers, or 2d with the classic uplink and with local steps that are not plain."""
 
-    dy: Vector
+    dy: Vector | None
     dc: Vector | None
     test: Vector | None = None  # two numbers by which the correction is tested
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]):
+class Scaffold(
+    Correction, ServerMomentum, LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]
+):
     """Drift correction by control variates of the size of the model."""
 
     option: Literal["I", "II"] = "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
@@ -81,7 +87,7 @@ class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Resto
             raise SpecError("`correction` 'tested' needs option 'II', whose controls are means of local gradients")
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, torch.zeros_like(x0), self.no_tests(x0))
+        return ServerState(x0, torch.zeros_like(x0), self.no_tests(x0), self.no_velocity(x0))
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0))
@@ -110,21 +116,28 @@ class Scaffold(Correction, LocalSteps[ServerState, ClientState, Down, Up], Resto
             dc = mean - c
         elif self.uplink == "classic":
             dc = self._control_change(dy, c, rnd)
-        up = Up(dy, dc, test)
+        up = Up(None if b is not None and self.solver.plain else dy, dc, test)
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
         if up.dc is None:
+            assert up.dy is not None
             return ClientState(self._control_change(up.dy, down.c, rnd).add_(client.c))  # 12
         return ClientState(client.c + up.dc)  # 12
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        x, c = server.x, server.c
-        dc = self._control_change(up.dy, c, rnd) if up.dc is None else up.dc
+        x, c, dy, dc = server.x, server.c, up.dy, up.dc
         test = server.test if up.test is None else self.judged(server.test, rnd.mean(up.test), 1.0, rnd)
-        mean_dc = rnd.mean(dc)
-        del dc  # not to be held beside the new x and c
-        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(x), (rnd.share * mean_dc).add_(c), test)  # 17
+        if dy is None:
+            assert dc is not None
+            dy = -self.local_steps * self.rate(rnd) * (c + dc)
+        mean_dc = rnd.mean(self._control_change(dy, c, rnd) if dc is None else dc)
+        delta = self.server_lr * rnd.mean(dy)
+        if self.extrapolate:
+            delta = delta * self.stretch(dy, rnd)
+        move, m = self.moved_on(server.m, delta)
+        x = x + move if self.server_momentum else move.add_(x)  # m is kept
+        return ServerState(x, (rnd.share * mean_dc).add_(c), test, m)  # 17
 
     def measures(self, server: ServerState) -> Measures:
         return self.test_values(server.test)
