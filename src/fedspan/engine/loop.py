@@ -124,6 +124,7 @@ class Loop:
     id: str = field(init=False)  # of this run, in every file that it reads back
     start: str = field(init=False)  # a hash of sampled initial weights
     checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
+    heard: tuple[Any, Any, tuple[str, ...]] = ((), (), ())  # of the last round: ids, places that counted, events
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -184,6 +185,7 @@ class Loop:
         down = self.method.broadcast(self.server, rnd)
         found = self.transport.exchange(rnd, down, self.buffers)
         self.ledger.sent(rnd, _sizes(down, self.buffers) if found.sent is None else found.sent)
+        self.heard = rnd.ids, found.places, found.events
         if found.events:
             self._note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
