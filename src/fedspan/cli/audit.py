@@ -76,9 +76,8 @@ def _show_clients(trail: Trail, run_dir: Path, client: int | None, every: bool) 
 
     if client is not None:
         for word, rounds in (("counted", trail.rounds), ("not counted", trail.not_counted)):
-            say(
-                f"  client {client} {word} in rounds {ranges(t for t, who in rounds.items() if client in who) or 'none'}"
-            )
+            when = ranges(t for t, who in rounds.items() if client in who)
+            say(f"  client {client} {word} in rounds {when or 'none'}")
         for event in trail.events:
             if f"client {client}:" in event:
                 say(f"    {event}")

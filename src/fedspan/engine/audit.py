@@ -1,8 +1,9 @@
 """The audit trail of a run: `audit.jsonl`, one file per seed, in which every line holds the hash of the line before.
 
 Line one says what is run. Every further line has some rounds: who took part and counted, whose replies did not count,
-what happened to clients, bytes, and the evaluation at its end. A changed, removed or moved line shows at its number. Lines
-cut off at the end show because the checkpoint, and at the end `result.json` and `provenance.json`, hold the last hash.
+what happened to clients, bytes, and the evaluation at its end. A changed, removed or moved line shows at its number.
+Lines cut off at the end show because the checkpoint, and at the end `result.json` and `provenance.json`, hold the last
+hash.
 
 Lines are written with an evaluation or a checkpoint, not after every round.
 """

@@ -56,9 +56,9 @@ class Trail:
                 for client in clients:
                     found.setdefault(client, Counter())[word] += 1
         for event in self.events:
-            for kind, client in _told(event):
-                if client is not None:
-                    found.setdefault(client, Counter())[kind] += 1
+            for kind, one in _told(event):
+                if one is not None:
+                    found.setdefault(one, Counter())[kind] += 1
         return dict(sorted(found.items()))
 
 

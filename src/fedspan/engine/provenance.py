@@ -1,7 +1,7 @@
 """The model card of a finished run: `provenance.json` beside `model.safetensors`, signed where there is a key.
 
-It names the model by its hash, says what it was trained by, on which data and with which result, and holds the last hash
-of the audit trail. The environment variable FEDSPAN_SIGN_KEY names an Ed25519 private key in a PEM file:
+It names the model by its hash, says how it was trained, on which data and with which result, and holds the last hash of
+the audit trail. The environment variable FEDSPAN_SIGN_KEY names an Ed25519 private key in a PEM file:
 
     openssl genpkey -algorithm ed25519 -out sign.pem
     openssl pkey -in sign.pem -pubout -out sign.pub
