@@ -165,12 +165,15 @@ def _run(
 ) -> Result:
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    with Simulator(method, problem, spec.engine, resume=keeping.resume, rounds=spec.rounds) as clients:
+    with Simulator(
+        method, problem, spec.engine, participation=spec.participation, resume=keeping.resume, rounds=spec.rounds
+    ) as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
             callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
-        loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out)
+        aggregator = spec.participation.aggregator
+        loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out, aggregator=aggregator)
         problem.drop_start()
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
@@ -204,7 +207,8 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     with _kept_trials(spec, run_dir) as (done, keep):
-        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep)
+        aggregator = spec.participation.aggregator
+        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, aggregator)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
     spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}

@@ -22,12 +22,14 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
+from fedspan.engine.combine import combined, robust
 from fedspan.engine.transport import Transport
 
 Line = dict[str, Any]  # one evaluation of one seed, as plain values
@@ -107,6 +109,7 @@ class Loop:
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
     rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
+    aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
     t: int = 0
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
@@ -127,6 +130,7 @@ class Loop:
         if not 1 <= self.clients_per_round <= n:
             raise SpecError(f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}")
         self.method.check(self.problem.layout)
+        self.aggregator = robust(self.aggregator, self.method)
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
         self.last_round = np.full((len(self.seeds), n), -1, np.int64)
         self.ledger = wire.Ledger.empty(len(self.seeds), n)
@@ -188,10 +192,14 @@ class Loop:
             if isinstance(self.method, LogsChanges):
                 self.server = self.method.empty_round(self.server, rnd)
         else:
-            self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
-            received = _sizes(found.up, found.buffers) if found.received is None else found.received
+            up, buffers = found.up, found.buffers
+            received = _sizes(up, buffers) if found.received is None else found.received
+            if self.aggregator is not None:
+                up = combined(self.aggregator, up, rnd)
+                buffers = None if buffers is None else self.aggregator.combine(buffers, rnd)
+            self.server = self._checked(self.method.server_step(self.server, up, rnd))
             self.ledger.received(rnd, received)
-            self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
+            self.buffers = None if buffers is None else rnd.mean(buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
         self.t += 1
 

@@ -225,9 +225,13 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
+        participation=spec.participation,
     )  # fmt: skip
     callbacks = (*spec.callbacks, run_log)
-    loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir)
+    loop = Loop(
+        method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
+        aggregator=spec.participation.aggregator,
+    )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
