@@ -28,7 +28,8 @@ def norms(parts: Sequence[Vector]) -> Vector:
     squares = sum(
         (part.double().square().sum(-1, keepdim=True) for part in parts), torch.zeros((), dtype=torch.float64)
     )
-    return torch.nan_to_num(torch.as_tensor(squares).sqrt(), nan=torch.inf)
+    found = torch.as_tensor(squares).sqrt()
+    return found.masked_fill(found.isnan(), torch.inf)
 
 
 def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
