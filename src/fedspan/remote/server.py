@@ -32,7 +32,8 @@ from fedspan.engine.screening import Screen, norms
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
-from fedspan.privacy.clipping import leaked, norms, scaled
+from fedspan.privacy.clipping import leaked, scaled
+from fedspan.privacy.clipping import norms as norms_of_replies
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
@@ -221,7 +222,7 @@ class RemoteTransport:
         beside = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
         clip = float(message.arrays[BUFFERS]) if beside else terms.clip
         own = {name: array for name, array in arrays.items() if name != BUFFERS}
-        norm = norms(list(own.values()))
+        norm = norms_of_replies(list(own.values()))
         return {name: scaled(array, norm, clip) for name, array in own.items()} | beside
 
     @functools.cached_property
