@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedspan.core.compressor import Compressor as Compressor
     from fedspan.core.config import Engine as Engine
     from fedspan.core.config import Participation as Participation
+    from fedspan.core.config import Privacy as Privacy
     from fedspan.core.config import Projection as Projection
     from fedspan.core.config import Training as Training
     from fedspan.core.encoded import Encoded as Encoded

@@ -23,7 +23,7 @@ from fedspan.core import wire
 from fedspan.core.config import Participation
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, private_fields, restorable
+from fedspan.core.method import Method, Round, Terms, private_fields, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
@@ -32,6 +32,8 @@ from fedspan.engine.screening import Screen, norms
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
+from fedspan.privacy.clipping import leaked, scaled
+from fedspan.privacy.clipping import norms as norms_of_replies
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
@@ -173,6 +175,8 @@ class RemoteTransport:
                     found.lost.append(place)
                     raise ProtocolError(f"state lost: {reply.reason}")
                 arrays = self._read(reply, found.expected)
+                if rnd.privacy is not None:  # clients may not keep to it
+                    arrays = self._clipped(arrays, messages[place], rnd.privacy)
                 self._try(arrays, rnd.subset(np.array([place])))
                 found.replies[place], found.received[place] = arrays, reply.bytes
                 found.marks[place] = mark_of(reply.arrays)
@@ -212,6 +216,14 @@ class RemoteTransport:
         except ProtocolError as error:
             raise ProtocolError(f"reply refused: {error}") from None
         return arrays
+
+    def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:
+        """A reply of the norm that every client has promised."""
+        beside = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
+        clip = float(message.arrays[BUFFERS]) if beside else terms.clip
+        own = {name: array for name, array in arrays.items() if name != BUFFERS}
+        norm = norms_of_replies(list(own.values()))
+        return {name: scaled(array, norm, clip) for name, array in own.items()} | beside
 
     @functools.cached_property
     def _first_server(self) -> Any:
@@ -277,7 +289,7 @@ class RemoteTransport:
         if not self._copies or self.memory is None:
             return
         ids = rnd.ids[0]
-        old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
+        old = leaked(self.method, replace(self.first, **{n: self._copy(n, ids) for n in self._copies}), rnd)
         sent = (
             replace(down, sync=replace(down.sync, last_round=rnd.last_round)) if isinstance(down, SyncedDown) else down
         )
