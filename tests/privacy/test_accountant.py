@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from pathlib import Path
@@ -99,7 +100,7 @@ def test_a_user_trains_with_a_promised_epsilon(tmp_path: Path) -> None:
     result = fit(run_dir=tmp_path / "run")
     spent = [line["epsilon"] for line in result.history]
     assert spent[0] == 0
-    assert all(a < b for a, b in zip(spent, spent[1:], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(spent))
     assert 7.9 < spent[-1] <= 8
     assert main_metric(["loss", "epsilon", "clip"]) == "loss"  # nothing is judged by what was spent
     told = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
