@@ -25,7 +25,7 @@ from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
-from fedspan.privacy.checks import check_callback, check_spec
+from fedspan.privacy.checks import check_callback, check_spec, screening
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
@@ -170,7 +170,9 @@ def _run(
 ) -> Result:
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    with Simulator(method, problem, spec.engine, resume=keeping.resume, rounds=spec.rounds) as clients:
+    with Simulator(
+        method, problem, spec.engine, participation=screening(spec), resume=keeping.resume, rounds=spec.rounds
+    ) as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
@@ -178,7 +180,10 @@ def _run(
         privacy = None
         if spec.privacy is not None:
             privacy = Mechanism.of(spec.privacy, problem.clients, clients_per_round, spec.rounds)
-        loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out, privacy=privacy)
+        loop = Loop(
+            method, problem, clients, of_runs, clients_per_round, callbacks, out,
+            aggregator=spec.participation.aggregator, privacy=privacy,
+        )  # fmt: skip
         problem.drop_start()
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
@@ -212,7 +217,8 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     with _kept_trials(spec, run_dir) as (done, keep):
-        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep)
+        aggregator = spec.participation.aggregator
+        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, aggregator)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
     spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.errors import (
     SpecError,
     at_least,
@@ -61,18 +62,31 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """How much each client counts in the objective, in averages and in the mean of controls.
+    """How much each client counts, and how the replies of a round become one.
 
     Args:
         weights: `"examples"` weights client i by n_i / n, its share of all training examples, so that every method
             minimizes the mean loss over all examples. `"uniform"` gives every client the same weight, as the papers
-            of SSF and SCAFFOLD do.
+            of SSF and SCAFFOLD do. They count in the objective, in averages and in the mean of controls.
+        aggregator: What takes the place of the mean of the replies, such as `TrimmedMean(share=0.2)` or its name, so
+            that hostile clients cannot move it. None is the mean.
+        screen: A reply whose norm is above `screen` times the usual one is left out, and an event says so. The usual
+            norm is the largest median norm of a round so far. None lets every finite reply count.
     """
 
     weights: Weights = "examples"
+    aggregator: Aggregator | None = None
+    screen: float | None = 100.0
 
     def __post_init__(self) -> None:
+        from fedspan.core.registry import accept_choices  # which imports this module
+
+        accept_choices(self)
         one_of("weights", self.weights, ("uniform", "examples"))
+        if self.screen is not None:
+            positive("screen", self.screen)
+            if self.screen < 1:
+                raise SpecError(f"`screen` must be at least 1, got {shown(self.screen)}; None lets every reply count")
 
     def shares(self, counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
         """The clients' weights, which sum to 1, by their numbers of examples; None where all are equal."""

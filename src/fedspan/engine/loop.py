@@ -22,12 +22,14 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
+from fedspan.engine.combine import combined, robust
 from fedspan.engine.transport import Replies, Transport
 from fedspan.privacy.checks import check_loop, empty_reply
 from fedspan.privacy.clipping import private_work, shrunk
@@ -113,6 +115,7 @@ class Loop:
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
     rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
+    aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
     privacy: Mechanism | None = None
     t: int = 0
     seconds: float = 0.0
@@ -134,6 +137,7 @@ class Loop:
         if not 1 <= self.clients_per_round <= n:
             raise SpecError(f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}")
         self.method.check(self.problem.layout)
+        self.aggregator = robust(self.aggregator, self.method)
         if self.privacy is not None:
             check_loop(self.privacy, self.method, self.problem)
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
@@ -206,8 +210,12 @@ class Loop:
         if self.privacy is not None:
             self._release(self.privacy, found, rnd)
         elif len(found.places):
-            self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
-            self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
+            up, buffers = found.up, found.buffers
+            if self.aggregator is not None:
+                up = combined(self.aggregator, up, rnd)
+                buffers = None if buffers is None else self.aggregator.combine(buffers, rnd)
+            self.server = self._checked(self.method.server_step(self.server, up, rnd))
+            self.buffers = None if buffers is None else rnd.mean(buffers)
         elif isinstance(self.method, LogsChanges):
             self.server = self.method.empty_round(self.server, rnd)
         self.t += 1

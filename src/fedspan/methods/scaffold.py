@@ -138,8 +138,10 @@ class Scaffold(
         delta = self.server_lr * dy
         if self.extrapolate:
             delta = delta * self.stretch(self._changes(up.dy, up.dc, c, rnd), rnd)
-        move, m = self.moved_on(server.m, delta)
-        x = x + move if self.server_momentum else move.add_(x)  # m is kept
+        m = server.m
+        if self.server_momentum:
+            delta, m = self.moved_on(m, delta)
+        x = x + delta if self.server_momentum else delta.add_(x)  # m is kept
         return ServerState(x, (rnd.share * mean_dc).add_(c), test, m)  # 17
 
     def measures(self, server: ServerState) -> Measures:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedspan.core.callback import Callback
-from fedspan.core.config import Privacy
+from fedspan.core.config import Participation, Privacy
 from fedspan.core.errors import SpecError
 from fedspan.core.method import AnyMethod, Round, needs_mean_only
 from fedspan.core.objective import Flat, Problem
@@ -38,10 +38,21 @@ def check_spec(spec: Spec) -> None:
             "`participation.weights` 'examples' would let a client's size decide its part of the sum; with `privacy` "
             "set it to 'uniform'"
         )
+    if spec.participation.aggregator is not None:
+        name = name_of(spec.participation.aggregator)
+        raise SpecError(
+            f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip` says; "
+            "leave it out, the clip bounds every reply"
+        )
     if spec.engine.compact_states and spec.privacy.leak:
         raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
     for callback in spec.callbacks:
         check_callback(callback)
+
+
+def screening(spec: Spec) -> Participation:
+    """How replies are chosen. With privacy none is left out: one client could decide whether another's counts."""
+    return spec.participation if spec.privacy is None else dataclasses.replace(spec.participation, screen=None)
 
 
 def check_callback(callback: Callback) -> None:

@@ -20,7 +20,7 @@ from fedspan.engine.loop import Line, Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.transport import Replies
-from fedspan.privacy.checks import check_spec
+from fedspan.privacy.checks import check_spec, screening
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
@@ -228,9 +228,13 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
+        participation=screening(spec),
     )  # fmt: skip
     callbacks = (*spec.callbacks, run_log)
-    loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir, privacy=privacy)
+    loop = Loop(
+        method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
+        aggregator=spec.participation.aggregator, privacy=privacy,
+    )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
