@@ -23,7 +23,9 @@ from fedspan.study.tuning import Runs
 QUIET = Console(quiet=True)
 ROOT = Path(__file__).parents[2]
 SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy": ["smoke", "paper"]} | {
-    "cifar100": ["smoke", "laptop", "paper"]
+    "cifar100": ["smoke", "laptop", "paper"],
+    "options": ["smoke", "laptop"],
+    "preconditioner": ["smoke", "laptop"],
 }
 
 
