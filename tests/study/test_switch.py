@@ -38,7 +38,8 @@ def test_the_page_draws_the_switch(page: Path) -> None:
         const box = (what) => one(what).getBoundingClientRect();
         const strip = all('.switch').length ? { off: all('.switch .off').length, on: all('.switch .on').length,
             thick: box('.switch .on').left - box('.switch .off').left,
-            below: box('.switch .off').top > box('.frame').bottom, right: box('.switch .off').right - box('.frame').right } : null;
+            below: box('.switch .off').top > box('.frame').bottom,
+            right: box('.switch .off').right - box('.frame').right } : null;
         return { strip, caption: texts('.caption'), read: one('.reading').hidden ? '' : one('.reading').innerText };
     """
     seen, itself = browse(page, SHORT + code, ("x=round&at=30", 1100), ("x=round&y=correction_test", 1100))
