@@ -10,7 +10,9 @@ from fedspan.cli._options import Jobs, Out
 
 
 def command(
-    study: Annotated[str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options, preconditioner or privacy.")],
+    study: Annotated[
+        str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options, preconditioner or privacy.")
+    ],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="smoke, laptop, paper or full. Default: the study's own.")
