@@ -292,7 +292,8 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             told = [repr(value[key]) if key in value else "its default" for value in (before, now)]
-            remedy = "its schedule spans the run; keep `rounds`, or begin another run" if key == "rounds" else ""
+            why = "its schedule spans the run" if spec.method.spans_run else "its noise was solved for this many rounds"
+            remedy = f"{why}; keep `rounds`, or begin another run" if key == "rounds" else ""
             raise CheckpointError(
                 f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
             )
