@@ -1,6 +1,6 @@
 """What noise does to controls, and what per-example clipping costs: the figures of docs/privacy.md.
 
-    python benchmarks/privacy.py walk        the distance between c and mean_i c_i, with and without a leak
+python benchmarks/privacy.py walk        the distance between c and mean_i c_i, with and without a leak
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def main() -> None:
 
 def walked(name: str, own: dict[str, Any], noise: float, leak: float) -> None:
     """One run: ‖c − mean c_i‖ after some rounds, and how far x is from the optimum."""
-    problem = Regression(clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0).build((0,), settings(10))
+    problem = Regression(clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0).build(
+        (0,), settings(10)
+    )
     method = registry.build("method", {"name": name, "local_steps": 5} | own)
     made = Mechanism.of(Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, ROUNDS)
     end = Simulator(method, problem, participation=Participation(weights="uniform", screen=None))
