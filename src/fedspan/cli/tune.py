@@ -31,7 +31,8 @@ def command(
 ) -> None:
     """Propose rank, bits, steps and learning rate for a budget.
 
-    The budget is of bytes and, with a link, of time. The table has all settings that were tried, the chosen one first. Below it is the method for the spec.
+    The budget is of bytes and, with a link, of time. The table has all settings that were tried, the chosen one first.
+    Below it is the method for the spec.
     """
     load_plugins(plugin)
     import tomli_w
