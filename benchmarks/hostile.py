@@ -26,6 +26,7 @@ import torch
 
 import fedspan
 from fedspan.checks.attacks import hostile, times
+from fedspan.core.callback import Callback
 from fedspan.nn.models import mlp
 
 OUT = Path(__file__).parents[1] / "out"
@@ -46,6 +47,19 @@ AGGREGATORS: dict[str, dict[str, Any]] = {
 ATTACKS = {"none": 1.0, "sign flip": -1.0, "scaling": -10.0, "label flip": 1.0}
 
 
+class Apart(Callback):
+    """‖c − mean c_i‖ / ‖mean c_i‖ after 20 rounds and at the end, of methods with controls."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.found = (20, rounds), dict[str, float]()
+
+    def on_evaluate(self, run: Any, row: Any) -> None:
+        """Notes it."""
+        if run.t in self.rounds and hasattr(run.server, "c"):
+            mean = run.transport.clients().c.mean(1, keepdim=True)
+            self.found[str(run.t)] = round(float((run.server.c - mean).norm() / mean.norm()), 3)
+
+
 def data(attack: str, liars: set[int]) -> tuple[list[Any], Any]:
     """(clients, test) as tensors; hostile clients may have wrong labels."""
     train, test = fedspan.data.mnist()
@@ -62,18 +76,24 @@ def run(method: str, aggregator: str, attack: str, seed: int, rounds: int) -> di
     liars = set(np.random.default_rng(seed).permutation(539)[: round(SHARE * 539)].tolist())
     clients, test = data(attack, liars)
     torch.manual_seed(seed)
-    began, factor = time.process_time(), ATTACKS[attack]
+    began, factor, apart = time.process_time(), ATTACKS[attack], Apart(rounds)
     with hostile(liars, times(factor)) if factor != 1 else contextlib.nullcontext():
         result = fedspan.fit(
             mlp((1, 28, 28), 10), clients, method=METHODS[method], rounds=rounds, batch_size=16, clients_per_round=25,
-            test=test, metrics=["accuracy"], eval_every=5, seed=seed, progress=False,
+            test=test, metrics=["accuracy"], eval_every=5, seed=seed, progress=False, callbacks=[apart],
             participation={"weights": "uniform", "aggregator": AGGREGATORS[aggregator]},
         )  # fmt: skip
     accuracy = float(np.mean([line.get("accuracy") or 0.1 for line in result.history[-3:]]))
     left_out = sum("left out" in event for line in result.history for event in line.get("events", ()))
     key = {"method": method, "aggregator": aggregator, "attack": attack, "seed": seed, "rounds": rounds}
     seconds = round(time.process_time() - began, 1)
-    return key | {"accuracy": accuracy, "status": result.status, "left_out": left_out, "cpu_seconds": seconds}
+    return key | {
+        "accuracy": accuracy,
+        "status": result.status,
+        "left_out": left_out,
+        "apart": apart.found,
+        "cpu_seconds": seconds,
+    }
 
 
 def table(lines: list[dict[str, Any]]) -> str:

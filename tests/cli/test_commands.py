@@ -20,7 +20,7 @@ from fedspan.methods.ssf import SSF
 
 COMMANDS = [
     "audit", "check-method", "compare", "diagnose", "init", "list", "partition", "plan", "report", "reproduce",
-    "roster", "run", "version",
+    "roster", "run", "tune", "version",
 ]  # fmt: skip
 KINDS = [(kind, name) for kind in registry.KINDS for name in registry.choices(kind)]
 
