@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -50,11 +51,13 @@ def calls(loop: Loop) -> int:
         count += event == "call"
 
     before = sys.getprofile()
+    gc.disable()  # whose callbacks, of whichever library, would be counted too
     sys.setprofile(note)
     try:
         advance(loop)
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 
