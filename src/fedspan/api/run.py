@@ -188,6 +188,11 @@ def _run(
             aggregator=spec.participation.aggregator, privacy=privacy,
         )  # fmt: skip
         problem.drop_start()
+        if spec.privacy is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
+            warnings.warn(
+                "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
+                "no client holds", stacklevel=4,
+            )  # fmt: skip
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])

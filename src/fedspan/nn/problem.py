@@ -140,6 +140,11 @@ class TorchProblem(Problem):
             tensors = all(isinstance(data, Tensors) for data in self.client_data)
         return tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
 
+    @property
+    def has_test_data(self) -> bool:
+        """Whether the server's model is evaluated on data of its own."""
+        return self._evaluate is not None
+
     def sampling_rate(self) -> float:
         """The largest probability with which an example is in a batch, of clients on this machine."""
         return min(1.0, self.batch_size / int(sizes_of(self.local_data).min()))
