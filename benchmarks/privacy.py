@@ -1,7 +1,7 @@
 """What noise does to controls, and what per-example clipping costs: the figures of docs/privacy.md.
 
 python benchmarks/privacy.py walk        the distance between c and mean_i c_i, with and without a leak
-    python benchmarks/privacy.py examples    a local step with privacy of examples, in d and in r numbers
+python benchmarks/privacy.py examples    a local step with privacy of examples, in d and in r numbers
 """
 
 from __future__ import annotations

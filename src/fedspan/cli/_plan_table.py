@@ -67,8 +67,8 @@ def privacy(found: Plan, settings: Privacy, console: Console) -> None:
             rows.append((row.method, f"{n:,}", *(f"{ratio:.3g}" for ratio in ratios)))
     console.print(table(("privacy", "sent", "per round", "run", "10 × clients"), rows, left=1))
     _note(
-        "signal to noise at most, as norms: if all clients sent the same vector, of the norm of the clip; run: if it "
-        "had the same direction in every round. Fewer numbers have less noise, and move x in fewer directions", console,
+        "signal to noise at most, as norms: if all clients sent the same vector, of the clip's norm; run: if it had "
+        "the same direction in every round. Fewer numbers have less noise, and move x in fewer directions", console,
     )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ def check_spec(spec: Spec) -> None:
     if spec.participation.aggregator is not None:
         name = name_of(spec.participation.aggregator)
         raise SpecError(
-            f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip` "
-            "says; leave it out, the clip bounds every reply"
+            f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip`; "
+            "leave it out, the clip bounds every reply"
         )
     if spec.engine.compact_states and spec.privacy.leak:
         raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
