@@ -43,7 +43,8 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        terms = None if spec.privacy is None else Terms(spec.privacy.clip, spec.privacy.leak)
+        own = spec.privacy is None or spec.privacy.level == "example"  # then the client's gradients have the noise
+        terms = None if own or spec.privacy is None else Terms(spec.privacy.clip, spec.privacy.leak)
         client_end = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds, terms)
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
