@@ -20,7 +20,7 @@ from fedspan.methods.ssf import SSF
 
 COMMANDS = [
     "check-method", "compare", "diagnose", "init", "list", "partition", "plan", "report", "reproduce", "roster", "run",
-    "version",
+    "tune", "version",
 ]  # fmt: skip
 KINDS = [(kind, name) for kind in registry.KINDS for name in registry.choices(kind)]
 

@@ -29,7 +29,7 @@ def command(
     plugin: Plugin = None,
     threads: Threads = 1,
 ) -> None:
-    """Propose rank, bits, local steps and learning rate for a budget of bytes and a link.
+    """Propose rank, bits, local steps and lr for a budget.
 
     The table has all settings that were tried, the chosen one first. Below it is the method for the spec.
     """

@@ -1,6 +1,6 @@
 """Settings of a run that are not those of a method or a task: the same words in Python and in spec files.
 
-What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is grouped in four small objects.
+What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is grouped in small objects.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
+    below_one,
     items,
     not_negative,
+    number,
     one_of,
     path_of,
     positive,
@@ -59,24 +62,82 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """How much each client counts in the objective, in averages and in the mean of controls.
+    """How much each client counts, and how the replies of a round become one.
 
     Args:
         weights: `"examples"` weights client i by n_i / n, its share of all training examples, so that every method
             minimizes the mean loss over all examples. `"uniform"` gives every client the same weight, as the papers
-            of SSF and SCAFFOLD do.
+            of SSF and SCAFFOLD do. They count in the objective, in averages and in the mean of controls.
+        aggregator: What takes the place of the mean of the replies, such as `TrimmedMean(share=0.2)` or its name, so
+            that hostile clients cannot move it. None is the mean.
+        screen: A reply whose norm is above `screen` times the usual one is left out, and an event says so. The usual
+            norm is the largest median norm of a round so far. None lets every finite reply count.
     """
 
     weights: Weights = "examples"
+    aggregator: Aggregator | None = None
+    screen: float | None = 100.0
 
     def __post_init__(self) -> None:
+        from fedspan.core.registry import accept_choices  # which imports this module
+
+        accept_choices(self)
         one_of("weights", self.weights, ("uniform", "examples"))
+        if self.screen is not None:
+            positive("screen", self.screen)
+            if self.screen < 1:
+                raise SpecError(f"`screen` must be at least 1, got {shown(self.screen)}; None lets every reply count")
 
     def shares(self, counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
         """The clients' weights, which sum to 1, by their numbers of examples; None where all are equal."""
         if self.weights == "uniform" or len(set(counts.tolist())) <= 1:
             return None
         return np.asarray(counts / counts.sum(), np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Differential privacy of the model that a run releases, for each client with all of its data.
+
+    Clients take part by secret coins of the server, each with probability q = `clients_per_round` / N. What a client
+    sends is scaled down to the norm `clip`, and the server adds Gaussian noise to the sum.
+
+    Args:
+        clip: C, the largest norm of all that a client sends in a round. With `quantile` the value of the first round.
+        noise: σ, the noise multiplier: each number of the sum gets noise of standard deviation σ C. Give this or
+            `epsilon`.
+        epsilon: ε that the whole run may spend; the noise is solved for it from rounds, q and `delta`.
+        delta: δ, well below 1/N.
+        quantile: Adapts the clip to this quantile of the clients' norms, such as 0.5 (Andrew et al. 2021). None keeps
+            `clip`.
+        leak: λ: controls shrink by 1 − λ per round at the server and at all clients, so that noise does not pile up
+            in the difference between the server's control and the mean of the clients'.
+        noise_at: `"server"` adds the noise to the sum. `"clients"` lets each client add its part to its own message
+            and state, which protects clients from the server only under secure sums.
+    """
+
+    clip: float
+    noise: float | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    quantile: float | None = None
+    leak: float = 0.0
+    noise_at: Literal["server", "clients"] = "server"
+
+    def __post_init__(self) -> None:
+        positive("clip", self.clip)
+        if (self.noise is None) == (self.epsilon is None):
+            given = "neither" if self.noise is None else "both"
+            raise SpecError(f"`privacy` needs `epsilon` or `noise`, got {given}; give one, such as epsilon = 8")
+        if self.noise is not None:
+            not_negative("noise", self.noise)
+        if self.epsilon is not None:
+            positive("epsilon", self.epsilon)
+        for name, share in (("delta", self.delta), ("quantile", self.quantile)):
+            if share is not None and not 0 < number(name, share) < 1:
+                raise SpecError(f"`{name}` must be above 0 and below 1, got {shown(share)}")
+        below_one("leak", self.leak)
+        one_of("noise_at", self.noise_at, ("server", "clients"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +228,7 @@ class Settings:
     participation: Participation = field(default_factory=Participation)
     projection: Projection = field(default_factory=Projection)
     engine: Engine = field(default_factory=Engine)
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, str) or self.batch_size != "full":

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
-from fedspan.core.method import Method, Round, restorable
+from fedspan.core.method import Method, Round, Terms, restorable
 from fedspan.core.objective import Problem
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
@@ -106,6 +106,7 @@ class RemoteClient:
     seed: int
     agreement: Agreement
     rounds: int  # length of the run, which the agreement covers under a schedule
+    privacy: Terms | None = None
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -138,6 +139,7 @@ class RemoteClient:
             last_round=np.array([[before.last_round]]),
             local_steps=self.method.local_steps,
             rounds=self.rounds,
+            privacy=self.privacy,
         )
         after, up = answer(self.method, self.problem, before, down, rnd)
         sent = round_arrays(up, message.reply_dtype)

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.errors import FedspanError, SpecError, one_line
+from fedspan.core.method import Terms
 from fedspan.core.objective import Problem
 from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
@@ -42,7 +43,8 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        client_end = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds)
+        terms = None if spec.privacy is None else Terms(spec.privacy.clip, spec.privacy.leak)
+        client_end = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds, terms)
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
