@@ -136,3 +136,18 @@ def test_several_seeds_have_secrets_of_their_own(tmp_path: Path) -> None:
     result = fedspan.run(spec, tmp_path / "run", seeds=2, progress=False)
     assert len(result.runs) == 2
     assert result.runs[0][-1]["up_bytes"] > 0
+
+
+def test_plan_tells_the_noise_of_an_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedspan.cli import _plan_table
+    from fedspan.cli._tables import console
+    from fedspan.costs.plan import plan
+
+    found = plan(PRIVATE | {"rounds": 20, "method": {"name": "ssf", "lr": 0.1, "rank": 4}}, ["ssf", "ef", "fedavg"])
+    _plan_table.privacy(found, Privacy(epsilon=4, delta=1e-3, clip=1.0), console)
+    said = capsys.readouterr().out
+    noise = accountant.noise_for(4, 3 / 7, 20, 1e-3)
+    assert f"noise multiplier {noise:.4g}" in said
+    assert f"noise of {noise / 3:.3g} times the clip" in said
+    assert "fedavg" in said
+    assert "ef " not in said  # error feedback has no ε

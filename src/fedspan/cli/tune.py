@@ -29,9 +29,10 @@ def command(
     plugin: Plugin = None,
     threads: Threads = 1,
 ) -> None:
-    """Propose rank, bits, local steps and lr for a budget.
+    """Propose rank, bits, steps and learning rate for a budget.
 
-    The table has all settings that were tried, the chosen one first. Below it is the method for the spec.
+    The budget is of bytes and, with a link, of time. The table has all settings that were tried, the chosen one first.
+    Below it is the method for the spec.
     """
     load_plugins(plugin)
     import tomli_w

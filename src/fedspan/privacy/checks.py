@@ -18,7 +18,9 @@ from fedspan.core.spec import Spec
 from fedspan.privacy.clipping import vectors
 from fedspan.privacy.mechanism import Mechanism
 
-USABLE = "fedavg, fedprox, fedavgm, fedadam, fedyogi, fedadagrad, scaffold, subavg, ssf, ffalora and fedit"
+USABLE = (
+    "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "subavg", "ssf", "ffalora", "fedit",
+)  # fmt: skip
 REPEATED = "its clients' states follow from the mean of the replies, and with privacy that is divided by qN"
 
 
@@ -74,7 +76,9 @@ def check_method(method: AnyMethod, settings: Privacy) -> None:
     if name == "fedsub":
         raise SpecError(f"{name} is not for `privacy`: {REPEATED}; use ssf")
     if not needs_mean_only(method):
-        raise SpecError(f"{name} is not for `privacy`: its server needs more than the sum of the replies; use {USABLE}")
+        raise SpecError(
+            f"{name} is not for `privacy`: its server needs more than the sum of the replies; use {', '.join(USABLE)}"
+        )
 
 
 def _refused(method: AnyMethod, settings: Privacy) -> dict[str, str]:
