@@ -1,10 +1,11 @@
 """Settings of a run that are not those of a method or a task: the same words in Python and in spec files.
 
-What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is grouped in four small objects.
+What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is grouped in five small objects.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedspan.core.errors import (
     positive,
     positive_share,
     shown,
+    true_or_false,
 )
 
 Augment = Callable[[Any, torch.Generator], Any]
@@ -138,6 +140,63 @@ class Engine:
             raise SpecError("`compact_states` keeps states in memory and `states_dir` on disk; give one of them")
 
 
+FORMATS: dict[int, tuple[float, float]] = {32: (2.0**20, 8.0), 64: (2.0**36, 1024.0)}  # bits → (scale, range)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What the server may learn of a single client.
+
+    Args:
+        secure: Adds the replies of a round up by secure aggregation, so that the server learns their sum only.
+        secure_threshold: Share of a round's clients that must stay to the end of it, above 1/2. With fewer the round
+            changes nothing; as many clients must collude with the server to open a reply.
+        secure_bits: Bits of a number in a masked reply, 32 or 64.
+        secure_scale: Whole numbers per unit to which replies are rounded. None takes 2^20 for 32 bits, 2^36 for 64.
+        secure_range: Largest absolute value in a reply, to which others are clipped. None takes 8 for 32 bits, 1024
+            for 64.
+    """
+
+    secure: bool = False
+    secure_threshold: float = 2 / 3
+    secure_bits: Literal[32, 64] = 32
+    secure_scale: float | None = None
+    secure_range: float | None = None
+
+    def __post_init__(self) -> None:
+        true_or_false("secure", self.secure)
+        positive_share("secure_threshold", self.secure_threshold)
+        if self.secure_threshold <= 0.5:
+            raise SpecError(
+                f"`secure_threshold` must be above 0.5, or two halves of a round could be asked for both parts of one "
+                f"client's mask; got {shown(self.secure_threshold)}"
+            )
+        if self.secure_bits not in FORMATS:
+            raise SpecError(f"`secure_bits` must be 32 or 64, got {shown(self.secure_bits)}")
+        for name in ("secure_scale", "secure_range"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        if self.fixed_scale * self.fixed_range >= 2**53:
+            raise SpecError(
+                f"`secure_scale` {self.fixed_scale:g} times `secure_range` {self.fixed_range:g} is above 2^53, beyond "
+                "which whole numbers are not exact; lower one of them"
+            )
+
+    @property
+    def fixed_scale(self) -> float:
+        """`secure_scale`, or that of the bits."""
+        return FORMATS[self.secure_bits][0] if self.secure_scale is None else self.secure_scale
+
+    @property
+    def fixed_range(self) -> float:
+        """`secure_range`, or that of the bits."""
+        return FORMATS[self.secure_bits][1] if self.secure_range is None else self.secure_range
+
+    def survivors(self, clients: int) -> int:
+        """How many of a round's clients must stay to its end."""
+        return max(2, clients // 2 + 1, math.ceil(self.secure_threshold * clients - 1e-9))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """How `lr = "search"` finds the local step size.
@@ -167,6 +226,7 @@ class Settings:
     participation: Participation = field(default_factory=Participation)
     projection: Projection = field(default_factory=Projection)
     engine: Engine = field(default_factory=Engine)
+    privacy: Privacy = field(default_factory=Privacy)
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, str) or self.batch_size != "full":
