@@ -65,7 +65,16 @@ def test_mean_of_replies_as_they_arrive_is_that_of_all_of_them(cohort: int, weig
 @pytest.mark.parametrize(
     "settings", [{}, {"participation": fedspan.Participation(weights="examples")}, {"clients_per_round": 3}]
 )
-@pytest.mark.parametrize("method", [FedAvg(**KNOWN), SSF(rank=0.2, **KNOWN), Scaffold(**KNOWN)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(**KNOWN),
+        SSF(rank=0.2, **KNOWN),
+        SSF(rank=0.2, extrapolate=True, **KNOWN),
+        Scaffold(**KNOWN),
+        Scaffold(correction="tested", **KNOWN),
+    ],
+)
 def test_numbers_and_bytes_are_those_of_a_small_model(
     method: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,11 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """Whether the numbers of a round depend on the length of the run, so that it cannot be made longer later."""
         return False
 
+    @property
+    def needs_each_reply(self) -> bool:
+        """Whether, in spite of `uses_mean_only`, the method's settings make the server look at single replies."""
+        return False
+
     def check(self, layout: Layout) -> None:
         """Raises SpecError if the method cannot train this model; called before anything is written."""
 
@@ -188,6 +193,13 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
 
 AnyMethod = Method[Any, Any, Any, Any]
+
+
+def needs_mean_only(method: AnyMethod) -> bool:
+    """Whether the server needs of the replies nothing but the mean of each vector."""
+    own = next(kind for kind in type(method).__mro__ if "server_step" in vars(kind))
+    # not inherited: a class with another `server_step` says it again
+    return bool(vars(own).get("uses_mean_only")) and not method.needs_each_reply
 
 
 class Restorable(ABC, Generic[ClientState, Down, Up]):

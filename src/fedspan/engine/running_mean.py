@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, Round
+from fedspan.core.method import AnyMethod, Round, needs_mean_only
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 COLUMNS = 64  # torch adds so many columns at once
@@ -25,8 +25,7 @@ def averages(method: AnyMethod, rnd: Round) -> bool:
     cohort = rnd.ids.shape[1]
     if cohort == 1 or cohort * rnd.layout.size < LARGE:
         return False
-    own = next(kind for kind in type(method).__mro__ if "server_step" in vars(kind))
-    return bool(vars(own).get("uses_mean_only"))  # not inherited: a class with another `server_step` says it again
+    return needs_mean_only(method)
 
 
 class RunningMean:
@@ -48,7 +47,8 @@ class RunningMean:
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
         share = float(self.rnd.ids.shape[1]) if self.rnd.weights is None else self.rnd.share
-        return self.kind(**{name: own.total().div_(share) for name, own in self.sums.items()})
+        means = {name: own.total().div_(share) for name, own in self.sums.items()}
+        return self.kind(**{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)})
 
 
 class _Sum:

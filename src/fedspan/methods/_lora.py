@@ -56,6 +56,7 @@ class Up:
 class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
     """Adapters on every projected block, averaged as they are."""
 
+    uses_mean_only = True
     rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
     alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without an adapter

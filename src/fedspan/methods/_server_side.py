@@ -41,6 +41,11 @@ class ServerMomentum:
         super().__post_init__()  # type: ignore[misc]
         below_one("server_momentum", self.server_momentum)
 
+    @property
+    def needs_each_reply(self) -> bool:
+        """FedExP's step size is made of the norms of single replies."""
+        return self.extrapolate
+
     def no_velocity(self, x0: Vector) -> Vector:
         """m before round 0; empty without momentum."""
         return torch.zeros_like(x0 if self.server_momentum else x0[..., :0])

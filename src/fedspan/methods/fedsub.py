@@ -57,6 +57,7 @@ class FedSub(
 ):
     """Drift correction by dual variables that are rotated from subspace to subspace."""
 
+    uses_mean_only = True
     refresh: int = 5  # rounds after which a new P is drawn
     variant: Literal["zero_sum", "stale"] = "zero_sum"  # line 5, for the clients that took part, or 5', for all
 

@@ -74,6 +74,7 @@ class Scaffold(
 ):
     """Drift correction by control variates of the size of the model."""
 
+    uses_mean_only = True
     option: Literal["I", "II"] = "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
     uplink: Literal["one", "classic"] = "one"  # what is sent: Δy, from which Δc follows, or both
 
@@ -126,21 +127,27 @@ class Scaffold(
         return ClientState(client.c + up.dc)  # 12
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        x, c, dy, dc = server.x, server.c, up.dy, up.dc
+        x, c = server.x, server.c
         test = server.test if up.test is None else self.judged(server.test, rnd.mean(up.test), 1.0, rnd)
-        if dy is None:
-            assert dc is not None
-            dy = -self.local_steps * self.rate(rnd) * (c + dc)
-        mean_dc = rnd.mean(self._control_change(dy, c, rnd) if dc is None else dc)
-        delta = self.server_lr * rnd.mean(dy)
+        dc = None if up.dc is None else rnd.mean(up.dc)
+        dy = self._changes(None if up.dy is None else rnd.mean(up.dy), dc, c, rnd)
+        mean_dc = self._control_change(dy, c, rnd) if dc is None else dc
+        delta = self.server_lr * dy
         if self.extrapolate:
-            delta = delta * self.stretch(dy, rnd)
+            delta = delta * self.stretch(self._changes(up.dy, up.dc, c, rnd), rnd)
         move, m = self.moved_on(server.m, delta)
         x = x + move if self.server_momentum else move.add_(x)  # m is kept
         return ServerState(x, (rnd.share * mean_dc).add_(c), test, m)  # 17
 
     def measures(self, server: ServerState) -> Measures:
         return self.test_values(server.test)
+
+    def _changes(self, dy: Vector | None, dc: Vector | None, c: Vector, rnd: Round) -> Vector:
+        """Δy, from Δc where it was not sent."""
+        if dy is not None:
+            return dy
+        assert dc is not None
+        return -self.local_steps * self.rate(rnd) * (c + dc)
 
     def _control_change(self, dy: Vector, c: Vector, rnd: Round) -> Vector:
         return (dy / (-self.local_steps * self.rate(rnd))).sub_(c)

@@ -111,6 +111,7 @@ class Up:
 class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
     """Drift correction with r numbers per message."""
 
+    uses_mean_only = True
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
     beta: float = 1.0  # β: weight of this round's gradient in what is compressed
@@ -129,6 +130,11 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
         positive_share("beta", self.beta)
         if self.beta < 1 and self.compressor is None:
             raise SpecError(f"`beta` {self.beta!r} needs a `compressor`; set one, or leave `beta` at 1")
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Compressed replies are decoded one by one, each with its own key."""
+        return self.extrapolate or self.compressor is not None
 
     @property
     def private(self) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ class Up:
 class SubAvg(CompressedMoves[ServerState, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]):
     """r numbers per message, and no drift correction."""
 
+    uses_mean_only = True
+
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, Log(), self.no_velocity(x0), self.nothing_unsent(x0))
 
