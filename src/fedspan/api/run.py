@@ -15,6 +15,8 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import make_dir, remove
+from fedspan.core.method import AnyMethod
+from fedspan.core.objective import Problem
 from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
@@ -25,6 +27,7 @@ from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
+from fedspan.privacy.secure_checks import check_secure
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
@@ -165,7 +168,7 @@ def _run(
 ) -> Result:
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    with Simulator(method, problem, spec.engine, resume=keeping.resume, rounds=spec.rounds) as clients:
+    with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
@@ -176,6 +179,16 @@ def _run(
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
     return result
+
+
+def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool) -> Simulator:
+    """The clients of a run in this process."""
+    if not spec.privacy.secure:
+        return Simulator(method, problem, spec.engine, resume=resume, rounds=spec.rounds)
+    check_secure(method, spec.privacy, clients_per_round)
+    from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
+
+    return SecureSimulator(method, problem, spec.privacy, spec.engine, resume=resume, rounds=spec.rounds)
 
 
 def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) -> tuple[Spec, dict[str, Any] | None]:

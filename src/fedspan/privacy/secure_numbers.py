@@ -104,3 +104,9 @@ class Payload:
             arrays[name] = torch.from_numpy(flat[start : start + size]).to(dtype).reshape(shape)
             start += size
         return arrays
+
+
+def clipped_values(t: int, count: int, privacy: Privacy) -> str:
+    """The event of a round in which numbers were clipped."""
+    more = ", or set `privacy.secure_bits` to 64" if privacy.secure_bits == 32 else ""
+    return f"round {t}: {count:,} numbers were clipped to ±{privacy.fixed_range:g}; raise `privacy.secure_range`{more}"
