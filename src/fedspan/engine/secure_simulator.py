@@ -98,7 +98,7 @@ class SecureSimulator(Simulator):
         vectors, counted = {}, {name: torch.empty_like(array) for name, array in arrays.items()}
         for run, place in np.ndindex(*rnd.ids.shape):
             own = {name: array[run, place][None, None] for name, array in arrays.items()}
-            vectors[run, place], read = payload.encode(own, factors[run, place])
+            vectors[run, place], read = payload.encode(own, float(factors[run, place]))
             for name, array in read.items():
                 counted[name][run, place] = array[0, 0]
         counted.pop(BUFFERS, None)

@@ -16,6 +16,7 @@ from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
+from fedspan.remote.secure_client import SecureClient
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
@@ -42,7 +43,8 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        client_end = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds)
+        kind = functools.partial(SecureClient, privacy=spec.privacy) if spec.privacy.secure else RemoteClient
+        client_end = kind(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds)
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))

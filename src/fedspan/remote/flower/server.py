@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from fedspan.engine.loop import Line, Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.transport import Replies
+from fedspan.privacy.secure_checks import check_secure
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
+from fedspan.remote.secure_server import SecureTransport
 from fedspan.remote.server import RemoteTransport
 
 log = logging.getLogger("flwr")
@@ -221,7 +224,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     channel = GridChannel(grid, problem.clients, config.timeout, roster)
     run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
-    transport = RemoteTransport(
+    kind: Callable[..., RemoteTransport] = RemoteTransport
+    if spec.privacy.secure:
+        check_secure(method, spec.privacy, clients_per_round)
+        kind = functools.partial(SecureTransport, privacy=spec.privacy)
+    transport = kind(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
