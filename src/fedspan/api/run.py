@@ -183,12 +183,12 @@ def _run(
 
 def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool) -> Simulator:
     """The clients of a run in this process."""
-    if not spec.privacy.secure:
+    if spec.secure is None:
         return Simulator(method, problem, spec.engine, resume=resume, rounds=spec.rounds)
-    check_secure(method, spec.privacy, clients_per_round)
+    check_secure(method, spec.secure, clients_per_round)
     from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
 
-    return SecureSimulator(method, problem, spec.privacy, spec.engine, resume=resume, rounds=spec.rounds)
+    return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume, rounds=spec.rounds)
 
 
 def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) -> tuple[Spec, dict[str, Any] | None]:

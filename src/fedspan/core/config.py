@@ -155,6 +155,8 @@ class Privacy:
         secure_scale: Whole numbers per unit to which replies are rounded. None takes 2^20 for 32 bits, 2^36 for 64.
         secure_range: Largest absolute value in a reply, to which others are clipped. None takes 8 for 32 bits, 1024
             for 64.
+        secure_signed: Lets clients sign their keys and check those of the others against a list of their own, so that
+            the server cannot pose as a client.
     """
 
     secure: bool = False
@@ -162,9 +164,11 @@ class Privacy:
     secure_bits: Literal[32, 64] = 32
     secure_scale: float | None = None
     secure_range: float | None = None
+    secure_signed: bool = False
 
     def __post_init__(self) -> None:
         true_or_false("secure", self.secure)
+        true_or_false("secure_signed", self.secure_signed)
         positive_share("secure_threshold", self.secure_threshold)
         if self.secure_threshold <= 0.5:
             raise SpecError(
@@ -226,7 +230,7 @@ class Settings:
     participation: Participation = field(default_factory=Participation)
     projection: Projection = field(default_factory=Projection)
     engine: Engine = field(default_factory=Engine)
-    privacy: Privacy = field(default_factory=Privacy)
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, str) or self.batch_size != "full":
@@ -242,6 +246,11 @@ class Settings:
             object.__setattr__(self, "device", str(self.device))
         if self.device != "auto":
             self._device()
+
+    @property
+    def secure(self) -> Privacy | None:
+        """The settings of secure aggregation; None where replies are sent in the open."""
+        return self.privacy if self.privacy is not None and self.privacy.secure else None
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -1,7 +1,8 @@
 """A client's part of a secure sum (Bonawitz et al. 2017, eprint 2017/281): four questions, each answered once.
 
      1  keys     draw two key pairs and the seed of a self mask; send the public keys and a commitment to the seed
-     2  shares   cut the mask's private key and the seed into shares, t of n; send one of each, sealed, to every client
+     2  shares   check the others' keys; cut the mask's private key and the seed into shares, t of n, and send one of
+                 each, sealed, to every client
      3  train    send the reply as whole numbers + self mask ± one mask for each client that sent shares
      4  unmask   of each client send one share: of its seed if its reply arrived, of its key if not
 
@@ -20,6 +21,7 @@ import torch
 from fedspan.core.config import Privacy
 from fedspan.core.errors import ProtocolError
 from fedspan.core.wire import Arrays
+from fedspan.privacy.secure_identity import SIGNATURE, Identity
 from fedspan.privacy.secure_keys import (
     KEY,
     NONCE,
@@ -56,7 +58,7 @@ class Session:
     private: torch.Tensor = field(default_factory=_none)  # (3, 32): two private keys and a seed
     threshold: int = 0
     clients: torch.Tensor = field(default_factory=_none)  # that sent keys
-    keys: torch.Tensor = field(default_factory=_none)  # (clients, 96): their two public keys and commitment
+    keys: torch.Tensor = field(default_factory=_none)  # (clients, 96 or 160): public keys, commitment, signature
     sharers: torch.Tensor = field(default_factory=_none)  # that sent shares
     shares: torch.Tensor = field(default_factory=_none)  # (sharers, SEALED): what they sent to this client
 
@@ -76,21 +78,38 @@ class Session:
         kind = "mask" if purpose == "mask" else "shares"
         return agreed_key(to_bytes(self.private[mine]), to_bytes(theirs), kind, to_bytes(self.id), *clients)
 
+    def opened(self) -> list[bytes]:
+        """The two shares that each client sent to this one."""
+        pairs = zip(self.shares, self.sharers.tolist(), strict=True)
+        return [unseal(self.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2 for sealed, other in pairs]
 
-def advertise(message: Arrays, client: int) -> tuple[Session, Arrays]:
+
+def _needed(identity: Identity | None) -> Identity:
+    if identity is None:
+        raise ProtocolError("`privacy.secure_signed` needs identity-key and roster in the config of this client's node")
+    return identity
+
+
+def width(privacy: Privacy) -> int:
+    """Bytes of what a client announces: two public keys, a commitment, and a signature of these."""
+    return 3 * KEY + SIGNATURE * privacy.secure_signed
+
+
+def advertise(message: Arrays, client: int, privacy: Privacy, identity: Identity | None) -> tuple[Session, Arrays]:
     """The first question: begins a session."""
     session = _bytes_in(message, "session", (SESSION,))
     private = [new_key() for _ in range(3)]
-    public = [public_key(private[0]), public_key(private[1]), commitment(private[2], to_bytes(session), client)]
-    kept = Session(1, session, client, to_tensor(b"".join(private)).reshape(3, KEY))
-    return kept, {"keys": to_tensor(b"".join(public))}
+    public = public_key(private[0]) + public_key(private[1]) + commitment(private[2], to_bytes(session), client)
+    if privacy.secure_signed:
+        public += _needed(identity).sign(public, to_bytes(session), client)
+    return Session(1, session, client, to_tensor(b"".join(private)).reshape(3, KEY)), {"keys": to_tensor(public)}
 
 
-def share(session: Session, message: Arrays, privacy: Privacy) -> tuple[Session, Arrays]:
+def share(session: Session, message: Arrays, privacy: Privacy, identity: Identity | None) -> tuple[Session, Arrays]:
     """The second question: who takes part, by which keys."""
     session.expects("shares", message)
     clients = _clients_in(message, "clients")
-    keys = _bytes_in(message, "keys", (len(clients), 3 * KEY))
+    keys = _bytes_in(message, "keys", (len(clients), width(privacy)))
     threshold = _whole(message, "threshold")
     if len(np.unique(keys.numpy(), axis=0)) < len(clients):
         raise ProtocolError("two clients have the same keys")
@@ -102,6 +121,9 @@ def share(session: Session, message: Arrays, privacy: Privacy) -> tuple[Session,
     if not privacy.survivors(len(clients)) <= threshold <= len(clients):
         raise ProtocolError(f"the threshold is {threshold} of {len(clients)} clients, outside what the settings allow")
     FixedPoint.of(privacy).check(len(clients))
+    if privacy.secure_signed:
+        for client, row in zip(clients, map(to_bytes, keys), strict=True):
+            _needed(identity).check(row[: 3 * KEY], row[3 * KEY :], to_bytes(session.id), client)
     session = replace(session, answered=2, threshold=threshold, clients=torch.tensor(clients), keys=keys)
     points = [client + 1 for client in clients]
     both = zip(*(split(to_bytes(session.private[part]), threshold, points) for part in (2, 1)), strict=True)
@@ -110,16 +132,22 @@ def share(session: Session, message: Arrays, privacy: Privacy) -> tuple[Session,
 
 
 def mask(session: Session, message: Arrays, numbers: Numbers) -> tuple[Session, Arrays]:
-    """The third question: the reply in whole numbers, which this changes to the masked ones."""
+    """The third question: the reply in whole numbers, which this changes to the masked ones.
+
+    Signed keys of an earlier session could be sent again by the server. But only who holds the private key can seal a
+    share for this client's new key, so with signed keys every share must open.
+    """
     session.expects("train", message)
     sharers = _clients_in(message, "sharers")
     shares = _bytes_in(message, "shares", (len(sharers), SEALED))
     _check_those(sharers, session.clients.tolist(), session)
+    session = replace(session, answered=3, sharers=torch.tensor(sharers), shares=shares)
+    if session.keys.shape[1] > 3 * KEY and UNREADABLE * 2 in session.opened():
+        raise ProtocolError("a client did not seal its shares with the keys that it signed")
     for other in sharers:
         if other != session.client:
             add_mask(numbers, session.key(other, "mask"), 1 if session.client < other else -1)
     add_mask(numbers, to_bytes(session.private[2]))
-    session = replace(session, answered=3, sharers=torch.tensor(sharers), shares=shares)
     return session, {"masked": torch.from_numpy(numbers.view(f"i{numbers.itemsize}"))}
 
 
@@ -128,10 +156,8 @@ def unmask(session: Session, message: Arrays) -> tuple[Session, Arrays]:
     session.expects("unmask", message)
     survivors = _clients_in(message, "survivors")
     _check_those(survivors, session.sharers.tolist(), session)
-    answers = []
-    for sealed, other in zip(session.shares, session.sharers.tolist(), strict=True):
-        opened = unseal(session.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2
-        answers.append(opened[:SHARE] if other in survivors else opened[SHARE:])
+    pairs = zip(session.opened(), session.sharers.tolist(), strict=True)
+    answers = [opened[:SHARE] if other in survivors else opened[SHARE:] for opened, other in pairs]
     return Session(4, session.id, session.client), {"shares": to_tensor(b"".join(answers)).reshape(-1, SHARE)}
 
 

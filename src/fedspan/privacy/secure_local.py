@@ -10,6 +10,7 @@ from fedspan.core.config import Privacy
 from fedspan.core.wire import Arrays
 from fedspan.privacy import secure_client
 from fedspan.privacy.secure_client import Session
+from fedspan.privacy.secure_identity import Identity
 from fedspan.privacy.secure_masks import Numbers
 
 
@@ -21,11 +22,14 @@ class LocalClients:
     train: Callable[[list[int]], dict[int, Numbers]]  # the vectors of clients, once it is known who sent shares
     gone: Callable[[str], Collection[int]] = lambda _: ()  # clients that do not answer a question
     sessions: dict[int, Session] = field(default_factory=dict)
+    identities: dict[int, Identity] = field(default_factory=dict)  # of clients that sign their keys
     sent: Counter[int] = field(default_factory=Counter)  # bytes to each client
     received: Counter[int] = field(default_factory=Counter)  # bytes from each client
 
     def ask(self, phase: str, messages: dict[int, Arrays], _: Arrays) -> dict[int, Arrays]:
         """The answers of the clients that are still there."""
+        if self.privacy.secure_signed and not self.identities:
+            self.identities = Identity.group(messages)
         gone = set(self.gone(phase))
         there = [client for client in messages if client not in gone]
         numbers = self.train(there) if phase == "train" else {}
@@ -38,10 +42,11 @@ class LocalClients:
         return answers
 
     def _answer(self, phase: str, client: int, message: Arrays, numbers: dict[int, Numbers]) -> Arrays:
+        identity = self.identities.get(client)
         if phase == "keys":
-            new, answer = secure_client.advertise(message, client)
+            new, answer = secure_client.advertise(message, client, self.privacy, identity)
         elif phase == "shares":
-            new, answer = secure_client.share(self.sessions[client], message, self.privacy)
+            new, answer = secure_client.share(self.sessions[client], message, self.privacy, identity)
         elif phase == "train":
             new, answer = secure_client.mask(self.sessions[client], message, numbers.pop(client))
         else:

@@ -18,7 +18,7 @@ import torch
 from fedspan.core.config import Privacy
 from fedspan.core.errors import ProtocolError
 from fedspan.core.wire import Arrays
-from fedspan.privacy.secure_client import NAMED, SEALED, to_bytes, to_tensor
+from fedspan.privacy.secure_client import NAMED, SEALED, to_bytes, to_tensor, width
 from fedspan.privacy.secure_keys import KEY, SESSION, agreed_key, commitment, new_key, public_key
 from fedspan.privacy.secure_masks import Numbers, add_mask
 from fedspan.privacy.secure_numbers import FixedPoint
@@ -106,7 +106,7 @@ class SecureSum:
         """The public keys of each client, and its commitment."""
         found: dict[int, torch.Tensor] = {}
         probe = new_key()
-        answers = self._question("keys", {one: {} for one in self.clients}, keys=(torch.uint8, (3 * KEY,)))
+        answers = self._question("keys", {one: {} for one in self.clients}, keys=(torch.uint8, (width(self.privacy),)))
         for client, answer in answers.items():
             keys = to_bytes(answer["keys"])
             own = {keys[:KEY], keys[KEY : 2 * KEY]}
@@ -153,7 +153,7 @@ class SecureSum:
     def _fits(self, client: int, alive: bool, keys: bytes) -> Callable[[bytes], bool]:
         """Whether a secret is what a client has announced: its seed, or else its private key."""
         if alive:
-            return lambda seed: commitment(seed, self.id, client) == keys[2 * KEY :]
+            return lambda seed: commitment(seed, self.id, client) == keys[2 * KEY : 3 * KEY]
         return lambda private: public_key(private) == keys[KEY : 2 * KEY]
 
 

@@ -20,6 +20,7 @@ from fedspan.engine.lock import lock_dir
 from fedspan.engine.worker import BUFFERS
 from fedspan.privacy import secure_client
 from fedspan.privacy.secure_client import NAMED, Session
+from fedspan.privacy.secure_identity import Identity
 from fedspan.privacy.secure_numbers import FixedPoint, Payload
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage, mark_of
@@ -57,6 +58,7 @@ class SecureClient(RemoteClient):
     """A client whose replies leave its machine masked only."""
 
     privacy: Privacy = field(default_factory=Privacy)
+    identity: Identity | None = None  # where keys are signed
 
     @property
     def session_file(self) -> SessionFile:
@@ -69,9 +71,10 @@ class SecureClient(RemoteClient):
             return self._masked(message)
         with self.session_file.locked():
             if message.status == "keys":
-                session, answer = secure_client.advertise(message.arrays, self.client)
+                session, answer = secure_client.advertise(message.arrays, self.client, self.privacy, self.identity)
             elif message.status == "shares":
-                session, answer = secure_client.share(self.session_file.load(), message.arrays, self.privacy)
+                kept = self.session_file.load()
+                session, answer = secure_client.share(kept, message.arrays, self.privacy, self.identity)
             else:
                 session, answer = secure_client.unmask(self.session_file.load(), message.arrays)
             self.session_file.save(session)

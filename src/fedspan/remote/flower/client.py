@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedspan.core.config import Privacy
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.objective import Problem
 from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
+from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
@@ -43,8 +45,10 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        kind = functools.partial(SecureClient, privacy=spec.privacy) if spec.privacy.secure else RemoteClient
-        client_end = kind(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds)
+        ours = (spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds)
+        client_end = RemoteClient(*ours)
+        if spec.secure is not None:
+            client_end = SecureClient(*ours, privacy=spec.secure, identity=identity_of(spec.secure, context))
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
@@ -120,6 +124,16 @@ def client_of(context: Context) -> int:
     if not isinstance(number, int) or number < 0:
         raise SpecError(f"the node's config needs partition-id, a whole number from 0, got {number!r}")
     return number
+
+
+def identity_of(privacy: Privacy, context: Context) -> Identity | None:
+    """By which a node signs its keys of secure sums, from its own config; None where they are not signed."""
+    if not privacy.secure_signed:
+        return None
+    key, roster = (context.node_config.get(name) for name in ("identity-key", "roster"))
+    if not isinstance(key, str) or not isinstance(roster, str):
+        raise SpecError("`privacy.secure_signed` needs identity-key and roster in the node's config: two files")
+    return Identity.read(Path(key).expanduser(), Path(roster).expanduser())
 
 
 def module_of(context: Context) -> str:

@@ -225,9 +225,9 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     channel = GridChannel(grid, problem.clients, config.timeout, roster)
     run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
     kind: Callable[..., RemoteTransport] = RemoteTransport
-    if spec.privacy.secure:
-        check_secure(method, spec.privacy, clients_per_round)
-        kind = functools.partial(SecureTransport, privacy=spec.privacy)
+    if spec.secure is not None:
+        check_secure(method, spec.secure, clients_per_round)
+        kind = functools.partial(SecureTransport, privacy=spec.secure)
     transport = kind(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
