@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     # choices, one file each
+    from fedspan import aggregators as aggregators
     from fedspan import callbacks as callbacks
     from fedspan import compressors as compressors
     from fedspan import data as data
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from fedspan.api.fit import fit as fit
     from fedspan.api.run import run as run
 
-    # what authors of methods, projectors, compressors, optimizers and tasks use
+    # what authors of methods, projectors, compressors, aggregators, optimizers and tasks use
+    from fedspan.core.aggregator import Aggregator as Aggregator
     from fedspan.core.callback import Callback as Callback
     from fedspan.core.compressor import Compressor as Compressor
     from fedspan.core.config import Engine as Engine
     from fedspan.core.config import Participation as Participation
+    from fedspan.core.config import Privacy as Privacy
     from fedspan.core.config import Projection as Projection
     from fedspan.core.config import Training as Training
     from fedspan.core.encoded import Encoded as Encoded

@@ -124,6 +124,17 @@ def test_the_log_holds_no_more_than_is_worth_sending() -> None:
     assert loop.server.log.end == 50
 
 
+def test_the_log_of_fedsub_does_not_wait_for_clients_that_never_came() -> None:
+    """Line 5 needs the mean of the round in which a client last took part, and of none before its first."""
+    loop = start(build("fedsub", projector=GAUSSIAN), small())
+    for _ in range(60):
+        advance(loop, 1)
+        loop.last_round[:, -1] = -1  # as if no reply of this client had come
+        others = loop.last_round[:, :-1]
+        assert len(loop.server.log.entries) <= loop.t - others[others >= 0].min()
+    assert len(loop.server.log.entries) < 30
+
+
 def test_every_copy_of_the_model_is_the_servers_of_its_round() -> None:
     method, problem = build("ssf", projector=GAUSSIAN), small(torch.float32)
     transport = WireTransport(method, problem)

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import build
-from fedspan.core.config import Settings
+from fedspan.core.config import Participation, Settings
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
@@ -74,3 +74,10 @@ def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls
         found = seen.count / ROUNDS, calls(loop) / ROUNDS
         assert found[0] <= operations, found
         assert found[1] <= python_calls, found
+        clients = Simulator(method, problem, participation=Participation())  # which screens replies, as `run` does
+        loop = Loop(method, problem, clients, (0,), 10)
+        advance(loop)
+        with Operations() as screened:
+            advance(loop)
+        assert screened.count / ROUNDS <= operations + 3, "one norm, and two checks of its list"
+        assert calls(loop) / ROUNDS <= python_calls + 7

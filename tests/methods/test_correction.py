@@ -61,6 +61,13 @@ def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
     assert seen[9][0] == OFF
 
 
+@pytest.mark.parametrize(("s", "stays"), [(0.49, False), (0.5, False), (0.51, True)])
+def test_the_correction_stays_above_one_half_and_not_at_it(s: float, stays: bool) -> None:
+    method = build("ssf", correction="tested")
+    on_trial = torch.tensor([[[float(TRIAL), 0.0, 0.0, 0.0]]], dtype=torch.float64)
+    assert int(method.switch(method.judged(on_trial, sums(s), 1.0, rounds(9)))) == (ON if stays else OFF)
+
+
 @pytest.mark.parametrize(("name", "settings"), NAMES)
 def test_the_measured_numbers_are_those_of_their_definition(name: str, settings: dict[str, Any]) -> None:
     """n_i and d_i from all local gradients, which a recording objective keeps."""

@@ -39,9 +39,9 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def secure(method: Any, problem: Any, states_dir: Path, **options: Any) -> tuple[Loop, LocalChannel, SecureTransport]:
     """A run of four clients per round."""
-    options = {"privacy": FINE, "backup": False} | options
+    options = {"secure": FINE, "backup": False} | options
     loop, channel, end = remote(method, problem, states_dir, SecureTransport, **options)
-    channel.kind = functools.partial(SecureClient, privacy=options["privacy"])
+    channel.kind = functools.partial(SecureClient, secure=options["secure"])
     loop.clients_per_round = 4
     assert isinstance(end, SecureTransport)
     return loop, channel, end
@@ -171,7 +171,7 @@ def test_the_server_receives_nothing_that_it_could_read(
         for place in ("secure_client", "secure_sum"):
             monkeypatch.setattr(f"fedspan.privacy.{place}.add_mask", lambda *_: None)
     method, problem = build("ssf", **SSF), small()
-    loop, channel, _ = secure(method, problem, tmp_path / "a", privacy=Privacy(secure=True, secure_range=64.0))
+    loop, channel, _ = secure(method, problem, tmp_path / "a", secure=Privacy(secure=True, secure_range=64.0))
     open_loop, open_channel, _ = remote(method, problem, tmp_path / "b")
     open_loop.clients_per_round = 4
     advance(loop, 3)
@@ -193,7 +193,7 @@ def test_the_server_receives_nothing_that_it_could_read(
 
 def test_masked_replies_look_uniform(tmp_path: Path) -> None:
     method, problem = build("fedavg"), small(dim=500)
-    loop, channel, _ = secure(method, problem, tmp_path, privacy=Privacy(secure=True))
+    loop, channel, _ = secure(method, problem, tmp_path, secure=Privacy(secure=True))
     advance(loop, 4)
     masked = [r.arrays["masked"].numpy().view(np.uint8) for m, r in channel.messages if m.status == "train" and r]
     counts = np.bincount(np.concatenate(masked), minlength=256)

@@ -14,6 +14,7 @@ from rich.console import Console
 from test_data import have
 
 from fedspan.api.run import run
+from fedspan.cli import reproduce
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import read_toml
 from fedspan.study import command, parse, report
@@ -23,12 +24,16 @@ from fedspan.study.tuning import Runs
 QUIET = Console(quiet=True)
 ROOT = Path(__file__).parents[2]
 SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy": ["smoke", "paper"]} | {
-    "cifar100": ["smoke", "laptop", "paper"]
+    "cifar100": ["smoke", "laptop", "paper"],
+    "options": ["smoke", "laptop"],
+    "privacy": ["smoke", "laptop"],
 }
 
 
 def test_the_studies_there_are() -> None:
     assert parse.names() == sorted(SCALES)
+    for name in SCALES:
+        assert name in str(reproduce.command.__doc__)
     with pytest.raises(SpecError, match="`study` must be one of"):
         parse.committed("theory")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from fedspan.api.run import as_callbacks, run
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.config import Engine, Participation, Projection, Training
+from fedspan.core.config import Engine, Participation, Privacy, Projection, Training
 from fedspan.core.errors import SpecError, at_least, shown
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec
@@ -25,6 +25,7 @@ from fedspan.tasks.custom import Custom, Objects
 
 CONFIGS: dict[str, type] = {
     "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
+    "privacy": Privacy,
 }  # fmt: skip
 
 
@@ -51,6 +52,7 @@ def fit(
     participation: Participation | None = None,
     projection: Projection | None = None,
     engine: Engine | None = None,
+    privacy: Privacy | None = None,
     callbacks: Sequence[Callback | str] | Callback | str = (),
     run_dir: Path | str | None = None,
     resume: bool = False,
@@ -90,6 +92,7 @@ def fit(
         participation: How clients are weighted.
         projection: Which modules are projected, sent in full or frozen.
         engine: How the run is computed: processes, states on disk, recomputation.
+        privacy: Differential privacy: `Privacy(epsilon=8, delta=1e-5, clip=1.0)`. None trains without.
         callbacks: What follows the run, such as `EarlyStopping("accuracy")` or its name.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`.
@@ -106,7 +109,8 @@ def fit(
         model, clients, loss, objective=objective, test=test, validation=validation, method=method, rounds=rounds,
         batch_size=batch_size, epochs=epochs, clients_per_round=clients_per_round, device=device, seed=seed,
         metrics=metrics, eval_every=eval_every, eval_clients_every=eval_clients_every, training=training,
-        participation=participation, projection=projection, engine=engine, callbacks=callbacks,
+        participation=participation, projection=projection, engine=engine, privacy=privacy,
+        callbacks=callbacks,
     )  # fmt: skip
     last = [_LastWeights(model, seed)] if run_dir is None else []  # else the model can begin a resumed run
     result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=last)

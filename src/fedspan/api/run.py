@@ -27,6 +27,8 @@ from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
+from fedspan.privacy.checks import check_callback, check_spec, screening
+from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
@@ -66,8 +68,11 @@ def run(
     for name, value in (("resume", resume), ("progress", progress), ("keep_checkpoint", keep_checkpoint)):
         true_or_false(name, value)
     spec = as_spec(spec)
+    check_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
     more = as_callbacks(callbacks)
+    for one in more if spec.dp is not None else ():
+        check_callback(one)
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
@@ -88,7 +93,7 @@ def run(
     every = [*spec.callbacks, *more, *bar]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    runs = _run if seeds == 1 or spec.task.several_seeds else _one_by_one
+    runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
     try:
         result = runs(spec, out, of_runs, keeping, every)
     except Exception:
@@ -173,7 +178,13 @@ def _run(
             if not isinstance(problem, TorchProblem):
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
             callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
-        loop = Loop(method, problem, clients, of_runs, clients_per_round, callbacks, out)
+        privacy = None
+        if spec.dp is not None:
+            privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
+        loop = Loop(
+            method, problem, clients, of_runs, clients_per_round, callbacks, out,
+            aggregator=spec.participation.aggregator, privacy=privacy,
+        )  # fmt: skip
         problem.drop_start()
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
@@ -184,8 +195,9 @@ def _run(
 def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool) -> Simulator:
     """The clients of a run in this process."""
     if spec.secure is None:
-        return Simulator(method, problem, spec.engine, resume=resume, rounds=spec.rounds)
-    check_secure(method, spec.secure, clients_per_round)
+        chosen = screening(spec)
+        return Simulator(method, problem, spec.engine, participation=chosen, resume=resume, rounds=spec.rounds)
+    check_secure(spec, method, problem.clients, clients_per_round)
     from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
 
     return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume, rounds=spec.rounds)
@@ -217,7 +229,8 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     with _kept_trials(spec, run_dir) as (done, keep):
-        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep)
+        aggregator = spec.participation.aggregator
+        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, aggregator)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
     spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}

@@ -1,1 +1,1 @@
-"""The laws that methods, projectors and compressors keep, for `fedspan check-method` and the test suite."""
+"""The laws that methods, projectors, compressors and aggregators keep, for `fedspan check-method` and the test suite."""

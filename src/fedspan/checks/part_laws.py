@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspan.checks import aggregator_laws
 from fedspan.checks.law import hold, near
 from fedspan.core.compressor import Compressor
 from fedspan.core.layout import Block, Layout
@@ -122,4 +123,5 @@ def not_finite(compressor: Compressor) -> None:
 LAWS: dict[str, tuple[Callable[[Any], None], ...]] = {
     "projector": (orthonormal, adjoint, spread, from_the_key),
     "compressor": (round_trip, one_by_one, as_promised, not_finite),
+    "aggregator": aggregator_laws.LAWS,
 }

@@ -36,7 +36,7 @@ def check_method(method: AnyMethod) -> list[Verdict]:
 
 
 def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Verdict]]:
-    """The verdicts on every method, projector and compressor that a file registers, by kind and name."""
+    """The verdicts on every method, projector, compressor and aggregator that a file registers, by kind and name."""
     found: dict[str, list[Verdict]] = {}
     for cls in load_plugin(path):
         kind = str(registry.kind_of(cls))
@@ -46,7 +46,9 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Verdict]]
         elif kind in part_laws.LAWS:
             found[f"{kind} {path.stem}"] = _tried(part_laws.LAWS[kind], registry.make(cls, settings, kind))
     if not found:
-        raise SpecError(f"{str(path)!r} registers no method, projector or compressor; there are laws of these only")
+        raise SpecError(
+            f"{str(path)!r} registers no method, projector, compressor or aggregator; there are laws of these only"
+        )
     return found
 
 

@@ -14,6 +14,7 @@ FOLDERS = {
     "method": "fedspan.methods",
     "projector": "fedspan.projectors",
     "compressor": "fedspan.compressors",
+    "aggregator": "fedspan.aggregators",
     "optimizer": "fedspan.optimizers",
     "task": "fedspan.tasks",
     "partition": "fedspan.data.partitions",

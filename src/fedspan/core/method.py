@@ -55,6 +55,15 @@ def flat_rows(ids: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.int64]
     return (ids + runs[:, None]).reshape(*ids.shape[:-2], -1)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What privacy asks of clients in a round."""
+
+    clip: float  # largest norm of a reply
+    leak: float = 0.0  # what controls lose per round
+    noise: float = 0.0  # standard deviation of the noise that each client adds, as a multiple of the clip
+
+
 @dataclass(frozen=True, eq=False)
 class Round:
     """What server and clients know of a round without a message, for the clients that take part in it."""
@@ -71,10 +80,14 @@ class Round:
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
+    privacy: Terms | None = None  # what clients do to their replies
+    q: float | None = None  # with privacy: the probability to take part, which is the share that counts
 
     @property
     def share(self) -> torch.Tensor | float:
-        """Σ_S w_i: the share of all clients that takes part; S/N with equal weights."""
+        """Σ_S w_i: the share of all clients that takes part; S/N with equal weights, q with privacy."""
+        if self.q is not None:
+            return self.q
         if self.weights is None:
             return float(self.ids.shape[1] / self.clients)
         return self.weights.sum(1, keepdim=True)
@@ -129,6 +142,7 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
+    controls: ClassVar[tuple[str, ...]] = ()  # fields that server and clients have in common: a mean, and its parts
     uses_mean_only: ClassVar[bool] = False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
 
     @property

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
@@ -47,8 +48,8 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     kind: Kind(base, FOLDERS[kind])
     for kind, base in {
-        "method": Method, "projector": Projector, "compressor": Compressor, "optimizer": Optimizer, "task": Task,
-        "partition": Partition, "callback": Callback, "metric": Metric,
+        "method": Method, "projector": Projector, "compressor": Compressor, "aggregator": Aggregator, "optimizer": Optimizer,
+        "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
     }.items()
 }  # fmt: skip
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}

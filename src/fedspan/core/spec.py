@@ -53,7 +53,7 @@ class Spec(Settings):
         eval_every: Rounds between two evaluations.
         eval_clients_every: Rounds between two evaluations of every client on its own data, a multiple of
             `eval_every`. None does not evaluate clients.
-        training, participation, projection, engine: See the classes of these names.
+        training, participation, projection, engine, privacy: See the classes of these names.
         callbacks: What follows the run, such as early stopping.
         search: How `method.lr = "search"` finds the step size.
     """
@@ -121,11 +121,16 @@ class Spec(Settings):
         """`table` as TOML text."""
         return tomli_w.dumps(self.table())
 
+    @property
+    def length_decides(self) -> bool:
+        """Whether the numbers of a round depend on `rounds`: by a schedule, or by noise for an ε of the whole run."""
+        return self.method.spans_run or (self.dp is not None and self.dp.epsilon is not None)
+
     def decisions(self) -> Table:
         """The settings that decide the numbers, where they differ from their defaults."""
         table = changed(self)
         for name in UNDECIDED:
-            if not (name == "rounds" and self.method.spans_run):
+            if not (name == "rounds" and self.length_decides):
                 table.pop(name, None)
         if self.engine.states_dir is not None and self.engine.states_dtype != "float32":
             table["states_dtype"] = self.engine.states_dtype

@@ -11,6 +11,7 @@ from fedspan.engine.loop import Line
 
 COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
+SPENT = ("epsilon", "clip")  # what privacy tells in every evaluation, by which nothing is judged
 LOWER_IS_BETTER = ("loss", "err", "grad_sq", "drift")
 
 
@@ -25,7 +26,7 @@ def higher_is_better(metric: str) -> bool:
 def main_metric(names: Sequence[str]) -> str:
     """The metric to judge by: of the validation set before the test set, and before the loss."""
     validation = [name for name in names if name.startswith("validation_")]
-    among = validation or list(names)
+    among = validation or [name for name in names if name not in SPENT] or list(names)
     return next((name for name in among if not name.endswith("loss")), among[0])
 
 

@@ -22,13 +22,18 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method, Round, Schedule, flat_rows
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
-from fedspan.engine.transport import Transport
+from fedspan.engine.combine import combined, robust
+from fedspan.engine.transport import Replies, Transport
+from fedspan.privacy.checks import check_loop, empty_reply
+from fedspan.privacy.clipping import private_work, shrunk
+from fedspan.privacy.mechanism import Mechanism
 
 Line = dict[str, Any]  # one evaluation of one seed, as plain values
 
@@ -64,6 +69,8 @@ def local_work(
 ) -> tuple[Any, Any, Vector | None]:
     """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
     f = problem.cohort(rnd)
+    if rnd.privacy is not None:
+        return private_work(method, f, state, down, buffers, rnd)
     if buffers is None:
         return *method.client_step(state, down, f, rnd), None
     f.begin(buffers)
@@ -74,6 +81,7 @@ def local_work(
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
+NOBODY = Replies(np.array([], np.int64), None)
 SAMPLED = 64  # initial weights that are looked at
 
 
@@ -107,6 +115,8 @@ class Loop:
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
     rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
+    aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
+    privacy: Mechanism | None = None
     t: int = 0
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
@@ -127,6 +137,9 @@ class Loop:
         if not 1 <= self.clients_per_round <= n:
             raise SpecError(f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}")
         self.method.check(self.problem.layout)
+        self.aggregator = robust(self.aggregator, self.method)
+        if self.privacy is not None:
+            check_loop(self.privacy, self.method, self.problem)
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
         self.last_round = np.full((len(self.seeds), n), -1, np.int64)
         self.ledger = wire.Ledger.empty(len(self.seeds), n)
@@ -177,23 +190,43 @@ class Loop:
     def step(self) -> None:
         """One round."""
         rnd = self._round()
-        down = self.method.broadcast(self.server, rnd)
-        found = self.transport.exchange(rnd, down, self.buffers)
-        self.ledger.sent(rnd, _sizes(down, self.buffers) if found.sent is None else found.sent)
+        down, beside = None, self.buffers
+        if self.privacy is not None:
+            beside = self.privacy.sent(self.problem.x0)
+        if rnd.ids.shape[1]:
+            down = self.method.broadcast(self.server, rnd)
+            found = self.transport.exchange(rnd, down, beside)
+            self.ledger.sent(rnd, _sizes(down, beside) if found.sent is None else found.sent)
+        else:
+            found = NOBODY
         if found.events:
             self._note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
             rnd = rnd.subset(found.places)
-        if not len(found.places):
-            if isinstance(self.method, LogsChanges):
-                self.server = self.method.empty_round(self.server, rnd)
-        else:
-            self.server = self._checked(self.method.server_step(self.server, found.up, rnd))
+        if len(found.places):
             received = _sizes(found.up, found.buffers) if found.received is None else found.received
             self.ledger.received(rnd, received)
-            self.buffers = None if found.buffers is None else rnd.mean(found.buffers)
             self.last_round.reshape(-1)[rnd.rows] = self.t
+        if self.privacy is not None:
+            self._release(self.privacy, found, rnd)
+        elif len(found.places):
+            up, buffers = found.up, found.buffers
+            if self.aggregator is not None:
+                up = combined(self.aggregator, up, rnd)
+                buffers = None if buffers is None else self.aggregator.combine(buffers, rnd)
+            self.server = self._checked(self.method.server_step(self.server, up, rnd))
+            self.buffers = None if buffers is None else rnd.mean(buffers)
+        elif isinstance(self.method, LogsChanges):
+            self.server = self.method.empty_round(self.server, rnd)
         self.t += 1
+
+    def _release(self, privacy: Mechanism, found: Replies, rnd: Round) -> None:
+        """Moves the server by the private mean of the replies, which is noise alone if there are none."""
+        up = found.up if len(found.places) else empty_reply(self.method, self.server, self.problem, rnd)
+        up, rnd = privacy.release(up, found.buffers if len(found.places) else None, rnd)
+        self.server = self._checked(self.method.server_step(self.server, up, rnd))
+        if privacy.settings.leak:
+            self.server = shrunk(self.method, self.server, 1 - privacy.settings.leak)
 
     def _note(self, events: Sequence[str]) -> None:
         kept = events[: EVENTS_KEPT - len(self.events)]
@@ -213,8 +246,13 @@ class Loop:
 
     def _round(self) -> Round:
         n = self.problem.clients
-        schedule = _cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
-        ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
+        schedule, overwrite = None, self.problem.layout.size >= LARGE
+        if self.privacy is None:
+            schedule = _cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
+            ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
+        else:
+            ids, overwrite = self.privacy.cohort(self.t, len(self.seeds)), False
+            rows = flat_rows(ids, n)
         weights = None
         if self.problem.weights is not None:
             shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
@@ -231,11 +269,14 @@ class Loop:
             local_steps=self.method.local_steps,
             schedule=schedule,
             rounds=self.rounds,
-            overwrite=self.problem.layout.size >= LARGE,
+            overwrite=overwrite,
+            privacy=None if self.privacy is None else self.privacy.terms(),
         )
 
     def _evaluate(self) -> Row:
         metrics = {**self.problem.evaluate(self.model(), self.buffers), **self.method.measures(self.server)}
+        if self.privacy is not None:
+            metrics |= self.privacy.measures(self.t, len(self.seeds))
         for callback in self.callbacks:
             metrics |= callback.measure(self)
         up, down = self.ledger.totals()
@@ -247,6 +288,7 @@ class Loop:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
         arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
         arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
+        arrays |= {} if self.privacy is None else {f"privacy.{k}": v for k, v in self.privacy.save().items()}
         counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
         rows = np.flatnonzero((counts != [[-1], [0], [0]]).any(0))  # a client that never took part takes no space
         arrays |= {"loop.rows": torch.from_numpy(rows), "loop.counts": torch.from_numpy(counts[:, rows])}
@@ -259,7 +301,7 @@ class Loop:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Continues a run from where `save` left it."""
-        parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}}
+        parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "privacy": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
@@ -269,6 +311,8 @@ class Loop:
             raise CheckpointError(f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}")
         self.server = wire.unpack(type(self.server), parts["server"])
         self.transport.load(parts["clients"])
+        if self.privacy is not None:
+            self.privacy.load(parts["privacy"])
         self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
         rows, counts = parts["loop"]["rows"].numpy(), parts["loop"]["counts"].numpy()
         for table, values in zip((self.last_round, self.ledger.up, self.ledger.down), counts, strict=True):

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedspan.core.layout import Vector
@@ -20,12 +21,14 @@ COLUMNS = 64  # torch adds so many columns at once
 LEVELS = 4  # of torch's partial sums
 
 
+def large(rnd: Round) -> bool:
+    """Whether the models of all clients of a round are too large to be held at once."""
+    return rnd.ids.shape[1] * rnd.layout.size >= LARGE
+
+
 def averages(method: AnyMethod, rnd: Round) -> bool:
     """Whether the replies of a round are averaged as they arrive."""
-    cohort = rnd.ids.shape[1]
-    if cohort == 1 or cohort * rnd.layout.size < LARGE:
-        return False
-    return needs_mean_only(method)
+    return rnd.ids.shape[1] > 1 and large(rnd) and needs_mean_only(method)
 
 
 class RunningMean:
@@ -35,10 +38,12 @@ class RunningMean:
         self.rnd = rnd
         self.kind: Any = None  # the class of a reply
         self.sums: dict[str, _Sum] = {}
+        self.places: list[int] = []  # whose replies were added
 
     def add(self, place: int, up: Any) -> None:
         """Takes in the reply of one place, whose vectors it may change."""
         self.kind = type(up)
+        self.places.append(place)
         for field in dataclasses.fields(up):
             if (vector := getattr(up, field.name)) is not None:
                 own = self.sums.setdefault(field.name, _Sum(self.rnd.ids.shape[1]))
@@ -46,7 +51,8 @@ class RunningMean:
 
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
-        share = float(self.rnd.ids.shape[1]) if self.rnd.weights is None else self.rnd.share
+        rnd = self.rnd if len(self.places) == self.rnd.ids.shape[1] else self.rnd.subset(np.array(self.places))
+        share = float(len(self.places)) if rnd.weights is None else rnd.share
         means = {name: own.total().div_(share) for name, own in self.sums.items()}
         return self.kind(**{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)})
 

@@ -22,7 +22,8 @@ from fedspan.core.sync import SyncedDown
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.transport import Replies
 from fedspan.engine.ways import Way
-from fedspan.engine.worker import BUFFERS, settled
+from fedspan.engine.worker import BUFFERS
+from fedspan.privacy.clipping import after, leaked
 from fedspan.privacy.secure_client import PHASES
 from fedspan.privacy.secure_local import LocalClients
 from fedspan.privacy.secure_masks import Numbers
@@ -103,7 +104,8 @@ class SecureSimulator(Simulator):
                 counted[name][run, place] = array[0, 0]
         counted.pop(BUFFERS, None)
         reply: Any = wire.unpack(type(up), counted)
-        return _Work(settled(self.method, before, new, down, reply, rnd), reply, payload, factors, vectors)
+        states = after(self.method, leaked(self.method, before, rnd), new, down, reply, rnd)
+        return _Work(states, reply, payload, factors, vectors)
 
     def _sum(
         self, run: int, rnd: Round, there: Places, work: _Work | None, gone: dict[str, set[int]]

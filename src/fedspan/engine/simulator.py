@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.config import Engine
+from fedspan.core.config import Engine, Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Replayable, Round
@@ -31,7 +31,8 @@ from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import local_work
 from fedspan.engine.pool import Pool
-from fedspan.engine.running_mean import RunningMean, averages
+from fedspan.engine.running_mean import RunningMean, averages, large
+from fedspan.engine.screening import Outlier, Screen, norms
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
@@ -49,6 +50,7 @@ class Simulator:
         problem: Problem,
         engine: Engine | None = None,
         *,
+        participation: Participation | None = None,
         resume: bool = False,
         rounds: int | None = None,  # how long the run will be, where that is known
     ) -> None:
@@ -64,6 +66,8 @@ class Simulator:
         self.way = Way("batched" if problem.cohort_mode == "batched" else simulate)
         self.times: dict[Way, float] = {}  # seconds of a round, for each way that was tried
         self._pool: Pool | None = None
+        participation = participation or Participation(screen=None)
+        self.screen, self.aggregator = Screen(participation.screen, problem.x0.shape[0]), participation.aggregator
         one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
@@ -82,7 +86,7 @@ class Simulator:
                 self._population[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """Hands the download to the clients of a round, all of which reply."""
+        """Hands the download to the clients of a round, all of which reply; replies out of all measure are left out."""
         with threads(self.way.threads) if self.way.threads else contextlib.nullcontext():
             return self._exchange(rnd, down, buffers)
 
@@ -97,33 +101,69 @@ class Simulator:
                 warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=3)
                 self.way = Way("loop")
                 return self._exchange(rnd, down, buffers)
-            self._put(rnd, new, up)
         elif how == "pool":
             new, up, beside = self._by(self.way, rnd, down, buffers)
-            self._put(rnd, new, up)
         else:
             began = time.perf_counter()
-            up, beside = self._in_turn(rnd, down, buffers)
+            if large(rnd):
+                found = self._in_turn(rnd, down, buffers)
+            else:
+                new, up, beside = _one_by_one(self.method, self.problem, self._take(rnd), down, buffers, rnd)
             if how == "auto":
                 self._choose(rnd, down, buffers, time.perf_counter() - began)
+            if large(rnd):
+                return found
+        if self.screen.factor and (outliers := self.screen.outliers(up, beside)):
+            return self._without(outliers, rnd, new, up, beside)
+        self._put(rnd, new, up)
         return Replies(np.arange(cohort), up, beside)
 
-    def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Vector | None]:
-        """The replies of the clients one after the other, so that one client's state is in memory."""
-        mean = RunningMean(rnd) if averages(self.method, rnd) else None
-        ups, beside = [], []
+    def _without(self, outliers: list[Outlier], rnd: Round, new: Any, up: Any, beside: Vector | None) -> Replies:
+        """The replies that count; only the clients that sent them get their new states."""
+        places = np.delete(np.arange(rnd.ids.shape[1]), [one.place for one in outliers])
+        if not len(places):
+            return Replies(places, None, events=_in_words(rnd, self._undone(outliers, rnd)))
+        new, up = (wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up))
+        self._put(rnd.subset(places), new, up)
+        return Replies(places, up, None if beside is None else beside[:, places], events=_in_words(rnd, outliers))
+
+    def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+        """The replies of the clients one after the other, so that one client's state is in memory.
+
+        A reply is compared with what was usual in earlier rounds: those of this round are not all there.
+        """
+        mean = RunningMean(rnd) if self.aggregator is None and averages(self.method, rnd) else None
+        ups, beside, places, sizes, out = [], [], list[int](), [], list[Outlier]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             new, up, own = local_work(self.method, self.problem, self._take(one), down, buffers, one)
+            if self.screen.factor is not None:
+                sizes.append(norms(vars(up).values()))
+                if far := self.screen.judge(sizes[-1], count=False):
+                    out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
+                    continue
             self._put(one, new, up)
             del new
             beside.append(own)
+            places.append(place)
             if mean is None:
                 ups.append(up)
             else:
                 mean.add(place, up)
             del up  # not to be held during the work of the next client
-        return wire.gather(ups) if mean is None else mean.reply(), _beside(beside)
+        if sizes:
+            self.screen.judge([[size for (size,) in of_run] for of_run in zip(*sizes, strict=True)])  # what is usual
+        if not places:
+            return Replies(np.array(places, np.int64), None, events=_in_words(rnd, out))
+        up = wire.gather(ups) if mean is None else mean.reply()
+        return Replies(np.array(places), up, _beside(beside), events=_in_words(rnd, out))
+
+    def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
+        """Gives a client its first state where the step of a large model has overwritten the one before."""
+        lost = [states for states in self._population.values() if rnd.overwrite and isinstance(states, InMemory)]
+        for states in lost:
+            states.put(rnd.rows, states.first.expand(len(rnd.rows), -1))
+        return [one._replace(why=f"{one.why}; its state starts again") if lost else one for one in outliers]
 
     def _by(self, way: Way, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
         """The work of a round without storing it: (new states, replies, buffers)."""
@@ -224,7 +264,7 @@ class Simulator:
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        way = {"simulate": torch.tensor([WAYS.index(self.way.how), self.way.threads])}
+        way = {"simulate": torch.tensor([WAYS.index(self.way.how), self.way.threads]), "usual": self.screen.save()}
         return way | save_states(self._population)
 
     def saved(self) -> None:
@@ -237,6 +277,7 @@ class Simulator:
         """Go back to what `save` gave."""
         how, number = arrays["simulate"].tolist()
         self.way = Way(WAYS[how], number)
+        self.screen.load(arrays["usual"])
         load_states(self._population, arrays)
 
 
@@ -258,6 +299,12 @@ def _joined(parts: list[Answer]) -> Answer:
     """Several answers as one."""
     states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
     return states, wire.gather([part[1] for part in parts]), _beside([part[2] for part in parts])
+
+
+def _in_words(rnd: Round, found: list[Outlier]) -> tuple[str, ...]:
+    """Events; seeds that are computed together leave out the same places."""
+    seeds = [f" of seed {seed}" if len(rnd.seeds) > 1 else "" for seed in rnd.seeds]
+    return tuple(f"round {rnd.t}: client {rnd.ids[run, place]}{seeds[run]}: {why}" for run, place, why in found)
 
 
 def _beside(buffers: list[Vector | None]) -> Vector | None:

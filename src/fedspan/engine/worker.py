@@ -12,7 +12,7 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
-from fedspan.core.method import LogsChanges, Method, Round, private_fields, restorable
+from fedspan.core.method import LogsChanges, Method, Round
 from fedspan.core.objective import Problem
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import local_work
@@ -61,12 +61,3 @@ def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arra
         return method.apply_entry(copy, entry, replace(rnd, t=t))
 
     return message.opened(replica.x, replica.last_round, apply) if isinstance(message, SyncedDown) else message
-
-
-def settled(method: Method[Any, Any, Any, Any], before: Any, after: Any, down: Any, up: Any, rnd: Round) -> Any:
-    """The states that follow from the replies as they count, where these differ from what `client_step` returned."""
-    memory = restorable(method)
-    if memory is None:
-        return after
-    private = {name: getattr(after, name) for name in private_fields(method)}
-    return memory.update_client_state(replace(before, **private), down, up, rnd)

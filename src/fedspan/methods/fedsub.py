@@ -111,8 +111,8 @@ class FedSub(
         return self.extrapolate or self.server_momentum > 0
 
     def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
-        """All b̄ that some client has not received."""
-        return log.push(entry, rnd.t + 1 - rnd.oldest)
+        """All b̄ that some client lacks; line 5 needs none of those before a client's first round, line 5' all."""
+        return log.push(entry, rnd.t + 1 - rnd.oldest if self.variant == "stale" else rnd.missed_by_any)
 
     def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
         """η_g Pᵀ b̄, or the move that is sent beside b̄."""

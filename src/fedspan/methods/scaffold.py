@@ -7,9 +7,10 @@
     17  x ← x + η_g mean_S Δy;  c ← c + (|S|/N) mean_S Δc
 
 Differences from the paper: by default clients send only Δy (`uplink = "one"`), because with option II the server can
-compute Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both. Clients may have weights w_i; then c = Σ w_i c_i. Local
-momentum or another optimizer works on the corrected gradient. The mean gradient then does not follow from the end
-point: c_i⁺ is the mean itself, and both vectors are sent.
+compute Δc = −Δy/(K η_l) − c; `uplink = "classic"` sends both, "control" Δc alone, from which the server computes Δy.
+With privacy it is the one to use: c moves by the sum of the Δc, divided by N, whoever takes part. Clients may have
+weights w_i; then c = Σ w_i c_i. Local momentum or another optimizer works on the corrected gradient. The mean gradient
+then does not follow from the end point: c_i⁺ is the mean itself, and both vectors are sent.
 
 With correction = "never" line 10 leaves out c − c_i, with "tested" the server decides it by a test (`_correction`).
 Δc = ḡ_i − c_i does not follow from Δy where the steps are not corrected, so clients send Δc, and the server computes
@@ -74,16 +75,17 @@ class Scaffold(
 ):
     """Drift correction by control variates of the size of the model."""
 
+    controls = ("c",)
     uses_mean_only = True
     option: Literal["I", "II"] = "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
-    uplink: Literal["one", "classic"] = "one"  # what is sent: Δy, from which Δc follows, or both
+    uplink: Literal["one", "classic", "control"] = "one"  # what is sent: Δy, from which Δc follows, both, or Δc alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("option", self.option, ("I", "II"))
-        one_of("uplink", self.uplink, ("one", "classic"))
-        if self.option == "I" and self.uplink == "one":
-            raise SpecError("`uplink` 'one' needs option 'II'; with option 'I' set `uplink` to 'classic'")
+        one_of("uplink", self.uplink, ("one", "classic", "control"))
+        if self.option == "I" and self.uplink != "classic":
+            raise SpecError(f"`uplink` {self.uplink!r} needs option 'II'; with option 'I' set `uplink` to 'classic'")
         if self.option == "I" and self.tests:
             raise SpecError("`correction` 'tested' needs option 'II', whose controls are means of local gradients")
 
@@ -115,9 +117,10 @@ class Scaffold(
             test = self.measured(-u, c, b, mean, first.value, self.local_steps) if isinstance(first, First) else None
         elif mean is not None:
             dc = mean - c
-        elif self.uplink == "classic":
+        elif self.uplink != "one":
             dc = self._control_change(dy, c, rnd)
-        up = Up(None if b is not None and self.solver.plain else dy, dc, test)
+        alone = self.solver.plain and (b is not None or self.uplink == "control")
+        up = Up(None if alone else dy, dc, test)
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
@@ -135,8 +138,10 @@ class Scaffold(
         delta = self.server_lr * dy
         if self.extrapolate:
             delta = delta * self.stretch(self._changes(up.dy, up.dc, c, rnd), rnd)
-        move, m = self.moved_on(server.m, delta)
-        x = x + move if self.server_momentum else move.add_(x)  # m is kept
+        m = server.m
+        if self.server_momentum:
+            delta, m = self.moved_on(m, delta)
+        x = x + delta if self.server_momentum else delta.add_(x)  # m is kept
         return ServerState(x, (rnd.share * mean_dc).add_(c), test, m)  # 17
 
     def measures(self, server: ServerState) -> Measures:

@@ -111,6 +111,7 @@ class Up:
 class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
     """Drift correction with r numbers per message."""
 
+    controls = ("c",)
     uses_mean_only = True
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are

@@ -17,9 +17,11 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method, Round, Terms
 from fedspan.core.objective import Problem
-from fedspan.engine.worker import BUFFERS, Replica, answer, opened, settled, without_zeros
+from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
+from fedspan.privacy.clipping import after as after_reply
+from fedspan.privacy.clipping import leaked
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -117,6 +119,7 @@ class RemoteClient:
     seed: int
     agreement: Agreement
     rounds: int  # length of the run, which the agreement covers under a schedule
+    privacy: Terms | None = None
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -164,6 +167,7 @@ class RemoteClient:
             last_round=np.array([[before.last_round]]),
             local_steps=self.method.local_steps,
             rounds=self.rounds,
+            privacy=self.privacy,
         )
         after, up = answer(self.method, self.problem, before, down, rnd)
         return _Trained(before, after, up, down, rnd)
@@ -172,7 +176,8 @@ class RemoteClient:
         """The state that follows from a reply as the server reads it."""
         up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS})
         down = opened(self.method, done.before, done.down, done.rnd)
-        return settled(self.method, done.before.state, done.after.state, down, up, done.rnd)
+        before = leaked(self.method, done.before.state, done.rnd)
+        return after_reply(self.method, before, done.after.state, down, up, done.rnd)
 
     def _replica(self, message: RoundMessage) -> Replica:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""

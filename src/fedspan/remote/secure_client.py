@@ -57,7 +57,7 @@ class SessionFile:
 class SecureClient(RemoteClient):
     """A client whose replies leave its machine masked only."""
 
-    privacy: Privacy = field(default_factory=Privacy)
+    secure: Privacy = field(default_factory=lambda: Privacy(secure=True))
     identity: Identity | None = None  # where keys are signed
 
     @property
@@ -71,10 +71,10 @@ class SecureClient(RemoteClient):
             return self._masked(message)
         with self.session_file.locked():
             if message.status == "keys":
-                session, answer = secure_client.advertise(message.arrays, self.client, self.privacy, self.identity)
+                session, answer = secure_client.advertise(message.arrays, self.client, self.secure, self.identity)
             elif message.status == "shares":
                 kept = self.session_file.load()
-                session, answer = secure_client.share(kept, message.arrays, self.privacy, self.identity)
+                session, answer = secure_client.share(kept, message.arrays, self.secure, self.identity)
             else:
                 session, answer = secure_client.unmask(self.session_file.load(), message.arrays)
             self.session_file.save(session)
@@ -87,7 +87,7 @@ class SecureClient(RemoteClient):
         reply = dict(done.up)
         if BUFFERS in reply:
             reply[BUFFERS] = reply[BUFFERS] - done.down[BUFFERS]
-        numbers, counted = Payload.of(FixedPoint.of(self.privacy), reply).encode(reply, _weight(message.arrays))
+        numbers, counted = Payload.of(FixedPoint.of(self.secure), reply).encode(reply, _weight(message.arrays))
         after = replace(done.after, state=self._settle(done, counted))
         with self.session_file.locked():
             session, answer = secure_client.mask(self.session_file.load(), message.arrays, numbers)

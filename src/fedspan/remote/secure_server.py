@@ -19,7 +19,7 @@ from fedspan.core import wire
 from fedspan.core.config import Privacy
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.method import Round, Terms
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS
 from fedspan.privacy.secure_numbers import FixedPoint, Payload, clipped_values
@@ -34,7 +34,7 @@ from fedspan.remote.server import Collected, RemoteTransport
 class SecureTransport(RemoteTransport):
     """A Transport to clients on other machines whose replies are added up by secure aggregation."""
 
-    privacy: Privacy = field(default_factory=Privacy)
+    secure: Privacy = field(default_factory=lambda: Privacy(secure=True))
 
     def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
         if backup:
@@ -49,9 +49,9 @@ class SecureTransport(RemoteTransport):
 
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays) -> Replies:
         ids = rnd.ids[0].tolist()
-        payload = Payload.of(FixedPoint.of(self.privacy), self._expect(rnd, down, extra))
+        payload = Payload.of(FixedPoint.of(self.secure), self._expect(rnd, down, extra))
         session = _Session(self, rnd, down, extra, Collected({}, np.zeros(len(ids), np.int64)))
-        one = SecureSum(ids, payload.length, self.privacy, session.ask, self._used)
+        one = SecureSum(ids, payload.length, self.secure, session.ask, self._used)
         one.threshold = max(one.threshold, self.min_replies)
         found = session.found
         try:
@@ -65,13 +65,17 @@ class SecureTransport(RemoteTransport):
         places.sort()
         factors = float(sum(session.factor(place) for place in places))
         mean, clipped = payload.decode(total, factors)
-        events = in_words(rnd.t, found.events) + ([clipped_values(rnd.t, clipped, self.privacy)] if clipped else [])
+        events = in_words(rnd.t, found.events) + ([clipped_values(rnd.t, clipped, self.secure)] if clipped else [])
         buffers = extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
         self.accepted[rnd.ids[0, places]] += 1
         self.marks[rnd.ids[0, places]] = [found.marks[place] for place in places.tolist()]
         received = np.array([[session.received[place] for place in places.tolist()]])
         up: Any = wire.unpack(self.method.types()[3], mean)
         return Replies(places, up, buffers, found.sent[None], received, tuple(events))
+
+    def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:
+        """A masked reply has no norm; clients clip before they mask."""
+        return arrays
 
     def _try(self, arrays: wire.Arrays, rnd: Round) -> None:
         """A masked reply cannot be tried."""

@@ -20,16 +20,20 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
+from fedspan.core.config import Participation
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, private_fields, restorable
+from fedspan.core.method import Method, Round, Terms, private_fields, restorable
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.running_mean import RunningMean, averages
+from fedspan.engine.screening import Screen, norms
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
+from fedspan.privacy.clipping import leaked, scaled
+from fedspan.privacy.clipping import norms as norms_of_replies
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import (
@@ -78,11 +82,13 @@ class RemoteTransport:
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
     on_round: Callable[[Round, Replies], None] | None = None  # called after every round
+    participation: Participation = field(default_factory=Participation)
 
     def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
         at_least("min_replies", self.min_replies, 1)
         one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
         self.memory = restorable(self.method)
+        self.screen = Screen(self.participation.screen)
         self.private = private_fields(self.method)
         if self.private and self.reply_dtype != "float32":
             raise SpecError(
@@ -133,6 +139,7 @@ class RemoteTransport:
         self._collect(messages, found, rnd)
         again = {place: self._restore(rnd, place, down, extra, found) for place in found.lost}
         self._collect({place: message for place, message in again.items() if message is not None}, found, rnd)
+        self._leave_out(rnd, found)
         named = {event.client for event in found.events}
         for place, client in enumerate(rnd.ids[0].tolist()):
             if place not in found.replies and client not in named:
@@ -179,6 +186,8 @@ class RemoteTransport:
                     found.lost.append(place)
                     raise ProtocolError(f"state lost: {reply.reason}")
                 arrays = self._read(reply, found.expected)
+                if rnd.privacy is not None:  # clients may not keep to it
+                    arrays = self._clipped(arrays, messages[place], rnd.privacy)
                 self._try(arrays, rnd.subset(np.array([place])))
                 found.replies[place], found.received[place] = arrays, reply.bytes
                 found.marks[place] = mark_of(reply.arrays)
@@ -186,6 +195,16 @@ class RemoteTransport:
                 raise
             except Exception as error:
                 found.events.append(Event(messages[place].client, one_line(error)))
+
+    def _leave_out(self, rnd: Round, found: Collected) -> None:
+        """Drops replies that are far larger than usual; the states of their clients do not advance."""
+        for kind in range(2) if self.screen.factor is not None and found.replies else ():
+            places = sorted(found.replies)
+            own = [[a for n, a in found.replies[p].items() if (n == BUFFERS) == bool(kind)] for p in places]
+            if any(own):
+                for outlier in self.screen.judge([[norms(arrays)[0][0] for arrays in own]], kind):
+                    del found.replies[places[outlier.place]]
+                    found.events.append(Event(int(rnd.ids[0, places[outlier.place]]), outlier.why))
 
     def _check(self, reply: RoundMessage, message: RoundMessage, again: bool) -> None:
         """Raise unless this is the first reply to a message, and one that says how the client's work went."""
@@ -208,6 +227,14 @@ class RemoteTransport:
         except ProtocolError as error:
             raise ProtocolError(f"reply refused: {error}") from None
         return arrays
+
+    def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:
+        """A reply of the norm that every client has promised."""
+        beside = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
+        clip = float(message.arrays[BUFFERS]) if beside else terms.clip
+        own = {name: array for name, array in arrays.items() if name != BUFFERS}
+        norm = norms_of_replies(list(own.values()))
+        return {name: scaled(array, norm, clip) for name, array in own.items()} | beside
 
     @functools.cached_property
     def _first_server(self) -> Any:
@@ -248,7 +275,8 @@ class RemoteTransport:
         places = np.array(sorted(found.replies))
         accepted = rnd.subset(places)
         ids = accepted.ids[0]
-        mean = RunningMean(accepted) if averages(self.method, accepted) else None
+        at_once = self.participation.aggregator is None and averages(self.method, accepted)
+        mean = RunningMean(accepted) if at_once else None
         ups, beside = [], []
         for number, place in enumerate(places.tolist()):  # one at a time: a large reply is not kept beside the mean
             arrays = found.replies.pop(place)
@@ -272,7 +300,7 @@ class RemoteTransport:
         if not self._copies or self.memory is None:
             return
         ids = rnd.ids[0]
-        old = replace(self.first, **{name: self._copy(name, ids) for name in self._copies})
+        old = leaked(self.method, replace(self.first, **{n: self._copy(n, ids) for n in self._copies}), rnd)
         sent = (
             replace(down, sync=replace(down.sync, last_round=rnd.last_round)) if isinstance(down, SyncedDown) else down
         )
@@ -301,6 +329,7 @@ class RemoteTransport:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
         copies = save_states(self._copies or {})
         counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
+        counts["usual"] = self.screen.save()
         return counts | {f"copy.{name}": array for name, array in copies.items()}
 
     def saved(self) -> None:
@@ -312,6 +341,7 @@ class RemoteTransport:
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
         self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
+        self.screen.load(arrays["usual"])
         copies = {name.removeprefix("copy."): array for name, array in arrays.items() if name.startswith("copy.")}
         if self._copies and not copies:
             raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")

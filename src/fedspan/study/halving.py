@@ -28,7 +28,7 @@ def stages(part: Part, variant: Variant, specs: Sequence[Spec]) -> list[tuple[li
     """
     whole = len(specs) < 3 or not variant.grid.keys().isdisjoint(part.figure.get("x", ()))
     for spec in specs:
-        whole |= spec.method.spans_run or isinstance(spec.method.lr, str) or spec.rounds < EVALUATIONS * spec.eval_every
+        whole |= spec.length_decides or isinstance(spec.method.lr, str) or spec.rounds < EVALUATIONS * spec.eval_every
     if whole:
         return []
     return [([_evaluated(spec, share) for spec in specs], share, behind) for share, behind in STAGES.items()]

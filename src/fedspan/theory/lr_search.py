@@ -25,6 +25,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
@@ -87,6 +88,7 @@ def budget_of(how: Search, rounds: int) -> int:
 def search(
     method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
     how: Search | None = None, done: Sequence[RateTrial] = (), keep: Callable[[RateTrial], None] = lambda _: None,
+    aggregator: Aggregator | None = None,
 ) -> SearchResult:  # fmt: skip
     """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
 
@@ -94,7 +96,7 @@ def search(
     """
     how = how or Search()
     budget = budget_of(how, rounds)
-    run = _TrialRunner(method, problem, clients_per_round, rounds, done, keep)
+    run = _TrialRunner(method, problem, clients_per_round, rounds, done, keep, aggregator)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
     known = run.metric == "rel_err"
     if _alike(probes):
@@ -198,9 +200,9 @@ class _TrialRunner:
 
     def __init__(
         self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
-        done: Sequence[RateTrial], keep: Callable[[RateTrial], None],
+        done: Sequence[RateTrial], keep: Callable[[RateTrial], None], aggregator: Aggregator | None = None,
     ) -> None:  # fmt: skip
-        self.done, self.keep = list(done), keep
+        self.done, self.keep, self.aggregator = list(done), keep, aggregator
         self.method, self.problem, self.clients_per_round, self.rounds = method, problem, clients_per_round, rounds
         start = problem.evaluate(problem.x0, problem.buffers0)
         self.metric = next((name for name in ("rel_err", "validation_loss") if name in start), TRAINING_LOSS)
@@ -225,7 +227,10 @@ class _TrialRunner:
         method: Any = dataclasses.replace(self.method, lr=lr)  # type: ignore[type-var]
         trial = RateTrial(lr, 0, [], [], False)
         with Simulator(method, self.problem) as clients:
-            loop = Loop(method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds)
+            loop = Loop(
+                method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds,
+                aggregator=self.aggregator,
+            )  # fmt: skip
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = self._measure(row.metrics)
                 turned = must_fall and value > max(self.first / 2, TURNED * min(trial.values, default=value))

@@ -21,6 +21,8 @@ from fedspan.engine.loop import Line, Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.transport import Replies
+from fedspan.privacy.checks import check_spec, screening
+from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
@@ -221,20 +223,25 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             f"run config 'min-replies' is {config.min_replies}, more than the {clients_per_round} clients of a round"
         )
+    privacy = _privacy(spec, problem.clients, clients_per_round, config)
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     channel = GridChannel(grid, problem.clients, config.timeout, roster)
     run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
     kind: Callable[..., RemoteTransport] = RemoteTransport
     if spec.secure is not None:
-        check_secure(method, spec.secure, clients_per_round)
-        kind = functools.partial(SecureTransport, privacy=spec.secure)
+        check_secure(spec, method, problem.clients, clients_per_round)
+        kind = functools.partial(SecureTransport, secure=spec.secure)
     transport = kind(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
+        participation=screening(spec),
     )  # fmt: skip
     callbacks = (*spec.callbacks, run_log)
-    loop = Loop(method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir)
+    loop = Loop(
+        method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
+        aggregator=spec.participation.aggregator, privacy=privacy,
+    )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
@@ -244,3 +251,28 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     result = execute(loop, spec, keeping)
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
+
+
+def _privacy(spec: Spec, clients: int, clients_per_round: int, config: RunConfig) -> Mechanism | None:
+    """The private sum of the spec, and settings of the deployment with which ε holds."""
+    if spec.dp is None:
+        return None
+    check_spec(spec)
+    if config.min_replies != 1:
+        raise SpecError(
+            f"run config 'min-replies' is {config.min_replies}: one client could decide whether all others count; with "
+            "`privacy` set it to 1"
+        )
+    if config.checkpoint_every != 1:
+        raise SpecError(
+            f"run config 'checkpoint-every' is {config.checkpoint_every}: a resumed run would release rounds again; "
+            "with `privacy` set it to 1"
+        )
+    if config.reply_dtype != "float32":
+        raise SpecError(
+            f"run config 'reply-dtype' is {config.reply_dtype!r}, which rounds replies after they are clipped; with "
+            "`privacy` use 'float32'"
+        )
+    if spec.dp.noise_at == "clients" and spec.secure is None:
+        raise SpecError("`privacy.noise_at` 'clients' needs secure sums, without which the server sees every reply")
+    return Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)

@@ -1,0 +1,44 @@
+"""The place between the replies of a round and the server's step: several replies become one.
+
+A method whose `server_step` uses nothing of the replies but `rnd.mean` takes one vector per run as that mean. So
+whatever combines the replies in another way hands it a reply with one row, (runs, 1, n).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from fedspan.aggregators.mean import Mean
+from fedspan.core.aggregator import Aggregator
+from fedspan.core.errors import SpecError
+from fedspan.core.method import AnyMethod, Round, needs_mean_only
+from fedspan.core.registry import name_of
+
+
+def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | None:
+    """The aggregator of a run; None for the plain mean.
+
+    Raises:
+        SpecError: The server of this method uses more than the mean of the replies.
+    """
+    if aggregator is None or isinstance(aggregator, Mean):
+        return None
+    if not needs_mean_only(method):
+        name, of = name_of(aggregator), name_of(method)
+        raise SpecError(
+            f"`participation.aggregator` {name!r} takes the place of a mean of plain vectors, and {of} with these "
+            f"settings uses single replies or codes; leave out `compressor` and `extrapolate`, use another method such "
+            "as ssf, scaffold or fedavg, or leave out `aggregator`"
+        )
+    return aggregator
+
+
+def combined(aggregator: Aggregator, up: Any, rnd: Round) -> Any:
+    """The replies of a round as one, whose vectors are (runs, 1, n). All vectors of a client count as one."""
+    vectors = {name: part for name, part in vars(up).items() if isinstance(part, torch.Tensor)}
+    joined = torch.cat(list(vectors.values()), -1) if len(vectors) > 1 else next(iter(vectors.values()))
+    parts = aggregator.combine(joined, rnd).split([part.shape[-1] for part in vectors.values()], -1)
+    return dataclasses.replace(up, **dict(zip(vectors, parts, strict=True)))

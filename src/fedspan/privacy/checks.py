@@ -1,0 +1,120 @@
+"""What is refused with privacy, by name: methods and settings for which ε would not be what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedspan.core.callback import Callback
+from fedspan.core.config import Participation, Privacy
+from fedspan.core.errors import SpecError
+from fedspan.core.method import AnyMethod, Round, needs_mean_only
+from fedspan.core.objective import Flat, Problem
+from fedspan.core.registry import name_of
+from fedspan.core.spec import Spec
+from fedspan.privacy.clipping import vectors
+from fedspan.privacy.mechanism import Mechanism
+
+USABLE = "fedavg, fedprox, fedavgm, fedadam, fedyogi, fedadagrad, scaffold, subavg, ssf, ffalora and fedit"
+REPEATED = "its clients' states follow from the mean of the replies, and with privacy that is divided by qN"
+
+
+def check_spec(spec: Spec) -> None:
+    """Refuses settings of a run under which something else than the noised sums would tell of a client's data."""
+    if spec.dp is None:
+        return
+    if isinstance(spec.method.lr, str):
+        raise SpecError(
+            f"`method.lr` is {spec.method.lr!r}, which looks at the clients' data without noise; with `privacy` give a "
+            "number"
+        )
+    if spec.eval_clients_every is not None:
+        raise SpecError("`eval_clients_every` tells of each client's data without noise; leave it out with `privacy`")
+    if spec.participation.weights != "uniform":
+        raise SpecError(
+            "`participation.weights` 'examples' would let a client's size decide its part of the sum; with `privacy` "
+            "set it to 'uniform'"
+        )
+    if spec.participation.aggregator is not None:
+        name = name_of(spec.participation.aggregator)
+        raise SpecError(
+            f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip` says; "
+            "leave it out, the clip bounds every reply"
+        )
+    if spec.engine.compact_states and spec.dp.leak:
+        raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
+    for callback in spec.callbacks:
+        check_callback(callback)
+
+
+def screening(spec: Spec) -> Participation:
+    """How replies are chosen. With privacy none is left out: one client could decide whether another's counts."""
+    return spec.participation if spec.dp is None else dataclasses.replace(spec.participation, screen=None)
+
+
+def check_callback(callback: Callback) -> None:
+    """Refuses callbacks that compute on the clients' data."""
+    if callback.needs_all_clients:
+        raise SpecError(
+            f"callback {type(callback).__name__} computes on the clients' data without noise; leave it out with "
+            "`privacy`"
+        )
+
+
+def check_method(method: AnyMethod, settings: Privacy) -> None:
+    """Refuses methods whose server needs more than a sum, and settings that change what is clipped."""
+    name = name_of(method)
+    for setting, why in _refused(method, settings).items():
+        value = getattr(method, setting)
+        shown = name_of(value) if dataclasses.is_dataclass(value) else value
+        raise SpecError(f"`{setting}` {shown!r} is not for {name} with `privacy`: {why}")
+    if name == "fedsub":
+        raise SpecError(f"{name} is not for `privacy`: {REPEATED}; use ssf")
+    if not needs_mean_only(method):
+        raise SpecError(f"{name} is not for `privacy`: its server needs more than the sum of the replies; use {USABLE}")
+
+
+def _refused(method: AnyMethod, settings: Privacy) -> dict[str, str]:
+    """Setting → why it is refused, of those that are not at a value that privacy can have."""
+    found = {}
+    if getattr(method, "extrapolate", False):
+        found["extrapolate"] = "it needs the norm of every reply; set it to false"
+    if getattr(method, "correction", "") == "tested":
+        found["correction"] = "two numbers of another size would be clipped with the reply; use 'always' or 'never'"
+    if getattr(method, "compressor", None) is not None:
+        found["compressor"] = (
+            "what it sends is not a clipped vector of numbers; leave it out, or use subavg or ssf with a coordinate "
+            "projector, which send r of d numbers"
+        )
+    if getattr(method, "uplink", "") == "one" and method.solver.plain and method.correction == "always":  # type: ignore[attr-defined]
+        found["uplink"] = "Δc would follow from the number of replies; set it to 'control'"
+    if settings.leak and getattr(method, "keep_control", False):
+        found["keep_control"] = "copies of c do not know of `leak`; leave out one of them"
+    return found
+
+
+def check_loop(mechanism: Mechanism, method: AnyMethod, problem: Problem) -> None:
+    """Refuses problems whose rounds release more than the sum."""
+    check_method(method, mechanism.settings)
+    if problem.buffers0 is not None:
+        raise SpecError(
+            "the model has buffers, such as running statistics of BatchNorm, which clients would send without noise; "
+            "with `privacy` use GroupNorm or LayerNorm"
+        )
+    if problem.weights is not None:
+        raise SpecError("`participation.weights` must be 'uniform' with `privacy`")
+    if len(problem.seeds) > 1 and (mechanism.q < 1 or mechanism.settings.quantile is not None):
+        raise SpecError("several seeds of one computation have cohorts of different sizes; run them one by one")
+
+
+def empty_reply(method: AnyMethod, server: Any, problem: Problem, rnd: Round) -> Any:
+    """A reply of zeros in the form of the method's own, for a round without any."""
+    one = np.zeros((len(rnd.seeds), 1), np.int64)
+    alone = dataclasses.replace(rnd, ids=one, last_round=one - 1, schedule=None)
+    _, up = method.client_step(
+        method.init_client(problem.x0, problem.layout), method.broadcast(server, alone), Flat(), alone
+    )
+    return dataclasses.replace(up, **{name: torch.zeros_like(part) for name, part in vectors(up).items()})

@@ -1,0 +1,99 @@
+"""What a client does to its message before it is sent, and the server again to what arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from fedspan.core.layout import Vector
+from fedspan.core.method import AnyMethod, Round, restorable
+from fedspan.core.objective import Objective
+from fedspan.privacy.randomness import new_key, normal
+
+MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it
+Message = TypeVar("Message")
+
+
+def vectors(message: Any) -> dict[str, Vector]:
+    """The vectors of a reply by name."""
+    named = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    return {name: vector for name, vector in named.items() if vector is not None}
+
+
+def norms(parts: Sequence[Vector]) -> Vector:
+    """The norm of all that each client sends, (runs, clients, 1), in float64; infinite where a number is not finite."""
+    squares = sum(
+        (part.double().square().sum(-1, keepdim=True) for part in parts), torch.zeros((), dtype=torch.float64)
+    )
+    found = torch.as_tensor(squares).sqrt()
+    return found.masked_fill(found.isnan(), torch.inf)
+
+
+def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
+    """A vector of a message of this norm, scaled so that the message's norm is at most `clip`; zeros if it is infinite.
+
+    Where the norm is within the clip, the numbers stay as they are.
+    """
+    factor = (clip / norm).clamp(max=1.0)  # C/∞ = 0; C/0 = ∞ → 1
+    small = torch.where(torch.isfinite(norm), part.double() * factor, 0.0).to(part.dtype)
+    return torch.where(norm <= clip, part, small)
+
+
+def clipped(message: Message, clip: float | Vector) -> tuple[Message, Vector]:
+    """(the message with a norm of at most `clip`, its norm before)."""
+    parts = vectors(message)
+    norm = norms(list(parts.values()))
+    return dataclasses.replace(message, **{n: scaled(v, norm, clip) for n, v in parts.items()}), norm  # type: ignore[type-var]
+
+
+def leaked(method: AnyMethod, state: Any, rnd: Round) -> Any:
+    """Client states at the start of a round: controls have shrunk once for each round since the client's last one."""
+    if rnd.privacy is None or not rnd.privacy.leak or not method.controls:
+        return state
+    kept = torch.from_numpy((1 - rnd.privacy.leak) ** (rnd.t - rnd.last_round.astype(float))).unsqueeze(-1)
+    return shrunk(method, state, kept)
+
+
+def shrunk(method: AnyMethod, state: Any, factor: float | Vector) -> Any:
+    """A state of server or clients with its controls times a factor."""
+    held = {name: getattr(state, name) for name in method.controls}
+    return dataclasses.replace(state, **{name: (value * factor).to(value.dtype) for name, value in held.items()})
+
+
+def after(method: AnyMethod, before: Any, new: Any, down: Any, up: Any, rnd: Round) -> Any:
+    """The clients' states that follow from the message as it was sent; private fields as the local steps left them."""
+    memory = restorable(method)
+    if memory is None:
+        return new
+    begun = dataclasses.replace(before, **{name: getattr(new, name) for name in memory.private})
+    return memory.update_client_state(begun, down, up, rnd)
+
+
+def private_work(
+    method: AnyMethod, f: Objective, state: Any, down: Any, sent: Vector | None, rnd: Round
+) -> tuple[Any, Any, Vector | None]:
+    """The local work of a cohort with privacy: (new states, clipped replies, whether each was within the clip).
+
+    `sent` is the clip of the round where it is adapted, and then each client replies 1/2 or −1/2.
+    """
+    terms = rnd.privacy
+    assert terms is not None
+    state, rnd = leaked(method, state, rnd), dataclasses.replace(rnd, overwrite=False)
+    new, up = method.client_step(state, down, f, rnd)
+    clip = terms.clip if sent is None else sent.double()
+    up, norm = clipped(up, MARGIN * clip)
+    within = None if sent is None else (norm <= clip).to(sent.dtype) - 0.5
+    if terms.noise:
+        up = _noised(up, clip * terms.noise)
+    return after(method, state, new, down, up, rnd), up, within
+
+
+def _noised(message: Message, scale: float | Vector) -> Message:
+    """The message with the client's own part of the noise, from a new key of its machine."""
+    parts = vectors(message)
+    noise = {name: normal(new_key(), "client", 0, v.numel()).reshape(v.shape) * scale for name, v in parts.items()}
+    changed = {name: (v.double() + noise[name]).to(v.dtype) for name, v in parts.items()}
+    return dataclasses.replace(message, **changed)  # type: ignore[type-var]

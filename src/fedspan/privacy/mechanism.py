@@ -1,0 +1,178 @@
+"""The server's end of differential privacy: who takes part, what is released of a round, and ε so far.
+
+    cohort      every client with probability q, by a coin of the server's secret key
+    release     (Σ_S ã_i + N(0, σ²C² I)) / (qN), whatever the number of replies: the divisor tells nothing
+    c           moves by q times the release, so that without noise c = mean_i c_i holds for any cohort
+
+A round without a client releases noise alone. x, c and all that follows are computed from releases only.
+
+The noise of the release is in c, but in no c_i: their difference is a random walk. With `leak` λ the server's c and
+every c_i shrink by 1 − λ in each round. A client shrinks its c_i when it next takes part, once for every round since,
+so that c − mean_i c_i is (1 − λ) times the one before plus the new noise, for any cohort; its variance stays below
+1/(2λ) times that of one round. With noise_at = "clients" each client adds N(0, σ²C²/M I) to its own ã_i, and so to c_i.
+The server adds what |S| clients leave of the M parts, so that the noise of the sum is σ²C² for every cohort: noise
+that grows with |S| would tell |S|. M is so large that |S| > M happens with a probability of at most δ/100 in the whole
+run; the accountant is asked for 0.99 δ.
+
+With `quantile` γ clients say whether their norm was within the clip, as ±1/2. The count gets noise as well, and C is
+multiplied by exp(−0.2 (share within − γ)) (Andrew et al. 2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core.config import Privacy
+from fedspan.core.errors import SpecError
+from fedspan.core.layout import Vector
+from fedspan.core.method import Round, Terms
+from fedspan.privacy import accountant
+from fedspan.privacy.clipping import vectors
+from fedspan.privacy.randomness import new_key, normal, rounded, uniform
+
+STEP = 0.2  # of the adapted clip
+COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
+UNSEEN = 0.01  # share of δ for more clients than parts of distributed noise
+
+
+@dataclass
+class Mechanism:
+    """The private sum of a run's rounds."""
+
+    settings: Privacy
+    clients: int  # N
+    q: float
+    noise: float  # σ of all that a round releases
+    key: bytes = field(default_factory=new_key, repr=False)
+    clip: float = 0.0  # C of the next round
+
+    @staticmethod
+    def of(settings: Privacy, clients: int, clients_per_round: int, rounds: int, key: bytes | None = None) -> Mechanism:
+        """The mechanism of a run; `key` is for tests only."""
+        q = clients_per_round / clients
+        assert settings.clip is not None
+        if settings.delta * clients >= 1:
+            raise SpecError(
+                f"`delta` {settings.delta!r} is not below 1/{clients}: it would allow to publish the data of one "
+                f"of {clients} clients; give at most {0.1 / clients:.1g}"
+            )
+        made = Mechanism(settings, clients, q, 0.0, key or new_key(), settings.clip)
+        noise = settings.noise
+        if settings.epsilon is not None:
+            noise = accountant.noise_for(settings.epsilon, q, rounds, made.delta)
+        made.noise = noise or 0.0
+        if made.noise and settings.quantile is not None and made.noise >= 2 * made.count_noise:
+            raise SpecError(
+                f"`quantile` needs more clients per round than {clients_per_round}: the count of those within the clip "
+                "would take the whole budget; leave it out"
+            )
+        return made
+
+    @property
+    def delta(self) -> float:
+        """δ that is left for the noise."""
+        return self.settings.delta * (1 - UNSEEN if self.parts else 1)
+
+    @property
+    def expected(self) -> float:
+        """qN, the divisor."""
+        return self.q * self.clients
+
+    @property
+    def count_noise(self) -> float:
+        """Standard deviation of the noise on the count of clients within the clip."""
+        return max(self.expected / COUNT_NOISE, 1.0)
+
+    @property
+    def vector_noise(self) -> float:
+        """σ of the vectors: with an adapted clip more than `noise`, so that both together cost what `noise` does."""
+        if self.settings.quantile is None or not self.noise:
+            return self.noise
+        return accountant.without_count(self.noise, self.count_noise)
+
+    @property
+    def parts(self) -> int:
+        """M, of which each client adds one; 0 where the server adds all noise."""
+        if self.settings.noise_at == "server":
+            return 0
+        if self.q == 1:
+            return self.clients
+        from scipy.stats import binom
+
+        return int(binom.isf(UNSEEN * self.settings.delta / 1e6, self.clients, self.q))
+
+    def terms(self) -> Terms:
+        """What clients are told of a round in which the clip is not adapted."""
+        share = self.vector_noise / math.sqrt(self.parts) if self.parts else 0.0
+        assert self.settings.clip is not None
+        return Terms(self.settings.clip, self.settings.leak, share)
+
+    def sent(self, like: Vector) -> Vector | None:
+        """What is sent beside the model: the clip, if it is adapted."""
+        return None if self.settings.quantile is None else like.new_full((like.shape[0], 1, 1), self.clip)
+
+    def cohort(self, t: int, runs: int) -> npt.NDArray[np.int64]:
+        """Who takes part in round t, (runs, S)."""
+        if self.q == 1:
+            return np.tile(np.arange(self.clients), (runs, 1))
+        return np.flatnonzero(uniform(self.key, "cohort", t, self.clients) < self.q)[None]
+
+    def release(self, up: Any, within: Vector | None, rnd: Round) -> tuple[Any, Round]:
+        """The private mean of the replies of a round, and the round with the share q; adapts the clip for the next."""
+        count, parts = rnd.ids.shape[1], vectors(up)
+        sizes = [part.shape[0] * part.shape[-1] for part in parts.values()]
+        missing = max(0.0, 1 - count / self.parts) if self.parts else 1.0
+        scale = self.vector_noise * self.clip * math.sqrt(missing)
+        noise = normal(self.key, "noise", rnd.t, sum(sizes)).split(sizes)
+        released = {}
+        for (name, part), own in zip(parts.items(), noise, strict=True):
+            total = _sum(part, count)
+            if scale:
+                total = rounded(total + scale * own.reshape(total.shape), scale)
+            released[name] = (total / self.expected).to(part.dtype)
+        if self.settings.quantile is not None:
+            self._adapt(within, rnd)
+        return dataclasses.replace(up, **released), dataclasses.replace(rnd, q=self.q)
+
+    def _adapt(self, within: Vector | None, rnd: Round) -> None:
+        """Moves the clip towards the quantile, by the noised share of clients whose norm was within it."""
+        assert self.settings.quantile is not None
+        total = 0.0 if within is None else float(within.double().clamp(-0.5, 0.5).sum())
+        if self.noise:
+            total += self.count_noise * float(normal(self.key, "count", rnd.t, 1))
+        self.clip *= math.exp(-STEP * (total / self.expected + 0.5 - self.settings.quantile))
+
+    def epsilon(self, rounds: int) -> float:
+        """ε after so many rounds."""
+        return accountant.epsilon(self.noise, self.q, rounds, self.delta)
+
+    def measures(self, rounds: int, runs: int) -> dict[str, npt.NDArray[np.float64]]:
+        """What a row of the history tells: ε so far, and the clip if it is adapted."""
+        told = {"epsilon": self.epsilon(rounds)}
+        if self.settings.quantile is not None:
+            told["clip"] = self.clip
+        return {name: np.full(runs, value) for name, value in told.items()}
+
+    def save(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint of the server holds: the secret key, and the clip."""
+        key = torch.frombuffer(bytearray(self.key), dtype=torch.uint8)
+        return {"key": key, "clip": torch.tensor([self.clip, self.noise], dtype=torch.float64)}
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Continues from what `save` gave."""
+        self.key = arrays["key"].numpy().tobytes()
+        self.clip, self.noise = arrays["clip"].tolist()
+
+
+def _sum(part: Vector, count: int) -> Vector:
+    """Σ_S of the replies, in float64; one row for several clients is their mean."""
+    if part.shape[1] == 1 and count != 1:
+        return part.double() * count
+    return part.double().sum(1, keepdim=True)
