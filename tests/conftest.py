@@ -80,12 +80,16 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "keep_control": True, "server_momentum": 0.5},
         {"projector": GAUSSIAN, "keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}},
         {"projector": {"name": "coordinate", "rank": 0.5}, "down_compressor": {"name": "sign"}, "server_momentum": 0.5},
+        {"projector": GAUSSIAN, "preconditioner": "rows", "correction": "tested", "compressor": QSGD | {"bucket": 3}},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "preconditioner": "rows", "server_momentum": 0.5}
+        | {"keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}},
     ],
     "subavg": [
         {"projector": GAUSSIAN},
         {"projector": {"name": "coordinate", "rank": 0.5}, "optimizer": ADAMW, "moments": "project"},
         {"projector": GAUSSIAN, "server_momentum": 0.5, "extrapolate": True},
         {"projector": GAUSSIAN, "down_compressor": {"name": "topk", "k": 0.5}},
+        {"projector": GAUSSIAN, "preconditioner": "rows", "server_momentum": 0.5, "server_lr": 0.7},
     ],
     "fedsub": [
         {"projector": GAUSSIAN},

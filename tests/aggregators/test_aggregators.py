@@ -154,7 +154,7 @@ def test_all_vectors_of_a_reply_are_one(own: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold"])
 def test_what_aggregators_do_to_the_mean_of_controls(name: str) -> None:
-    """With the mean c = mean c_i holds exactly. With others c follows what was combined, and every c_i its own reply."""
+    """With the mean c = mean c_i holds. With others c follows what was combined, and every c_i its own reply."""
     apart = {}
     for aggregator in (None, Median(), NormBound()):
         loop, transport = loops(name, aggregator)

@@ -218,7 +218,7 @@ def test_a_search_that_is_interrupted_keeps_its_trials(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[float] = []
-    run = lr_search._TrialRunner._run
+    run = lr_search.TrialRunner._run
 
     def counted(self: Any, lr: float, *more: Any) -> Any:
         if runs[2:] and not resumed:
@@ -227,7 +227,7 @@ def test_a_search_that_is_interrupted_keeps_its_trials(
         return run(self, lr, *more)
 
     resumed = False
-    monkeypatch.setattr(lr_search._TrialRunner, "_run", counted)
+    monkeypatch.setattr(lr_search.TrialRunner, "_run", counted)
     table = spec_of_rounds(4) | {"method": {"name": "fedavg", "lr": "search"}}
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(table, tmp_path, progress=False)

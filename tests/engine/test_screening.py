@@ -28,7 +28,8 @@ HUGE = filled(3e38)
 CODED = [
     ("ssf", {"rank": 4}), ("scaffold", {}), ("fedavg", {}), ("fedadam", {}), ("subavg", {}), ("powersgd", {}),
     ("ssf", {"compressor": {"name": "qsgd", "levels": 7}}), ("ssf", {"compressor": "sign", "beta": 0.3}),
-    ("ssf", {"compressor": {"name": "topk", "k": 0.5}}), ("ef", {}), ("compressed", {}), ("scallion", METHODS["scallion"][1]),
+    ("ssf", {"compressor": {"name": "topk", "k": 0.5}}), ("ef", {}), ("compressed", {}),
+    ("scallion", METHODS["scallion"][1]),
 ]  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def test_a_resumed_run_knows_what_is_usual() -> None:
         second.load(first.save())
         advance(second, 6)
     assert same(tensors(second.server), tensors(whole.server))
-    assert [event for event in second.events] == [event for event in whole.events]
+    assert second.events == whole.events
 
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg"])
@@ -173,7 +174,7 @@ def test_on_a_network_a_reply_of_3e38_is_refused_and_its_client_rolled_back(
     name: str, own: dict[str, Any], tmp_path: Path
 ) -> None:
     method, problem = build(name, **own), small(torch.float32)
-    loop, channel, end = remote(method, problem, tmp_path)
+    loop, _, end = remote(method, problem, tmp_path)
     liar = Liar(method, problem, tmp_path / "liar")
     end.channel = liar
     loop.clients_per_round = 5

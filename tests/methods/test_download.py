@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def test_a_round_costs_half_the_download() -> None:
         costs.append(int((loop.ledger.down - before).sum()) // 7 // 8)
     r = build("ssf", projector=GAUSSIAN).projector.size(small().layout)
     assert costs == [r + 3, 2 * r + 1]
+
+
+@pytest.mark.parametrize("name", ["ssf", "subavg"])
+def test_momentum_is_that_of_what_was_sent(name: str) -> None:
+    """P m is the compressed change after every round, as clients that keep m compute it."""
+    method = build(name, projector=GAUSSIAN, down_compressor={"name": "sign"}, server_momentum=0.5)
+    loop = start(method, small(), 7)
+    for _ in range(5):
+        advance(loop, 1)
+        rnd = replace(loop._round(), t=loop.t - 1)
+        P = method.subspace(rnd)
+        torch.testing.assert_close(P @ loop.server.m, method.opened(loop.server.log.entries[-1], P, rnd))
 
 
 @pytest.mark.parametrize(("keep", "down"), [(True, {"name": "qsgd", "levels": 7}), (False, {"name": "sign"})])

@@ -21,10 +21,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from conftest import METHODS, SMALL, settings
 from fedspan.api.run import run
 from fedspan.callbacks.diagnostics import Diagnostics
+from fedspan.cli import audit
 from fedspan.core import registry
+from fedspan.core.callback import Callback
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.spec import Spec
+from fedspan.engine.audit_report import trails
 from fedspan.engine.history import Rounds
+from fedspan.engine.loop import Loop
 from fedspan.engine.result import Result
 from fedspan.remote import flower
 from fedspan.remote.flower import records, server
@@ -170,6 +174,35 @@ def test_faults_on_the_grid_are_events(kind: str, tmp_path: Path) -> None:
     assert len(events) == 2
     assert all(words in event for event in events)
     assert result.finished
+
+
+def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, capsys: Any) -> None:
+    """A silent client, nonsense and a lost state, with a robust aggregator and bound nodes; read by `fedspan audit`."""
+    participation = {"aggregator": {"name": "trimmed_mean", "share": 0.4}}
+    spec = spec_of(rounds=8, clients_per_round=7, participation=participation)
+    faults = {2: lambda *_: None, 10: lambda found, message: spoilt(found, message)}
+    grid = Lossy(spec, tmp_path / "states", faults)
+
+    class Forgetful(Callback):
+        def on_round_end(self, run: Loop) -> None:
+            if run.t == 4:
+                for path in (tmp_path / "states").rglob("client-3.*"):
+                    path.unlink()
+
+    result = serve(dataclasses.replace(spec, callbacks=(Forgetful(),)), grid, tmp_path / "run", bind_clients=True)
+    assert result.status == "finished"
+    (trail,) = trails(tmp_path / "run")
+    assert not trail.wrong
+    assert trail.happened() == {
+        "no reply": 1, "refused": 1, "state lost": 1, "restored": 1,
+    }  # fmt: skip
+    assert sum(map(len, trail.rounds.values())) == 8 * 7 - 2
+    assert trail.clients()[3]["restored"] == 1
+    assert audit.command(tmp_path / "run") == 0
+    told = capsys.readouterr().out
+    assert "no reply 1, refused 1, restored 1, state lost 1" in told
+    assert "node" in told
+    assert " 103" in told
 
 
 def test_a_client_says_why_it_refuses(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy
     "cifar100": ["smoke", "laptop", "paper"],
     "options": ["smoke", "laptop"],
     "privacy": ["smoke", "laptop"],
+    "preconditioner": ["smoke", "laptop"],
 }
 
 

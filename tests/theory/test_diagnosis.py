@@ -32,7 +32,7 @@ from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
 from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import all_clients
-from fedspan.theory.lr_search import _TrialRunner, search
+from fedspan.theory.lr_search import TrialRunner, search
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = {
@@ -339,7 +339,7 @@ def test_a_rate_that_fell_and_turns_is_not_waited_for(monkeypatch: pytest.Monkey
                 )
 
     monkeypatch.setattr("fedspan.theory.lr_search.Loop", Event)
-    run = _TrialRunner(build("fedavg"), small(), 3, 20, (), lambda trial: None)
+    run = TrialRunner(build("fedavg"), small(), 3, 20, (), lambda trial: None)
     run.first = 1.0
     turned, settled = (run(lr, 20, must_fall=True) for lr in courses)
     assert (turned.diverged, turned.rounds) == (True, 4)

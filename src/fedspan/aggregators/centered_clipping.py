@@ -1,4 +1,4 @@
-"""Centered clipping: replies are shortened around a center, which moves to their mean (Karimireddy et al. 2021, arXiv:2012.10333).
+"""Centered clipping: the mean of replies shortened around a center (Karimireddy et al. 2021, arXiv:2012.10333).
 
      1  m ← median of each coordinate
      2  m ← m + mean_S (v_i − m) min(1, τ/‖v_i − m‖)                  `steps` times

@@ -1,4 +1,4 @@
-"""Geometric median: the point with the smallest sum of distances to the replies (Pillutla et al. 2022, arXiv:1912.13445).
+"""Geometric median: the point of least total distance to the replies (Pillutla et al. 2022, arXiv:1912.13445).
 
      1  m ← median of each coordinate
      2  β_i ← w_i / max(‖v_i − m‖, ν);  m ← Σ β_i v_i / Σ β_i          `steps` times (Weiszfeld)

@@ -1,4 +1,4 @@
-"""Trimmed mean: of each coordinate the largest and the smallest values are left out (Yin et al. 2018, arXiv:1803.01498).
+"""Trimmed mean: the mean of the middle values of each coordinate (Yin et al. 2018, arXiv:1803.01498).
 
 With `share` of at least the share of hostile clients in a round, every coordinate of the result is between values of
 honest clients. Every client counts once, whatever its weight: a weight would multiply what a hostile client can do.

@@ -1,1 +1,1 @@
-"""The laws that methods, projectors, compressors and aggregators keep, for `fedspan check-method` and the test suite."""
+"""Laws of methods, projectors, compressors and aggregators, for `fedspan check-method` and the test suite."""

@@ -30,7 +30,8 @@ def filled(number: float) -> Change:
 @contextmanager
 def hostile(clients: Collection[int], change: Change, rounds: Collection[int] | None = None) -> Iterator[None]:
     """Within it, the numbers that these clients send are changed, in all rounds or in some; of codes, their scales."""
-    honest = simulator.local_work
+    names = vars(simulator)
+    honest: Any = names["local_work"]
 
     def local_work(*arguments: Any) -> Any:
         new, up, beside = honest(*arguments)
@@ -39,11 +40,11 @@ def hostile(clients: Collection[int], change: Change, rounds: Collection[int] | 
             up = _changed(up, torch.from_numpy(np.isin(rnd.ids, list(clients))).unsqueeze(-1), change)
         return new, up, beside
 
-    simulator.local_work = local_work
+    names["local_work"] = local_work
     try:
         yield
     finally:
-        simulator.local_work = honest
+        names["local_work"] = honest
 
 
 def _changed(message: Any, who: torch.Tensor, change: Change) -> Any:

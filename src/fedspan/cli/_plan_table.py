@@ -9,6 +9,7 @@ from rich.console import Console
 from fedspan.cli._tables import size, table
 
 if TYPE_CHECKING:
+    from fedspan.core.config import Privacy
     from fedspan.costs.plan import Plan
 
 
@@ -42,6 +43,33 @@ def plan(found: Plan, console: Console) -> None:
     if peaks:
         console.print(table(("across machines", "client process", "server process"), peaks, left=1))
         _note("peaks of the processes, besides what Python, torch and Flower take themselves", console)
+
+
+def privacy(found: Plan, settings: Privacy, console: Console) -> None:
+    """The noise of differential privacy, for the methods that can have it and ten times as many clients."""
+    from fedspan.privacy.checks import USABLE
+    from fedspan.privacy.forecast import Forecast
+
+    clients, cohort = found.clients, found.clients_per_round
+    one = Forecast.of(settings, clients, cohort, found.rounds)
+    many = Forecast.of(settings, 10 * clients, 10 * cohort, found.rounds)
+    budget = f"noise {settings.noise:g}" if settings.epsilon is None else f"ε = {settings.epsilon:g}"
+    console.print(
+        f"{budget}, δ = {settings.delta:g}: noise multiplier {one.noise:.4g}; each client takes part with probability "
+        f"{one.q:.4g}; each number of the mean has noise of {one.per_number:.3g} times the clip\n",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    rows = []
+    for row in found.rows:
+        if row.method in USABLE:
+            n = round(row.cost.up_round / found.layout.dtype.itemsize)
+            ratios = (one.signal_to_noise(n), one.over_the_run(n), many.over_the_run(n))
+            rows.append((row.method, f"{n:,}", *(f"{ratio:.3g}" for ratio in ratios)))
+    console.print(table(("privacy", "sent", "per round", "run", "10 × clients"), rows, left=1))
+    _note(
+        "signal to noise at most, as norms: if all clients sent the same vector, of the clip's norm; run: if it had "
+        "the same direction in every round. Fewer numbers have less noise, and move x in fewer directions", console,
+    )  # fmt: skip
 
 
 def _note(text: str, console: Console) -> None:

@@ -16,7 +16,7 @@ def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that registers something.")],
     change: Changes = None,
 ) -> int:
-    """Check a file of yours with a method, projector, compressor or aggregator.
+    """Check a method, projector, compressor or aggregator of yours.
 
     A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
     unanswered ones. --set gives its settings, as in --set mu=0.5.

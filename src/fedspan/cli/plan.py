@@ -26,6 +26,10 @@ def command(
     model: Annotated[
         Path | None, typer.Option("--model", help="A Hugging Face model's directory or its config.json.")
     ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Also show the noise of differential privacy at this epsilon.")
+    ] = None,
+    delta: Annotated[float, typer.Option("--delta", help="Delta of --epsilon.")] = 1e-5,
     rank: Annotated[float | None, typer.Option("--rank", help="SSF's rank, as a share of a layer's inputs.")] = None,
     trained: Annotated[int | None, typer.Option("--trained", min=1, help="Numbers that SSF and LoRA train.")] = None,
     lora_rank: Annotated[
@@ -63,6 +67,7 @@ def command(
     load_plugins(plugin)
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
+    from fedspan.core.config import Privacy, Settings
     from fedspan.costs.model import ModelRequest
     from fedspan.costs.plan import plan
 
@@ -79,3 +84,8 @@ def command(
     with console.status("a round of each method, without numbers"):
         found = plan(source, methods.split(",") if methods else None)
     _plan_table.plan(found, console)
+    settings = source.dp if spec is not None and isinstance(source, Settings) else None
+    if epsilon is not None:
+        settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)
+    if settings is not None:
+        _plan_table.privacy(found, settings, console)

@@ -10,7 +10,9 @@ from fedspan.cli._options import Jobs, Out
 
 
 def command(
-    study: Annotated[str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options or privacy.")],
+    study: Annotated[
+        str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options, preconditioner or privacy.")
+    ],
     out: Out,
     scale: Annotated[
         str | None, typer.Option("--scale", help="smoke, laptop, paper or full. Default: the study's own.")
@@ -24,7 +26,7 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp, options or privacy. Runs that have finished are kept.
+    STUDY is toy, mnist, cifar100, nlp, options, preconditioner or privacy. Runs that have finished are kept.
     """
     from fedspan.cli._tables import console
     from fedspan.study import command as studies

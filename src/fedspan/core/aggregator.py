@@ -40,7 +40,8 @@ class Aggregator(ABC):
 
 def sizes(v: Vector) -> torch.Tensor:
     """‖v_i‖ of each reply, (runs, clients, 1); in float64, in which no square of a float32 overflows."""
-    return torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=torch.float64)
+    found: torch.Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=torch.float64)
+    return found
 
 
 def middle(v: torch.Tensor) -> torch.Tensor:

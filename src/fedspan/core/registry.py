@@ -48,8 +48,8 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     kind: Kind(base, FOLDERS[kind])
     for kind, base in {
-        "method": Method, "projector": Projector, "compressor": Compressor, "aggregator": Aggregator, "optimizer": Optimizer,
-        "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
+        "method": Method, "projector": Projector, "compressor": Compressor, "aggregator": Aggregator,
+        "optimizer": Optimizer, "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
     }.items()
 }  # fmt: skip
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}

@@ -17,6 +17,7 @@ from fedspan.core.files import write_atomic
 
 Line = dict[str, Any]
 CHECK = "checksum"  # the last key of a table or line
+SHORT, LONG = 6, 32  # bytes of a checksum: against damage, and against somebody who looks for another text with it
 
 
 def write_table(path: Path, table: Mapping[str, Any], *, private: bool = False) -> None:
@@ -37,17 +38,17 @@ def read_table(path: Path, remedy: str = "put it back, or run again in another d
     return table
 
 
-def lines_text(lines: Iterable[Mapping[str, Any]], before: str = "") -> tuple[bytes, str]:
+def lines_text(lines: Iterable[Mapping[str, Any]], before: str = "", size: int = SHORT) -> tuple[bytes, str]:
     """(the text of lines, the checksum of the last one) after a line with checksum `before`."""
     parts = []
     for line in lines:
         text = json.dumps(line, allow_nan=False)
-        before = _digest(before + text)
+        before = _digest(before + text, size)
         parts.append(f'{text[:-1]}{", " if line else ""}"{CHECK}": "{before}"}}\n')
     return "".join(parts).encode(), before
 
 
-def read_lines(path: Path) -> tuple[list[Line], list[str]]:
+def read_lines(path: Path, size: int = SHORT) -> tuple[list[Line], list[str]]:
     """(lines, the checksum of each); a last line that was cut short is left out.
 
     Raises:
@@ -57,7 +58,7 @@ def read_lines(path: Path) -> tuple[list[Line], list[str]]:
     *raw, _ = path.read_bytes().split(b"\n")
     for number, text in enumerate(raw, 1):
         line, check = _read_line(text)
-        if line is None or check != _digest(before + json.dumps(line)):
+        if line is None or check != _digest(before + json.dumps(line), size):
             raise CheckpointError(f"line {number} of {str(path)!r} is damaged; delete the folder and run again")
         lines.append(line)
         checks.append(check)
@@ -84,5 +85,5 @@ def _read_line(text: bytes) -> tuple[Line | None, str]:
         return None, ""
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+def _digest(text: str, size: int = SHORT) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

@@ -13,7 +13,7 @@ from fedspan.core.files import remove
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
-from fedspan.engine.outcome import BEST, CHECKPOINT, SPEC, seed_dirs
+from fedspan.engine.outcome import AUDIT, BEST, CHECKPOINT, SPEC, seed_dirs
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def _written(loop: Loop, spec: Spec) -> set[Path]:
     if out is not None:
         paths += [out / name for name in (CHECKPOINT, SPEC, BEST)]
         for folder in seed_dirs(out, loop.seeds):
-            paths += [folder / history.NAME, *([folder] if folder != out else [])]
+            paths += [folder / history.NAME, folder / AUDIT, *([folder] if folder != out else [])]
     if spec.engine.states_dir is not None:
         states = Path(spec.engine.states_dir)
         paths += [states, *(path for one in states.glob("*.states") for path in states.glob(f"{one.stem}.*"))]

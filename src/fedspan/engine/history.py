@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import append, make_dir, sync, write_atomic
-from fedspan.core.sealed import lines_text, read_lines, undamaged
+from fedspan.core.sealed import SHORT, lines_text, read_lines, undamaged
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
@@ -47,24 +47,26 @@ class Mark(NamedTuple):
 class Lines:
     """A file of lines that is being written."""
 
-    def __init__(self, path: Path, lines: Iterable[Line] = ()) -> None:
-        self.path = path
+    def __init__(self, path: Path, lines: Iterable[Line] = (), size: int = SHORT) -> None:
+        self.path, self.size = path, size
         make_dir(path.parent)
-        text, self.check = lines_text(lines)  # the checksum of the last line, which stands for the file up to there
+        text, self.check = lines_text(
+            lines, size=size
+        )  # the checksum of the last line, which stands for the file up to there
         write_atomic(path, text)
 
     def append(self, *lines: Line) -> None:
         """Adds lines in one piece."""
-        text, check = lines_text(lines, self.check)
+        text, check = lines_text(lines, self.check, self.size)
         append(self.path, text)
         self.check = check
 
 
-def read_until(path: Path, check: str) -> list[Line]:
+def read_until(path: Path, check: str, size: int = SHORT) -> list[Line]:
     """The lines up to the one with this checksum, which a checkpoint holds; none where it holds no checksum."""
     if not check:
         return []
-    lines, checks = read_lines(path) if path.exists() else ([], [])
+    lines, checks = read_lines(path, size) if path.exists() else ([], [])
     if check not in checks:
         raise CheckpointError(f"{str(path)!r} is missing or of another run; put it back, or start the run again")
     return lines[: checks.index(check) + 1]

@@ -131,6 +131,7 @@ class Loop:
     id: str = field(init=False)  # of this run, in every file that it reads back
     start: str = field(init=False)  # a hash of sampled initial weights
     checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
+    heard: tuple[Any, Any, tuple[str, ...]] = ((), (), ())  # of the last round: ids, places that counted, events
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -199,6 +200,7 @@ class Loop:
             self.ledger.sent(rnd, _sizes(down, beside) if found.sent is None else found.sent)
         else:
             found = NOBODY
+        self.heard = rnd.ids, found.places, found.events
         if found.events:
             self._note(found.events)
         if len(found.places) < rnd.ids.shape[1]:

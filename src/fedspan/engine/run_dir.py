@@ -1,7 +1,8 @@
 """A run on disk: its history, its checkpoint and its result, in a directory from which it can be resumed.
 
     spec.toml      what is run              checkpoint.safetensors  everything to continue to the same bits
-    history.jsonl  evaluations as they come    model.safetensors, clients.csv, result.json  at the end
+    history.jsonl  evaluations as they come    audit.jsonl             who took part when, as a chain of hashes
+    model.safetensors, clients.csv, provenance.json, result.json  at the end
 
 Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint. A finished run keeps
 no checkpoint, unless it is asked for.
@@ -27,7 +28,8 @@ from fedspan.core.files import remove, write_atomic
 from fedspan.core.layout import all_finite
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
-from fedspan.engine import history
+from fedspan.engine import history, provenance
+from fedspan.engine.audit import Audit
 from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
 from fedspan.engine.lock import lock_dir
@@ -122,6 +124,8 @@ class _Files:
     def __init__(self, loop: Loop, spec: Spec, every: int | None) -> None:
         self.loop, self.spec, self.every = loop, spec, every
         self.histories: list[History] = []
+        self.audit: Audit | None = None
+        self.key = provenance.signing_key() if loop.run_dir is not None else None
         self.saved = time.monotonic()
         self.start = loop.start  # what the run was begun from; a resumed run keeps it
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
@@ -134,6 +138,8 @@ class _Files:
                 lines.append(history.line_of(row, number))
                 if self.histories:
                     self.histories[number].append(lines[-1])
+        if self.audit is not None:
+            self.audit.flush(row)
 
     def save_if_due(self) -> None:
         if self.histories and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
@@ -143,6 +149,8 @@ class _Files:
         assert self.loop.run_dir is not None
         if not any(all_finite(x) for x in self.loop.model()):
             return  # the checkpoint before is the last one to go on from
+        if self.audit is not None:
+            self.audit.flush()
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
         meta |= {"start": self.start, "history": [one.mark() for one in self.histories]}
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
@@ -157,15 +165,34 @@ class _Files:
             self.save()
         if not result.finished:
             return
-        for number, folder in enumerate(seed_dirs(run_dir, self.loop.seeds)):
+        folders = seed_dirs(run_dir, self.loop.seeds)
+        for number, folder in enumerate(folders):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder)
+        if self.audit is not None:
+            self.audit.end(result.statuses, [provenance.sha256(folder / MODEL) for folder in folders])
+            self._write_cards(self.audit, result)
         kept = {"model_rounds": {str(seed): t for seed, t in result.model_rounds.items()}}
-        about = _decisions(self.spec) | (kept if result.model_rounds else {})
+        about = _decisions(self.spec) | (kept if result.model_rounds else {}) | {"audit": self.loop.checks}
         write_outcome(run_dir, result.seeds, result.statuses, about)
         if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
                 remove(run_dir / name)
+
+    def _write_cards(self, audit: Audit, result: Result) -> None:
+        """The model card of every seed."""
+        assert self.loop.run_dir is not None
+        for number, (folder, (name, file)) in enumerate(
+            zip(seed_dirs(self.loop.run_dir, result.seeds), audit.files.items(), strict=True)
+        ):
+            seed, last = result.seeds[number], result.runs[number][-1]
+            trained = {"rounds": self.loop.t, "model_round": result.model_rounds.get(seed, self.loop.t)}
+            about: Table = {"run": self.loop.id, "start": self.start, "seed": seed, "status": result.statuses[number]}
+            about |= trained | {"metrics": {k: v for k, v in last.items() if k != "events"}}
+            about |= {"epsilon": last["epsilon"]} if "epsilon" in last else {}
+            provenance.write_card(
+                folder, self.spec, about | {"audit": {"file": name, "last_hash": file.check}}, self.key
+            )
 
 
 class _SaveEvery(Callback):
@@ -230,6 +257,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     write_atomic(out / SPEC, spec.toml().encode())
     files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
     remove(out / OUTCOME)
+    files.audit = Audit(loop, spec)
+    loop._each_round = [*loop._each_round, files.audit]
     if keeping.checkpoint_every is not None:
         loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
         loop._each_round = [*loop._each_round, loop.callbacks[-1]]
@@ -263,7 +292,8 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             told = [repr(value[key]) if key in value else "its default" for value in (before, now)]
-            remedy = "its schedule spans the run; keep `rounds`, or begin another run" if key == "rounds" else ""
+            why = "its schedule spans the run" if spec.method.spans_run else "its noise was solved for this many rounds"
+            remedy = f"{why}; keep `rounds`, or begin another run" if key == "rounds" else ""
             raise CheckpointError(
                 f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
             )

@@ -23,7 +23,7 @@ LEVELS = 4  # of torch's partial sums
 
 def large(rnd: Round) -> bool:
     """Whether the models of all clients of a round are too large to be held at once."""
-    return rnd.ids.shape[1] * rnd.layout.size >= LARGE
+    return bool(rnd.ids.shape[1] * rnd.layout.size >= LARGE)
 
 
 def averages(method: AnyMethod, rnd: Round) -> bool:

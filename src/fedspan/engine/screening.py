@@ -79,7 +79,9 @@ def norms(parts: Iterable[Any]) -> Norms:
 
 
 def _size(v: Vector) -> torch.Tensor:
-    return torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)  # in which no square of a float32 overflows
+    # in float64, in which no square of a float32 overflows
+    size: torch.Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+    return size
 
 
 def _floats(parts: Iterable[Any]) -> list[Vector]:

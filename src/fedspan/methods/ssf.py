@@ -35,6 +35,8 @@ advances it with x, from the change δ of each round that it missed (newcomers a
 
 Without compression ĉ = c. With it ĉ is as close to c as the change that was sent of a round to what line 7 says.
 
+`_preconditioner` describes the scale D of local steps that all clients share. Lines 4, 5, 7 and 2' then use D.
+
 Momentum or another optimizer works on the corrected gradient of line 4. a_i stays P ḡ_i − P c_i, from the mean of the
 gradients themselves, so that c = mean c_i still holds. z no longer follows from a_i and is sent too, and line 7 becomes
 x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's memory between two rounds of a client.
@@ -59,7 +61,7 @@ from fedspan.core.projector import LinearMap
 from fedspan.core.seeds import Keys
 from fedspan.core.sync import Entry, Log, ModelSync, SyncedDown
 from fedspan.methods._correction import Correction, First
-from fedspan.methods._server_side import CompressedMoves
+from fedspan.methods._preconditioner import Preconditioned, Scaled
 from fedspan.methods.base import Averaged
 
 
@@ -74,6 +76,7 @@ class ServerState:
     e: Vector  # what a compressed download has left out so far
     copied: Vector  # ĉ, the copy of c that clients keep
     test: Vector  # what the tests of the correction have told
+    v: Vector  # mean squares of the rows of mean gradients, for the preconditioner
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +96,7 @@ class Down(SyncedDown):
     probe: torch.Tensor
     switch: torch.Tensor | None = None  # one byte: whether to correct
     qc: Encoded | None = None  # P c compressed
+    v: Vector | None = None  # the server's, for the preconditioner
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +112,7 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
+class SSF(Correction, Preconditioned[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
     """Drift correction with r numbers per message."""
 
     controls = ("c",)
@@ -150,7 +154,8 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         zeros, m, e = torch.zeros_like(x0), self.no_velocity(x0), self.nothing_unsent(x0)
-        return ServerState(x0, zeros, Log(), m, e, zeros if self.keep_control else zeros[..., :0], self.no_tests(x0))
+        copied, v = zeros if self.keep_control else zeros[..., :0], self.no_squares(x0, layout)
+        return ServerState(x0, zeros, Log(), m, e, copied, self.no_tests(x0), v)
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         unsent = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
@@ -160,21 +165,22 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
         P = self.subspace(rnd)  # 1
         sync = ModelSync(_joined(server) if self.keep_control else server.x, server.log, rnd.last_round)
         switch, Pc = self.switch(server.test) if self.tests else None, None if self.keep_control else P @ server.c
+        v = server.v if self.scaled and not self.keep_control else None
         if Pc is None or self.down_compressor is None:
-            return Down(sync, Pc, P.probe, switch)  # 2
-        return Down(sync, None, P.probe, switch, self.down_compressor.compress(Pc, self._control_keys(rnd)))
+            return Down(sync, Pc, P.probe, switch, None, v)  # 2
+        return Down(sync, None, P.probe, switch, self.down_compressor.compress(Pc, self._control_keys(rnd)), v)
 
-    def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector]:
-        """x and P c as a client has them."""
+    def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector, Vector | None]:
+        """x, P c and v as a client has them."""
         if self.keep_control:
-            x, c, _ = _apart(down.sync.model, rnd.layout)
-            return x, P @ c
+            x, c, _, v = self._apart(down.sync.model, rnd.layout)
+            return x, P @ c, v
         if down.Pc is not None:
-            return down.sync.model, down.Pc
+            return down.sync.model, down.Pc, down.v
         if self.down_compressor is None or down.qc is None:
             raise ProtocolError("the download holds no control; both ends must use the same settings")
         Pc = self.down_compressor.decompress(down.qc, P.rank, self._control_keys(rnd), rnd.layout.dtype)
-        return down.sync.model, Pc
+        return down.sync.model, Pc, down.v
 
     def _control_keys(self, rnd: Round) -> Keys:
         assert self.down_compressor is not None
@@ -183,15 +189,18 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P = self.subspace(rnd)  # 1
         P.agree(down.probe)
-        x, Pc = self.received(down, P, rnd)
+        x, Pc, v = self.received(down, P, rnd)
         u, b = Pc - P @ client.c, self.corrects(down.switch, rnd)  # 3
         direction = first = f.restrict(x, P, plus=u if b is None else b * u)
         if self.tests:
             direction = first = First(direction)
         if not self.solver.plain:
             direction = Averaged(direction)
-        z, moments = self.descend_inside(x, P, direction, client.moments, rnd)  # 4
+        D = self.scales(v, P) if self.scaled else None
+        steps = direction if D is None else Scaled(direction, D)
+        z, moments = self.descend_inside(x, P, steps, client.moments, rnd)  # 4
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
+        mean = mean if D is None else mean / D
         a = mean - Pc if b is None else mean - Pc + (1 - b) * u  # 5
         test = None
         if isinstance(first, First) and b is not None:
@@ -219,14 +228,15 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P, x, c = self.subspace(rnd), server.x, server.c
         a = self.state_change(up, rnd)
-        Pc, mean_a = P @ c, rnd.mean(a)
+        Pc, mean_a, D = P @ c, rnd.mean(a), self.scales(server.v, P) if self.scaled else None
+        mean_g, v = Pc + mean_a, server.v
         if up.z is None:
-            delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (Pc + mean_a)
+            delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (mean_g if D is None else D * mean_g)
         else:
             delta = self.server_lr * rnd.mean(up.z)
         factor: torch.Tensor | float = 1.0
         if self.extrapolate:
-            factor = self.stretch(Pc + a if up.z is None else up.z, rnd)
+            factor = self.stretch((1 if D is None else D) * (Pc + a) if up.z is None else up.z, rnd)
             delta = delta * factor
         entry, move, m, e = self.move(server.m, server.e, delta, P, rnd)
         change = rnd.share * mean_a if up.Pg is None else rnd.mean(up.Pg) - Pc
@@ -234,18 +244,18 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
         copied, test = server.copied, server.test
         if self.keep_control:
             entry = _with(entry, x, rnd.share, factor)
-            x, copied, m = _apart(self.apply_entry(_joined(server), entry, rnd), rnd.layout)
+            x, copied, m, v = self._apart(self.apply_entry(_joined(server), entry, rnd), rnd.layout)
         else:
-            x = P.T.plus(move, x)  # 7
+            x, v = P.T.plus(move, x), self.squares(v, mean_g, P) if self.scaled else v  # 7
         if up.test is not None:
             test = self.judged(test, rnd.mean(up.test), P.rank / rnd.layout.size, rnd)
-        return ServerState(x, c, self.push(server.log, entry, rnd), m, e, copied, test)
+        return ServerState(x, c, self.push(server.log, entry, rnd), m, e, copied, test, v)
 
     def apply_entry(self, copy: Vector, entry: Entry, rnd: Round) -> Vector:
         if not self.keep_control:
             return super().apply_entry(copy, entry, rnd)
         assert isinstance(entry, Encoded)
-        P, (x, c, m) = self.subspace(rnd), _apart(copy, rnd.layout)
+        P, (x, c, m, v) = self.subspace(rnd), self._apart(copy, rnd.layout)
         share, factor = entry.take("beside")[0].split(1, -1)
         move = delta = self.opened(entry, P, rnd)
         if self.server_momentum:
@@ -253,12 +263,20 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
             delta = move - self.server_momentum * Pm
             m = torch.where(share > 0, m + P.T @ (move - Pm), m)
         mean_g = delta / (-self.server_lr * self.step(P, rnd) * self.local_steps * factor)
+        if self.scaled:
+            mean_g = mean_g / self.scales(v, P)
+            v = torch.where(share > 0, self.squares(v, mean_g, P), v)
         c = c + P.T @ (share * (mean_g - P @ c))  # 2'
-        return torch.cat([x + P.T @ move, c, m], -1)
+        return torch.cat([x + P.T @ move, c, m, v], -1)
 
     def no_move(self, x: Vector, rnd: Round) -> Entry:
         entry = super().no_move(x, rnd)
         return _with(entry, x, 0.0, 1.0) if self.keep_control else entry
+
+    def _apart(self, copy: Vector, layout: Layout) -> tuple[Vector, Vector, Vector, Vector]:
+        """The inverse of `_joined`."""
+        ends = [layout.size, 2 * layout.size, (3 if self.server_momentum else 2) * layout.size]
+        return tuple(copy.tensor_split(ends, -1))  # type: ignore[return-value]
 
     @functools.cached_property
     def copied(self) -> int:
@@ -277,14 +295,8 @@ class SSF(Correction, CompressedMoves[ServerState, ClientState, Down, Up], Repla
 
 
 def _joined(server: ServerState) -> Vector:
-    """All that a client copies: x, ĉ and m."""
-    return torch.cat([server.x, server.copied, server.m], -1)
-
-
-def _apart(copy: Vector, layout: Layout) -> tuple[Vector, Vector, Vector]:
-    """The inverse of `_joined`."""
-    x, c, m = copy.tensor_split((layout.size, 2 * layout.size), -1)
-    return x, c, m
+    """All that a client copies: x, ĉ, m and v."""
+    return torch.cat([server.x, server.copied, server.m, server.v], -1)
 
 
 def _with(entry: Entry, x: Vector, share: torch.Tensor | float, factor: torch.Tensor | float) -> Encoded:

@@ -18,7 +18,9 @@ from fedspan.core.spec import Spec
 from fedspan.privacy.clipping import vectors
 from fedspan.privacy.mechanism import Mechanism
 
-USABLE = "fedavg, fedprox, fedavgm, fedadam, fedyogi, fedadagrad, scaffold, subavg, ssf, ffalora and fedit"
+USABLE = (
+    "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "subavg", "ssf", "ffalora", "fedit",
+)  # fmt: skip
 REPEATED = "its clients' states follow from the mean of the replies, and with privacy that is divided by qN"
 
 
@@ -41,7 +43,7 @@ def check_spec(spec: Spec) -> None:
     if spec.participation.aggregator is not None:
         name = name_of(spec.participation.aggregator)
         raise SpecError(
-            f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip` says; "
+            f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip`; "
             "leave it out, the clip bounds every reply"
         )
     if spec.engine.compact_states and spec.dp.leak:
@@ -74,7 +76,9 @@ def check_method(method: AnyMethod, settings: Privacy) -> None:
     if name == "fedsub":
         raise SpecError(f"{name} is not for `privacy`: {REPEATED}; use ssf")
     if not needs_mean_only(method):
-        raise SpecError(f"{name} is not for `privacy`: its server needs more than the sum of the replies; use {USABLE}")
+        raise SpecError(
+            f"{name} is not for `privacy`: its server needs more than the sum of the replies; use {', '.join(USABLE)}"
+        )
 
 
 def _refused(method: AnyMethod, settings: Privacy) -> dict[str, str]:

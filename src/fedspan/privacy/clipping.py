@@ -86,12 +86,11 @@ def private_work(
     clip = terms.clip if sent is None else sent.double()
     up, norm = clipped(up, MARGIN * clip)
     within = None if sent is None else (norm <= clip).to(sent.dtype) - 0.5
-    if terms.noise:
-        up = _noised(up, clip * terms.noise)
-    return after(method, state, new, down, up, rnd), up, within
+    new = after(method, state, new, down, up, rnd)  # without the noise, see `mechanism`
+    return new, noised(up, clip * terms.noise) if terms.noise else up, within
 
 
-def _noised(message: Message, scale: float | Vector) -> Message:
+def noised(message: Message, scale: float | Vector) -> Message:
     """The message with the client's own part of the noise, from a new key of its machine."""
     parts = vectors(message)
     noise = {name: normal(new_key(), "client", 0, v.numel()).reshape(v.shape) * scale for name, v in parts.items()}

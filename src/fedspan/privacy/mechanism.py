@@ -6,13 +6,16 @@
 
 A round without a client releases noise alone. x, c and all that follows are computed from releases only.
 
-The noise of the release is in c, but in no c_i: their difference is a random walk. With `leak` λ the server's c and
-every c_i shrink by 1 − λ in each round. A client shrinks its c_i when it next takes part, once for every round since,
-so that c − mean_i c_i is (1 − λ) times the one before plus the new noise, for any cohort; its variance stays below
-1/(2λ) times that of one round. With noise_at = "clients" each client adds N(0, σ²C²/M I) to its own ã_i, and so to c_i.
-The server adds what |S| clients leave of the M parts, so that the noise of the sum is σ²C² for every cohort: noise
-that grows with |S| would tell |S|. M is so large that |S| > M happens with a probability of at most δ/100 in the whole
-run; the accountant is asked for 0.99 δ.
+The noise of the release is in c, but in no c_i: their difference is a random walk. It cannot be had for nothing. If
+clients added noise to their own ã_i and c_i, c = mean_i c_i would hold, but their next a_i = P ḡ_i − P c_i would
+subtract the noise of the round before, and the sum of two releases would have the noise of one: the audit refutes the
+ε of such a run (tests/privacy). So c_i never holds noise. With `leak` λ the server's c and every c_i shrink by 1 − λ in
+each round. A client shrinks its c_i when it next takes part, once for every round since, so that c − mean_i c_i is
+1 − λ times the one before plus the new noise, for any cohort; its variance stays below 1/(2λ) times that of one round.
+
+With noise_at = "clients" each client adds N(0, σ²C²/M I) to its message. The server adds what |S| clients leave of the
+M parts, so that the noise of the sum is σ²C² for every cohort: noise that grows with |S| would tell |S|. M is so large
+that |S| > M happens with a probability of at most δ/100 in the whole run; the accountant is asked for 0.99 δ.
 
 With `quantile` γ clients say whether their norm was within the clip, as ±1/2. The count gets noise as well, and C is
 multiplied by exp(−0.2 (share within − γ)) (Andrew et al. 2021).

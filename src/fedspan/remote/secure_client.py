@@ -88,7 +88,9 @@ class SecureClient(RemoteClient):
         if BUFFERS in reply:
             reply[BUFFERS] = reply[BUFFERS] - done.down[BUFFERS]
         numbers, counted = Payload.of(FixedPoint.of(self.secure), reply).encode(reply, _weight(message.arrays))
-        after = replace(done.after, state=self._settle(done, counted))
+        after = done.after  # with noise of the clients it follows from the reply without it, see `privacy.mechanism`
+        if self.privacy is None or not self.privacy.noise:
+            after = replace(after, state=self._settle(done, counted))
         with self.session_file.locked():
             session, answer = secure_client.mask(self.session_file.load(), message.arrays, numbers)
             self.session_file.save(session)

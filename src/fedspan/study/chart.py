@@ -20,16 +20,18 @@ from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled
 FEWER = 70  # rows on each axis of a line, where a part has several rows
 BYTES: tuple[Axis, ...] = ("up", "total")
 DIGITS: dict[Axis, int] = {"seconds": 4, "up": 5, "total": 5}
+SWITCH = ("correction", "correction_test")  # whether the correction of local steps is on, and its test
 Scales = dict[Axis, float]
 
 
 def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     """Everything that can be switched between. It starts with the part's metric against uplink or the budget's axis.
 
-    A part with several rows shows its own metric only, and fewer points of each line, which keeps the page small.
+    A part with several rows shows its own metric only, and fewer points of each line, which keeps the page small. What
+    a tested correction found is drawn below every metric.
     """
-    own = [part.metric] if len(part.rows) > 1 else []
-    metrics = own or list(dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)]))
+    known = list(dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)]))
+    metrics = [name for name in known if name in (part.metric, *SWITCH)] if len(part.rows) > 1 else known
     goals = {name: goal_of(name) for name in metrics} | {part.metric: part.goal}
     most = max((float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0)
     unit, size = next((u for u in reversed(UNITS.items()) if most >= u[1]), ("B", 1.0))

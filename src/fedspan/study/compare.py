@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from rich.console import Console
 from torch import nn
@@ -25,6 +25,7 @@ from fedspan.study import command
 from fedspan.study.budget import Budget
 from fedspan.study.comparison import Comparison, Tuned
 from fedspan.study.model import COLORS, Part, Study, Variant
+from fedspan.study.propose import Link, Proposal, propose
 from fedspan.study.request import prepared
 from fedspan.study.results import STUDY
 
@@ -133,6 +134,7 @@ def compare(
     return Comparison(dataclasses.replace(results, study=study), run_dir)
 
 
+@overload
 def tune(
     method: AnyMethod,
     model: nn.Module | Spec | Path | str | Mapping[str, Any],
@@ -140,9 +142,38 @@ def tune(
     loss: Any = None,
     *,
     tune: Grid,
+    budget: str | Sequence[str] | None = None,
     **settings: Any,
-) -> Tuned:
-    """Tunes one method over a grid; the same as `compare` with one method and, by default, one seed.
+) -> Tuned: ...
+@overload
+def tune(
+    method: AnyMethod,
+    model: nn.Module | Spec | Path | str | Mapping[str, Any],
+    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Any = None,
+    *,
+    budget: str | Sequence[str],
+    link: str | Link | None = None,
+    vary: Grid | None = None,
+    **settings: Any,
+) -> Proposal: ...
+def tune(
+    method: AnyMethod,
+    model: nn.Module | Spec | Path | str | Mapping[str, Any],
+    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Any = None,
+    *,
+    tune: Grid | None = None,
+    budget: str | Sequence[str] | None = None,
+    link: str | Link | None = None,
+    vary: Grid | None = None,
+    **settings: Any,
+) -> Tuned | Proposal:
+    """Tunes one method over a grid, or proposes its settings for a budget.
+
+    With `tune` it is `compare` with one method and, by default, one seed. Without it, rank, bits, local steps and
+    learning rate are proposed for `budget`: the bytes of every setting are planned from packed messages, its learning
+    rate is searched, and all settings race at equal shares of the budget. The test set has no part in the choice.
 
     Args:
         method: A method such as `SSF(rank=0.2)`, its name, or a table with a name.
@@ -150,14 +181,28 @@ def tune(
         clients: The data of each client.
         loss: `loss(outputs, targets)`.
         tune: Values to tune over, such as `{"lr": [0.03, 0.1, 0.3], "local_steps": [5, 10]}`.
-        **settings: Other arguments of `compare` and `fedspan.fit`.
+        budget: What may be spent: "total=50MB", "up=10MB", "rounds=200", with a `link` also "seconds=3600", or several.
+        link: How clients are connected, such as "up=1MB,down=4MB,latency=0.1,step=0.02": bytes per second, seconds per
+            round besides the transfer, and seconds of a local step on a client's device.
+        vary: Values to propose from, such as `{"rank": [0.05, 0.1], "bits": [32, 8], "server_momentum": [0, 0.5]}`. By
+            default four ranks and two numbers of bits, then half and twice the local steps.
+        **settings: Other arguments of `compare` (with `tune`) and `fedspan.fit`.
 
     Returns:
-        The method with its best settings (`.method`), and the results of all points (`.rows`, `.to_pandas()`).
+        The method with its best settings (`.method`), and the results of all that was tried (`.rows`, `.to_pandas()`).
+        A proposal also has the `rounds` that the budget allows, and says why (`.summary()`).
     """
+    if tune is None and budget is not None:
+        spec = _base(model, clients, loss, as_method(method), settings)
+        return propose(spec, budget, link, vary)
     if not tune:
-        raise SpecError(f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}")
-    found = compare([method], model, clients, loss, tune=tune, **{"seeds": 1, **settings})
+        raise SpecError(
+            f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}; or leave it out and give a "
+            "`budget` such as 'total=50MB', for which settings are proposed"
+        )
+    if link is not None or vary is not None:
+        raise SpecError("`link` and `vary` are for a proposal; leave `tune` out, or leave them out")
+    found = compare([method], model, clients, loss, tune=tune, budget=budget, **{"seeds": 1, **settings})
     return Tuned(next(iter(found.best.values())), found)
 
 

@@ -85,7 +85,7 @@ def corollary_lr(
     method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, effort: Effort | None = None
 ) -> tuple[float, float]:
     """`lr` and `server_lr` of the corollary for a run; SpecError for methods that it does not cover."""
-    if not isinstance(method, SSF | Scaffold) or not method.solver.plain:
+    if not isinstance(method, SSF | Scaffold) or _local_optimizer(method):
         name = registry.name_of(method) + _local_optimizer(method)
         raise SpecError(f"lr = 'auto' is the corollary's step, which does not cover {name}; use lr = 'search'")
     if method.server_lr != 1.0:
@@ -150,6 +150,8 @@ def outside_theory(method: AnyMethod, problem: Problem, clients_per_round: int) 
 
 def _local_optimizer(method: AnyMethod) -> str:
     """What the local steps have besides a step size, such as " with momentum"; empty for plain steps."""
+    if getattr(method, "scaled", False):
+        return " with a preconditioner"
     if not isinstance(method, LocalSteps) or method.solver.plain:
         return ""
     return " with momentum" if method.optimizer is None else f" with {registry.name_of(method.optimizer)}"

@@ -96,7 +96,7 @@ def search(
     """
     how = how or Search()
     budget = budget_of(how, rounds)
-    run = _TrialRunner(method, problem, clients_per_round, rounds, done, keep, aggregator)
+    run = TrialRunner(method, problem, clients_per_round, rounds, done, keep, aggregator)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
     known = run.metric == "rel_err"
     if _alike(probes):
@@ -117,7 +117,7 @@ def _spent(trials: list[RateTrial]) -> int:
     return sum(trial.rounds for trial in trials)
 
 
-def _highest_stable(run: _TrialRunner, start: float, probe: int, budget: int) -> list[RateTrial]:
+def _highest_stable(run: TrialRunner, start: float, probe: int, budget: int) -> list[RateTrial]:
     """Probes by factors of 2, down to the first rate that does not diverge, or up to the last; that one comes last."""
     trials, lr = [run(start, probe)], start
     up = not trials[0].diverged
@@ -133,7 +133,7 @@ def _highest_stable(run: _TrialRunner, start: float, probe: int, budget: int) ->
     return trials
 
 
-def _falling(run: _TrialRunner, lr: float, left: int, rounds: int, known: bool) -> list[RateTrial]:
+def _falling(run: TrialRunner, lr: float, left: int, rounds: int, known: bool) -> list[RateTrial]:
     """Trials at falling rates until the budget is spent; none is longer than the run."""
     trials: list[RateTrial] = []
     longest = min(rounds, left if known else left // EQUAL_TRIALS)
@@ -156,9 +156,7 @@ def _alike(probes: list[RateTrial]) -> bool:
     return min(falls) > ALIKE * max(falls) > 0
 
 
-def _lowest_alike(
-    run: _TrialRunner, probes: list[RateTrial], budget: int, rounds: int
-) -> tuple[float, list[RateTrial]]:
+def _lowest_alike(run: TrialRunner, probes: list[RateTrial], budget: int, rounds: int) -> tuple[float, list[RateTrial]]:
     """The lowest rate that is fast enough: short probes far down, then longer trials below the last good one."""
     top, probe = probes[-3], probes[0].rounds
     left = budget - _spent(probes)
@@ -195,7 +193,7 @@ class _Untested:
         return {"loss": loss}
 
 
-class _TrialRunner:
+class TrialRunner:
     """Runs trials of one method on one problem, as the first rounds of a run of `rounds`."""
 
     def __init__(

@@ -87,11 +87,17 @@ class Chart {
       series.x[state.x].forEach((x, n) => {
         const [mean, low, high] = [y.mean[n], (y.low ?? y.mean)[n], (y.high ?? y.mean)[n]];
         if (mean === null || (state.logx && x <= 0) || (state.logy && low <= 0)) return;
-        rows.push({ x, mean, low, high });
+        rows.push({ x, mean, low, high, on: series.y.correction?.mean[n], test: series.y.correction_test?.mean[n] });
       });
       if (rows.length) lines.push({ number, series, rows });
     });
     return lines;
+  }
+
+  // Whether a line has a tested correction, which is drawn in a strip below the plot.
+  tested(state, lines) {
+    const there = ({ rows }) => rows.some((r) => typeof r.test === "number");
+    return !this.marks && !state.y.startsWith("correction") && lines.some(there);
   }
 
   // The evaluations that no other run beats for the same cost or less; study/pareto.py computes the same for the tables.
@@ -149,7 +155,8 @@ class Chart {
     const height = Math.round(Math.min(460, Math.max(290, width * 0.5)));
     const lines = this.lines(state);
     this.tellMissing(state, lines);
-    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "group", "aria-describedby": this.hint.id });
+    const whole = height + (this.tested(state, lines) ? STRIP : 0);
+    const root = svg("svg", { viewBox: `0 0 ${width} ${whole}`, height: whole, tabindex: 0, role: "group", "aria-describedby": this.hint.id });
     const focused = this.plot.contains(document.activeElement);
     this.lineup = null;
     if (!lines.length) {
@@ -178,7 +185,8 @@ class Chart {
     const x = scale(box.x0, box.x1, state.logx, area.left, area.right);
     const y = scale(box.y0, box.y1, state.logy, area.bottom, area.top);
     const stops = state.pareto ? this.pareto(lines, state) : [];
-    return { data: this.data, state, lines, box, area, x, y, yTicks, stops, width, side, atEdge, marks: this.marks };
+    const strip = this.tested(state, lines) ? { top: height + 20, bottom: height + STRIP - 8 } : null;
+    return { data: this.data, state, lines, box, area, x, y, yTicks, stops, width, side, atEdge, strip, marks: this.marks };
   }
 
   fill(root) {
@@ -190,7 +198,7 @@ class Chart {
     inside.append(...stairs(stops, x, y));
     if (this.marks) inside.append(...lines.map((line) => drawMark(line, this.lineup)));
     else for (const draw of [drawLine, drawMarkers]) inside.append(...lines.map((line) => draw(line, this.lineup)));
-    root.append(...nameInside(this.lineup), ...nameColumn(this.lineup));
+    root.append(...nameInside(this.lineup), ...nameColumn(this.lineup), ...drawStrip(this.lineup));
   }
 
   // Lines that are switched on but have no point in this view are named, so that none is lost.

@@ -154,6 +154,31 @@ const nameInside = ({ lines, area, x, y, stops, marks, side, atEdge }) => {
   });
 };
 
+// Below the plot: s̄ of each tested correction, thick where the correction is on; above ½ it pays.
+const STRIP = 92;
+const drawStrip = ({ lines, area, strip, x }) => {
+  if (!strip) return [];
+  const y = scale(0, 1, false, strip.bottom, strip.top);
+  const parts = [svg("text", { class: "caption", x: area.left, y: strip.top - 7 }, "Test of the correction, s̄: above ½ it pays. Thick: on.")];
+  for (const [value, text] of [[0, "0"], [0.5, "½"], [1, "1"]]) {
+    const rule = value === 0.5 ? "limit" : "grid";
+    parts.push(svg("line", { class: rule, x1: area.left, x2: area.right, y1: y(value), y2: y(value) }));
+    parts.push(svg("text", { x: area.left - 6, y: y(value) + 4, "text-anchor": "end" }, text));
+  }
+  for (const { number, series, rows } of lines) {
+    const known = rows.filter((r) => typeof r.test === "number");
+    const point = (r) => `${x(r.x).toFixed(1)} ${y(r.test).toFixed(1)}`;
+    if (!known.length) continue;
+    const all = group(series, number, " switch");
+    const dashes = { "stroke-dasharray": DASHES[series.dash % 4] };
+    all.append(svg("path", { class: "mean off", ...dashes, d: `M${known.map(point).join("L")}` }));
+    const on = known.flatMap((r, n) => (n && r.on >= 0.5 ? [`M${point(known[n - 1])}L${point(r)}`] : []));
+    if (on.length) all.append(svg("path", { class: "mean on", d: on.join("") }));
+    parts.push(all);
+  }
+  return parts;
+};
+
 const stairs = (stops, x, y) => {
   if (!stops.length) return [];
   const d = stops.map((s, n) => (n ? `H${x(s.x).toFixed(1)}V${y(s.y).toFixed(1)}` : `M${x(s.x).toFixed(1)} ${y(s.y).toFixed(1)}`)).join("");

@@ -39,14 +39,14 @@ const readAt = ({ data, state, lines }, at) => {
 };
 
 const read = (chart) => {
-  const { data, state, area, x, y, root } = chart.lineup;
+  const { data, state, area, strip, x, y, root } = chart.lineup;
   const at = chart.hover ?? state.at;
   root.querySelectorAll(".guide, .dot").forEach((node) => node.remove());
   chart.reading.hidden = at === null || !Number.isFinite(at);
   if (chart.reading.hidden) return;
   const found = readAt(chart.lineup, at);
   const place = Math.min(area.right, Math.max(area.left, x(at)));
-  root.append(svg("line", { class: "guide", x1: place, x2: place, y1: area.top, y2: area.bottom }));
+  root.append(svg("line", { class: "guide", x1: place, x2: place, y1: area.top, y2: strip ? strip.bottom : area.bottom }));
   for (const { number, series, row } of found) {
     const dot = group(series, number, " dot");
     dot.append(svg("circle", { cx: x(row.x), cy: y(row.mean), r: 4 }));
@@ -57,7 +57,8 @@ const read = (chart) => {
   const item = ({ number, series, row }) => {
     const several = series.seeds > 1 && row.high > row.low ? ` (${words(row.low, 3)} to ${words(row.high, 3)})` : "";
     const name = html("span", near?.number === number ? { class: "near" } : {}, series.name);
-    return html("li", {}, sample(series, true), name, html("b", {}, words(row.mean) + several));
+    const test = strip && typeof row.test === "number" ? `, s̄ ${words(row.test, 2)}, ${row.on >= 0.5 ? "on" : "off"}` : "";
+    return html("li", {}, sample(series, true), name, html("b", {}, words(row.mean) + several), test);
   };
   chart.reading.replaceChildren(`${data.axes[state.x].label}: ${words(at, 3)}`, html("ul", {}, ...found.slice(0, 14).map(item)));
   settle(chart, place);
@@ -65,11 +66,11 @@ const read = (chart) => {
 
 // The box of values goes to the side with more room, in the half with fewer points.
 const settle = (chart, place) => {
-  const { lines, area, x, y, width } = chart.lineup;
+  const { lines, area, strip, x, y, width } = chart.lineup;
   const right = place < (area.left + area.right) / 2;
   const across = right ? { left: `${place + 14}px`, right: "" } : { left: "", right: `${width - place + 14}px` };
   const ends = [place, place + (right ? 1 : -1) * (14 + chart.reading.offsetWidth)].sort((a, b) => a - b);
   const points = lines.flatMap(({ rows }) => rows.filter((r) => x(r.x) >= ends[0] && x(r.x) <= ends[1]).map((r) => y(r.mean)));
   const top = points.filter((p) => p < (area.top + area.bottom) / 2).length <= points.length / 2;
-  Object.assign(chart.reading.style, across, { top: top ? "8px" : "", bottom: top ? "" : "56px" });
+  Object.assign(chart.reading.style, across, { top: top ? "8px" : "", bottom: top ? "" : `${56 + (strip ? STRIP : 0)}px` });
 };

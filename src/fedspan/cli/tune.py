@@ -1,0 +1,47 @@
+"""`fedspan tune`: settings of a spec's method for a budget."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugins, load_spec
+
+
+def command(
+    spec: SpecFile,
+    budget: Annotated[
+        list[str], typer.Option("--budget", help="What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600.")
+    ],
+    link: Annotated[
+        str | None, typer.Option("--link", help="A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="Values to choose from, as in rank=0.05,0.1 or bits=32,8 or local_steps=5,10.",
+        ),
+    ] = None,
+    changes: Changes = None,
+    plugin: Plugin = None,
+    threads: Threads = 1,
+) -> None:
+    """Propose rank, bits, steps and learning rate for a budget.
+
+    The budget is of bytes and, with a link, of time. The table has all settings that were tried, the chosen one first.
+    Below it is the method for the spec.
+    """
+    load_plugins(plugin)
+    import tomli_w
+
+    from fedspan.cli._tables import console, say, table
+    from fedspan.core.spec import changed
+    from fedspan.study.propose import HEADS, propose, told, varied
+
+    found = propose(load_spec(spec, changes, threads), budget, link, varied(vary))
+    console.print(table([*HEADS[:7], found.metric, HEADS[7]], told(found), left=1))
+    say(found.summary())
+    say(tomli_w.dumps({"rounds": found.rounds, "method": changed(found.method)}))

@@ -1,0 +1,118 @@
+"""A shared preconditioner: every row of a weight has its own step size, the same at all clients of a round.
+
+AdamW keeps moments at each client, and its steps send twice the numbers, because the mean gradient does not follow from
+the end point. With preconditioner = "rows" the scale is the server's, fixed within a round and known to both ends
+(P = I where a block is sent in full):
+
+     1  z ← z − η_l D (P g_i + u)                       K times
+     2  P ḡ_i + u = −D⁻¹ z/(η_l K)                      r numbers tell the mean gradient, and compressors work
+     3  x ← x − η_g η_l K Pᵀ D w                        w: the mean gradient as the server knows it
+     4  v ← β₂ v + (1 − β₂) mean over each row of w²    a number per row
+     5  D ← κ / (√v + ε σ),  σ² = mean of v             κ: so that ‖D √v‖ = ‖√v‖
+
+Line 5 leaves the length of a step along w as it is without D, so a learning rate keeps its meaning. It is invariant to
+the scale of the loss and to the missing rounds of a running mean at the start. D = 1 before the first round has told v.
+D ≤ κ/(ε σ) bounds the steps of rows whose gradients vanish.
+
+All clients use the same D, so corrections still cancel in the mean, c = mean c_i holds, and at the optimum the
+corrected gradients are zero before they are scaled. Rows, not single numbers: each row is seen in every round through
+any P, and its mean square is that of many numbers. A row is an output of a weight matrix or a token of an embedding; a
+block of one axis, such as a bias, is one row. v is sent with the download, a number per row, or replayed from the log
+by clients that keep the server's control.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedspan import Layout, SpecError, Vector
+from fedspan.core.errors import ProtocolError, below_one, one_of, positive
+from fedspan.core.layout import Block
+from fedspan.core.method import ClientState, Down, Up
+from fedspan.core.objective import Direction
+from fedspan.core.projector import Factor, LinearMap
+from fedspan.methods._server_side import CompressedMoves
+from fedspan.methods.base import LoggedState
+
+
+class Scaled:
+    """D times a direction."""
+
+    def __init__(self, direction: Direction, D: Vector) -> None:
+        self.direction, self.D = direction, D
+
+    def __call__(self, y: Vector) -> Vector:
+        return self.D * self.direction(y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preconditioned(CompressedMoves[LoggedState, ClientState, Down, Up]):
+    """A method in a subspace whose clients can share a preconditioner."""
+
+    preconditioner: Literal["none", "rows"] = "none"  # the scale of local steps: none, or one per row of a weight
+    beta2: float = 0.9  # β₂: weight of the past rounds in the preconditioner
+    eps: float = 0.1  # ε: rows with gradients below this share of the mean are not enlarged further
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("preconditioner", self.preconditioner, ("none", "rows"))
+        below_one("beta2", self.beta2)
+        positive("eps", self.eps)
+        if self.scaled and not self.solver.plain:
+            raise SpecError(
+                f"`preconditioner` {self.preconditioner!r} takes the place of `optimizer` and `momentum`; leave them "
+                "out, or set `preconditioner` to 'none'"
+            )
+
+    @functools.cached_property
+    def scaled(self) -> bool:
+        """Whether there is a preconditioner."""
+        return self.preconditioner != "none"
+
+    def no_squares(self, x0: Vector, layout: Layout) -> Vector:
+        """v before round 0; empty without a preconditioner."""
+        return x0.new_zeros(*x0.shape[:-1], sum(map(_groups, layout.blocks)) if self.scaled else 0)
+
+    def squares(self, v: Vector, w: Vector, P: LinearMap) -> Vector:
+        """v after a round with the mean gradient w inside the subspace."""  # 4
+        parts = zip(w.split(list(P.sizes), -1), P.factors, P.layout.blocks, strict=True)
+        now = torch.cat([_rows(part, f, b).square().mean(-1) for part, f, b in parts], -1).unsqueeze(1)
+        return self.beta2 * v + (1 - self.beta2) * now
+
+    def scales(self, v: Vector | None, P: LinearMap) -> Vector:
+        """D inside the subspace, (runs, 1, r)."""  # 5
+        if v is None:
+            raise ProtocolError("the download holds no preconditioner; both ends must use the same settings")
+        blocks, sizes = P.layout.blocks, P.sizes
+        groups = [_groups(block) for block in blocks]
+        share = torch.cat([v.new_full((g,), n / g / P.rank) for g, n in zip(groups, sizes, strict=True)])
+        mean = (share * v).sum(-1, keepdim=True)
+        D = 1 / (v.sqrt() + self.eps * mean.sqrt())
+        D = D * (mean / (share * D * D * v).sum(-1, keepdim=True)).sqrt()
+        D = torch.where(mean > 0, D, torch.ones_like(D))
+        parts = zip(D.split(groups, -1), P.factors, blocks, sizes, strict=True)
+        return torch.cat([_spread(part, f, b, n) for part, f, b, n in parts], -1)
+
+
+def _groups(block: Block) -> int:
+    """How many rows a block has."""
+    if block.axis is not None:
+        return block.rest
+    return block.shape[0] if len(block.shape) > 1 else 1
+
+
+def _rows(part: Vector, factor: Factor | None, block: Block) -> torch.Tensor:
+    """A block's part of one vector inside the subspace as rows, (runs, rows, n)."""
+    if factor is None and block.axis is not None:
+        return block.rows(part)
+    return part.reshape(part.shape[0], _groups(block), -1)
+
+
+def _spread(values: Vector, factor: Factor | None, block: Block, size: int) -> Vector:
+    """One number per row as one per number of the block inside the subspace."""
+    rows = values.squeeze(1).unsqueeze(-1).expand(-1, -1, size // values.shape[-1])
+    return block.vector(rows, 1) if factor is None and block.axis is not None else rows.flatten(1).unsqueeze(1)

@@ -1,0 +1,314 @@
+"""Rank, bits, local steps and learning rate for a budget of bytes and a link: `fedspan.tune` without a grid.
+
+     1  plan      the bytes of each setting from packed messages, and so its rounds within the budget
+     2  search    the learning rate for that many rounds, once per rank and number of local steps
+     3  race      every setting runs for an eighth of its rounds; the better half goes on to a quarter, then to a half
+     4  vary      half and twice the local steps of the winner, in the same way
+
+All settings of a stage have spent the same share of the same budget. They are compared by what a search of the learning
+rate goes by: the error itself, the validation loss or the training loss, and never by the test set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedspan.api.run import built
+from fedspan.core.errors import SpecError, one_of, shown
+from fedspan.core.extras import needs
+from fedspan.core.method import Method
+from fedspan.core.registry import as_choice
+from fedspan.core.spec import Spec
+from fedspan.costs.outline import price
+from fedspan.study.budget import UNITS, Budget, sized
+from fedspan.theory.lr_search import TrialRunner, search
+
+RANKS, BITS = (0.05, 0.1, 0.2, 0.5), (32, 8)
+SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the budget that each stage of a race has spent
+FEWEST = 8  # rounds below which a setting is not tried
+
+
+@dataclass(frozen=True)
+class Link:
+    """How fast a client is connected.
+
+    Args:
+        up: Bytes per second that a client can send.
+        down: Bytes per second that it can receive.
+        latency: Seconds per round besides the transfer.
+        step: Seconds of a local step on the client's device.
+    """
+
+    up: float = math.inf  # bytes per second that a client sends
+    down: float = math.inf  # bytes per second that it receives
+    latency: float = 0.0  # seconds per round besides the transfer
+    step: float = 0.0  # seconds of a local step
+
+    @staticmethod
+    def parse(given: str | Link | None) -> Link:
+        """From a text such as `up=1MB,down=4MB,latency=0.1,step=0.02`, all per second or in seconds."""
+        if given is None or isinstance(given, Link):
+            return given or Link()
+        found: dict[str, float] = {}
+        for text in str(given).split(","):
+            key, sign, amount = (part.strip() for part in text.partition("="))
+            one_of("link", key, [field.name for field in dataclasses.fields(Link)])
+            unit = next((u for u in sorted(UNITS, key=len, reverse=True) if amount.endswith(u)), "")
+            try:
+                found[key] = float(amount.removesuffix(unit)) * UNITS.get(unit, 1.0)
+            except ValueError:
+                found[key] = -1.0
+            if not sign or not found[key] >= 0 or (key in ("up", "down")) != bool(unit and found[key]):
+                raise SpecError(f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}")
+        return Link(**found)
+
+    def seconds(self, up: float, down: float, local_steps: int) -> float:
+        """Of a round in which a client sends and receives so many bytes."""
+        return self.latency + self.step * local_steps + up / self.up + down / self.down
+
+
+@dataclass
+class Candidate:
+    """One setting: what it costs, and what was seen of it."""
+
+    spec: Spec  # with the rounds that the budget allows
+    point: dict[str, Any]  # rank, bits, local_steps
+    up_round: float  # bytes of one client
+    down_round: float
+    seconds: float  # of all rounds, over the link
+    lr: float = math.nan
+    share: float = 0.0  # of the budget that it has spent in the race
+    value: float = math.inf  # the measure then
+    why: str = ""  # why it is out, or chosen
+
+    def row(self, metric: str) -> dict[str, Any]:
+        """Plain values."""
+        costs = {"up_bytes_round": self.up_round, "down_bytes_round": self.down_round, "seconds": self.seconds}
+        seen = {"lr": self.lr, "rounds": self.spec.rounds, "share": self.share, metric: self.value, "why": self.why}
+        return self.point | seen | costs
+
+    @property
+    def name(self) -> str:
+        """Such as: rank 0.1, 8 bits, 10 local steps."""
+        words = {"rank": "rank {}", "bits": "{} bits", "local_steps": "{} local steps"}
+        return ", ".join(words.get(key, key + " {}").format(value) for key, value in self.point.items())
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What `fedspan.tune` proposes for a budget.
+
+    Attributes:
+        method: The method with the proposed settings and learning rate.
+        rounds: The rounds that the budget allows with it.
+        metric: What the settings were compared by.
+        tried: All settings, the chosen one first.
+        spent: Rounds of all searches and races together.
+        budget: The budget in words.
+    """
+
+    method: Method[Any, Any, Any, Any]
+    rounds: int
+    metric: str
+    tried: tuple[Candidate, ...]
+    spent: int
+    budget: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per setting that was tried, the chosen one first; `why` says what became of it."""
+        return [one.row(self.metric) for one in self.tried]
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas DataFrame."""
+        needs("pandas", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def summary(self) -> str:
+        """The proposal and its reason in two lines."""
+        best = self.tried[0]
+        time = f", {best.seconds:.3g} s over the link" if best.seconds else ""
+        return (
+            f"{best.name}, lr {best.lr:.3g}: {self.rounds} rounds within {self.budget}{time}\n"
+            f"{best.why} ({len(self.tried)} settings, {self.spent} rounds of trials)"
+        )
+
+    def __repr__(self) -> str:
+        return f"Proposal({self.method})\n{self.summary()}"
+
+
+def propose(
+    spec: Spec, budget: str | Sequence[str] | None, link: str | Link | None, vary: Mapping[str, Any] | None
+) -> Proposal:
+    """The best rank, bits, local steps and learning rate of the spec's method."""
+    room, grid = _Room(spec, budget, Link.parse(link)), _grid(spec, vary)
+    k = room.method.local_steps
+    steps = grid.pop("local_steps", [k])
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    best = room.race([room.candidate(point | {"local_steps": n}) for point in points for n in steps])
+    if vary is None:
+        near = [room.candidate(best.point | {"local_steps": n}) for n in {max(1, k // 2), 2 * k} - {k}]
+        best = room.final([best, *near])
+    return room.proposal(best)
+
+
+class _Room:
+    """The problem, the budget, and all that was tried."""
+
+    def __init__(self, spec: Spec, budget: str | Sequence[str] | None, link: Link) -> None:
+        texts = [budget] if isinstance(budget, str) else list(budget or ())
+        times = [text for text in texts if text.strip().startswith("seconds=")]
+        self.budget = Budget.parse([text for text in texts if text not in times]) or Budget({})
+        self.most = _seconds(times[0]) if times else math.inf
+        if not texts or (times and link == Link()):
+            raise SpecError("`budget` needs bytes such as 'total=50MB'; one of seconds needs a `link` as well")
+        self.spec, self.link, self.tried, self.spent = spec, link, list[Candidate](), 0
+        self.rates: dict[tuple[Any, ...], float] = {}
+        self.method, self.problem, self.cohort = built(spec)
+        self.metric = ""
+
+    def candidate(self, point: dict[str, Any]) -> Candidate:
+        """A setting with its costs."""
+        spec = dataclasses.replace(self.spec, method=_method(self.method, point), epochs=None)
+        cost = price(spec)
+        each = self.link.seconds(cost.up_round, cost.down_round, spec.method.local_steps)
+        rounds = self.affordable(spec)
+        rounds = min(rounds, int(self.most / each)) if self.most < math.inf else rounds
+        found = Candidate(dataclasses.replace(spec, rounds=max(rounds, 1)), point, cost.up_round, cost.down_round, 0.0)
+        found.seconds = found.spec.rounds * each
+        found.why = "" if rounds >= FEWEST else f"only {rounds} rounds within the budget"
+        self.tried.append(found)
+        return found
+
+    def affordable(self, spec: Spec) -> int:
+        """Rounds within the bytes of the budget."""
+        try:
+            return self.budget.rounds(spec) if self.budget.limits else spec.rounds
+        except SpecError:  # less than one
+            return 0
+
+    def race(self, candidates: list[Candidate]) -> Candidate:
+        """The best after the last stage; the worse half is out after each."""
+        left = [one for one in candidates if not one.why]
+        if not left:
+            raise SpecError(f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks")
+        for share in SHARES:
+            left = sorted((self.run(one, share) for one in left), key=lambda one: one.value)
+            kept = len(left) if share == SHARES[-1] else max(2, math.ceil(len(left) / 2))
+            for one in left[kept:]:
+                one.why = f"behind at {share:.1%} of the budget".replace(".0%", "%")
+            left = left[:kept]
+        return self.chosen(left)
+
+    def final(self, candidates: list[Candidate]) -> Candidate:
+        """The best at the last stage's share."""
+        left = [one if one.share == SHARES[-1] else self.run(one, SHARES[-1]) for one in candidates if not one.why]
+        return self.chosen(sorted(left or candidates[:1], key=lambda one: one.value))
+
+    def chosen(self, ranked: list[Candidate]) -> Candidate:
+        """The first, once the others have been told why they are not."""
+        for one in ranked[1:]:
+            one.why = "behind at 50% of the budget"
+        return ranked[0]
+
+    def run(self, one: Candidate, share: float) -> Candidate:
+        """A setting for a share of its rounds, at the learning rate that a search finds for it."""
+        method, rounds = one.spec.method, max(4, int(share * one.spec.rounds))
+        trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None)
+        self.metric = trials.metric
+        one.lr = self.rate(one)
+        trial = trials(one.lr, min(rounds, one.spec.rounds))
+        self.spent += trial.rounds
+        one.share, one.value = share, math.inf if trial.diverged else trial.tail
+        return one
+
+    def rate(self, one: Candidate) -> float:
+        """The learning rate; bits do not change it much, so it is searched once for all of them."""
+        key = tuple((name, str(value)) for name, value in one.point.items() if name != "bits")
+        if key not in self.rates:
+            found = search(one.spec.method, self.problem, self.cohort, one.spec.rounds, one.spec.search)
+            self.rates[key] = found.lr
+            self.spent += found.rounds
+        return self.rates[key]
+
+    def proposal(self, best: Candidate) -> Proposal:
+        others = sorted((one for one in self.tried if one is not best), key=lambda one: (-one.share, one.value))
+        next_best = f"; next {others[0].name} with {others[0].value:.4g}" if others and others[0].share else ""
+        best.why = f"lowest {self.metric} at {best.share:.0%} of the budget: {best.value:.4g}{next_best}"
+        method: Any = dataclasses.replace(best.spec.method, lr=best.lr)  # type: ignore[type-var]
+        words = [self.budget.words()] if self.budget.limits else []
+        words += [f"{self.most:g} s"] if self.most < math.inf else []
+        return Proposal(method, best.spec.rounds, self.metric, (best, *others), self.spent, " and ".join(words))
+
+
+def _seconds(text: str) -> float:
+    amount = text.partition("=")[2]
+    try:
+        found = float(amount)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise SpecError(f"a budget of seconds is a positive number such as seconds=3600, got {shown(text)}")
+    return found
+
+
+def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
+    """What is varied; by default rank and bits, as far as the method has them."""
+    fields = {field.name for field in dataclasses.fields(spec.method)}  # type: ignore[arg-type]
+    known = fields | ({"bits"} if "compressor" in fields else set())
+    usual = {key: values for key, values in {"rank": RANKS, "bits": BITS}.items() if key in known}
+    for key in vary or ():
+        one_of("vary", key, sorted(known))
+    given = (usual if vary is None else vary).items()
+    return {key: list(values) if isinstance(values, list | tuple) else [values] for key, values in given}
+
+
+def _method(method: Method[Any, Any, Any, Any], point: Mapping[str, Any]) -> Any:
+    """The method with the settings of a point; `bits` stands for compressors in both directions."""
+    own = {key: value for key, value in point.items() if key != "bits"}
+    bits = point.get("bits", 32)
+    if bits != 32:
+        levels = 2 ** (_whole(bits) - 1) - 1
+        code = as_choice("compressor", {"name": "qsgd", "levels": levels, "bucket": min(2048, max(1, levels**2 // 2))})
+        fields = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+        own |= {key: code for key in ("compressor", "down_compressor") if key in fields}
+    return dataclasses.replace(method, **own)  # type: ignore[type-var]
+
+
+def _whole(bits: Any) -> int:
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 3 <= bits <= 16:
+        raise SpecError(f"`bits` must be 32, or a whole number from 3 to 16, got {shown(bits)}")
+    return bits
+
+
+HEADS = ("settings", "lr", "rounds", "up/round", "down/round", "seconds", "run so far", "why")
+
+
+def told(found: Proposal) -> list[list[str]]:
+    """The settings that were tried as texts for a table."""
+    rows = []
+    for one in found.tried:
+        lr, value = (f"{number:.3g}" if math.isfinite(number) else "" for number in (one.lr, one.value))
+        costs = [sized(one.up_round), sized(one.down_round), f"{one.seconds:.3g}"]
+        rows.append([one.name, lr, str(one.spec.rounds), *costs, f"{one.share:.0%}", value, one.why])
+    return rows
+
+
+def varied(texts: Sequence[str] | None) -> dict[str, list[Any]] | None:
+    """From texts such as `rank=0.05,0.1`; None if there are none."""
+    found: dict[str, list[Any]] = {}
+    for text in texts or ():
+        key, _, values = text.partition("=")
+        try:
+            found[key] = [json.loads(value) for value in values.split(",")]
+        except json.JSONDecodeError:
+            raise SpecError(f"values are written key=1,2,3, as in rank=0.05,0.1, got {shown(text)}") from None
+    return found or None

@@ -1,0 +1,97 @@
+"""`fedspan.tune` for a budget: rank, bits, local steps and learning rate, with what was tried and why."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+import fedspan
+from conftest import RUN
+from fedspan.cli.app import app
+from fedspan.core.errors import SpecError
+from fedspan.methods import SSF, FedAvg
+from fedspan.study.propose import Link, Proposal
+
+SPEC: dict[str, Any] = RUN | {"rounds": 60, "clients_per_round": 7, "method": {"name": "ssf", "local_steps": 2}}
+
+
+@pytest.fixture(scope="module")
+def found() -> Proposal:
+    """For a method with rank and bits, over a link on which a round of many bytes takes long."""
+    vary = {"rank": [0.25, 1.0], "bits": [32, 8]}
+    return fedspan.tune(
+        SSF(local_steps=2), SPEC, budget=["total=120kB", "seconds=100"], link="up=1kB,down=4kB,latency=0.1", vary=vary
+    )
+
+
+def test_every_setting_is_tried_and_says_why(found: Proposal) -> None:
+    settings = {(row["rank"], row["bits"]) for row in found.rows}
+    assert settings == {(0.25, 32), (0.25, 8), (1.0, 32), (1.0, 8)}
+    assert found.rows[0]["why"].startswith("lowest rel_err at 50% of the budget")
+    assert all(row["why"].startswith(("lowest", "behind", "only")) for row in found.rows)
+    assert "4 settings" in found.summary()
+    assert found.metric == "rel_err"
+
+
+def test_the_proposed_run_keeps_the_budget(found: Proposal) -> None:
+    """Its bytes and its seconds are those of a real run."""
+    result = fedspan.run(SPEC | {"rounds": found.rounds, "method": found.method}, progress=False)
+    last = result.history[-1]
+    assert last["up_bytes"] + last["down_bytes"] <= 120e3
+    assert found.tried[0].seconds <= 100
+    assert last["rel_err"] < 0.5
+    assert found.method.lr == found.rows[0]["lr"]
+
+
+def test_the_winner_is_the_best_of_its_last_stage(found: Proposal) -> None:
+    ends = [row["rel_err"] for row in found.rows if row["share"] == 0.5]
+    assert ends[0] == min(ends)
+    assert len(ends) >= 2
+
+
+def test_by_default_local_steps_are_varied_around_the_winner() -> None:
+    found = fedspan.tune("fedavg", SPEC | {"method": {"name": "fedavg", "local_steps": 2}}, budget="total=60kB")
+    assert sorted(row["local_steps"] for row in found.rows) == [5, 10, 20]  # K is the method's own, 10
+    assert found.method == FedAvg(local_steps=found.rows[0]["local_steps"], lr=found.rows[0]["lr"])
+
+
+def test_seconds_over_a_link() -> None:
+    link = Link.parse("up=1MB, down=4MB, latency=0.5, step=0.01")
+    assert link == Link(1e6, 4e6, 0.5, 0.01)
+    assert link.seconds(2e6, 4e6, 10) == pytest.approx(3.6)
+    assert Link().seconds(1e9, 1e9, 5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "`budget` such as 'total=50MB'"),
+        ({"budget": "total=1B"}, "no setting has 8 rounds within the budget"),
+        ({"budget": "seconds=10"}, "one of seconds needs a `link`"),
+        ({"budget": "total=1MB", "link": "fast"}, "`link` must be one of"),
+        ({"budget": "total=1MB", "link": "up=3"}, "`link` is written up=1MB"),
+        ({"budget": "total=1MB", "vary": {"ranks": [1]}}, "`vary` must be one of"),
+        ({"budget": "total=1MB", "vary": {"bits": [1]}}, "`bits` must be 32"),
+        ({"tune": {"lr": [0.1]}, "link": "up=1MB"}, "leave `tune` out"),
+    ],
+)
+def test_what_cannot_be_used_is_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        fedspan.tune(SSF(), SPEC, **settings)
+
+
+def test_the_command_prints_a_method_for_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(SPEC))
+    line = ["tune", str(tmp_path / "s.toml"), "--budget", "total=40kB", "--vary", "rank=0.25,0.5", "--vary", "bits=8"]
+    said = CliRunner().invoke(app, line)
+    assert said.exit_code == 0, said.output
+    table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
+    method = fedspan.Spec.from_table(SPEC | table).method
+    assert isinstance(method, SSF)
+    assert method.compressor is not None
+    assert table["rounds"] > 8
