@@ -26,10 +26,10 @@ REPEATED = "its clients' states follow from the mean of the replies, and with pr
 
 def check_spec(spec: Spec) -> None:
     """Refuses settings of a run under which something else than noised sums or gradients would tell of the data."""
-    if spec.privacy is None:
+    if spec.dp is None:
         return
     _check_data_use(spec)
-    if spec.privacy.level == "example":
+    if spec.dp.level == "example":
         return
     if spec.participation.weights != "uniform":
         raise SpecError(
@@ -42,7 +42,7 @@ def check_spec(spec: Spec) -> None:
             f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip`; "
             "leave it out, the clip bounds every reply"
         )
-    if spec.engine.compact_states and spec.privacy.leak:
+    if spec.engine.compact_states and spec.dp.leak:
         raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
 
 
@@ -60,8 +60,10 @@ def _check_data_use(spec: Spec) -> None:
 
 
 def screening(spec: Spec) -> Participation:
-    """How replies are chosen. With privacy none is left out: one client could decide whether another's counts."""
-    return spec.participation if spec.privacy is None else dataclasses.replace(spec.participation, screen=None)
+    """How replies are chosen. With noised sums none is left out: one client could decide whether another's counts."""
+    if spec.dp is None or spec.dp.level == "example":
+        return spec.participation
+    return dataclasses.replace(spec.participation, screen=None)
 
 
 def check_callback(callback: Callback) -> None:
