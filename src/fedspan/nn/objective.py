@@ -109,14 +109,15 @@ class PrivateGradient(GradientDirection):
 
     def __init__(self, privacy: Privacy, expected: int, examples: Iterator[list[Loss]], *rest: Any) -> None:
         super().__init__(rest[0], iter(()), *rest[1:])
-        self.privacy, self.expected, self.examples = privacy, expected, examples
+        assert privacy.clip is not None
+        self.clip, self.noise, self.expected, self.examples = privacy.clip, privacy.noise or 0.0, expected, examples
 
     def __call__(self, y: Vector) -> Vector:
         total = torch.zeros_like(y, dtype=torch.float64)
         with torch.inference_mode(False):
             for loss in next(self.examples):
-                total = total + clipped_gradient(self.module.grad(y, loss).to(y.device), self.privacy.clip)
-        scale = (self.privacy.noise or 0.0) * self.privacy.clip
+                total = total + clipped_gradient(self.module.grad(y, loss).to(y.device), self.clip)
+        scale = self.noise * self.clip
         if scale:  # from the client's own machine, never from a shared seed
             total += scale * normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
             total = rounded(total, scale)

@@ -78,8 +78,8 @@ class TorchProblem(Problem):
         self.device, self.training, self.recompute = settings.torch_device, settings.training, settings.engine.recompute
         self.model, self.client_data, self.loss, self.rules = model.to(self.device), clients, loss, rules
         self.seeds, self.batch_size, self._evaluate = (seed,), settings.examples_per_batch, evaluate
-        private = settings.privacy is not None and settings.privacy.level == "example"
-        self.privacy = settings.privacy if private else None  # of single examples
+        private = settings.dp is not None and settings.dp.level == "example"
+        self.privacy = settings.dp if private else None  # of single examples
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
