@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import sys
@@ -21,6 +22,7 @@ from cluster import APP, Cluster, kill, quietly
 from conftest import METHODS, SMALL, Scripted, close
 from fedspan.api.run import run
 from fedspan.core import checkpoint
+from fedspan.core.config import Privacy
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Loop
@@ -98,6 +100,16 @@ def test_a_registered_node_cannot_take_the_place_of_another_client(tmp_path: Pat
     assert any("refused as client 0, which belongs to another node" in event for event in events)
     assert Roster.at(out / ROSTER).nodes == bound
     same_as_simulated(spec, out, tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_secure_sums_on_a_superlink_give_the_simulators_result(tmp_path: Path) -> None:
+    """Every question is answered by a new process, which has only the files of the client."""
+    spec = dataclasses.replace(spec_of(3, 4, 3), privacy=Privacy(secure=True, secure_bits=64))
+    with Cluster(tmp_path, nodes=4) as cluster:
+        status = cluster.wait(cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec), backup=False), 600)
+    assert status["status"] == "finished:completed", status
+    same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
 
 def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import make_dir, remove
+from fedspan.core.method import AnyMethod
+from fedspan.core.objective import Problem
 from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
@@ -26,7 +28,9 @@ from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
 from fedspan.privacy.checks import check_callback, check_spec, screening
+from fedspan.privacy.examples import ExampleEpsilon
 from fedspan.privacy.mechanism import Mechanism
+from fedspan.privacy.secure_checks import check_secure
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
@@ -68,7 +72,7 @@ def run(
     check_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
     more = as_callbacks(callbacks)
-    for one in more if spec.privacy is not None else ():
+    for one in more if spec.dp is not None else ():
         check_callback(one)
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
@@ -90,7 +94,7 @@ def run(
     every = [*spec.callbacks, *more, *bar]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    runs = _run if seeds == 1 or (spec.task.several_seeds and spec.privacy is None) else _one_by_one
+    runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
     try:
         result = runs(spec, out, of_runs, keeping, every)
     except Exception:
@@ -170,25 +174,41 @@ def _run(
 ) -> Result:
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    with Simulator(
-        method, problem, spec.engine, participation=screening(spec), resume=keeping.resume, rounds=spec.rounds
-    ) as clients:
+    with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
             callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
         privacy = None
-        if spec.privacy is not None:
-            privacy = Mechanism.of(spec.privacy, problem.clients, clients_per_round, spec.rounds)
+        if spec.dp is not None and spec.dp.level == "example":
+            callbacks = [*callbacks, ExampleEpsilon(spec.dp, problem)]
+        elif spec.dp is not None:
+            privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, callbacks, out,
             aggregator=spec.participation.aggregator, privacy=privacy,
         )  # fmt: skip
         problem.drop_start()
+        if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
+            warnings.warn(
+                "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
+                "no client holds", stacklevel=4,
+            )  # fmt: skip
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
     return result
+
+
+def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool) -> Simulator:
+    """The clients of a run in this process."""
+    if spec.secure is None:
+        chosen = screening(spec)
+        return Simulator(method, problem, spec.engine, participation=chosen, resume=resume, rounds=spec.rounds)
+    check_secure(spec, method, problem.clients, clients_per_round)
+    from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
+
+    return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume, rounds=spec.rounds)
 
 
 def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) -> tuple[Spec, dict[str, Any] | None]:

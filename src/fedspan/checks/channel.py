@@ -19,24 +19,29 @@ Fault = Callable[[RoundMessage], list[Any]]
 
 
 class LocalChannel:
-    """A channel in this process; `faults[(round, client)]` is what becomes of a message."""
+    """A channel in this process; `faults[(round, client)]` is what becomes of a message.
+
+    The other questions of a secure sum are at `faults[(round, client, question)]`.
+    """
 
     def __init__(self, method: AnyMethod, problem: Problem, states_dir: Path, **settings: Any) -> None:
         self.method, self.problem, self.states_dir, self.settings = method, problem, states_dir, settings
-        self.faults: dict[tuple[int, int], Fault] = {}
+        self.kind: Callable[..., RemoteClient] = RemoteClient
+        self.faults: dict[tuple[Any, ...], Fault] = {}
         self.messages: list[tuple[RoundMessage, RoundMessage | None]] = []
 
     def client(self, number: int) -> RemoteClient:
         """A new object each time, as on Flower: only the files remain."""
         state_file = StateFile.of(self.states_dir, "run", f"c{number}")
         agreement = agree(self.method, self.problem, **self.settings)
-        return RemoteClient(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, ROUNDS)
+        return self.kind(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, ROUNDS)
 
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
         """The replies, or what a fault makes of them."""
         for number, message in enumerate(messages):
             again = RoundMessage.read(message.header(), {k: v.clone() for k, v in message.arrays.items()})
-            fault = self.faults.pop((message.t, message.client), None)
+            place = (message.t, message.client)
+            fault = self.faults.pop(place if message.status == "train" else (*place, message.status), None)
             if fault is None:
                 reply = self.client(message.client).reply(again)
                 self.messages.append((message, reply))
@@ -52,11 +57,15 @@ def agree(method: AnyMethod, problem: Problem, **settings: Any) -> Agreement:
 
 
 def remote(
-    method: AnyMethod, problem: Problem, states_dir: Path, **options: Any
+    method: AnyMethod,
+    problem: Problem,
+    states_dir: Path,
+    kind: type[RemoteTransport] = RemoteTransport,
+    **options: Any,
 ) -> tuple[Loop, LocalChannel, RemoteTransport]:
-    """A run across a channel; `options` are those of `RemoteTransport`."""
+    """A run across a channel; `options` are those of the transport."""
     channel, agreement = LocalChannel(method, problem, states_dir), agree(method, problem)
-    end = RemoteTransport(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
+    end = kind(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
     return start(method, problem, transport=end), channel, end
 
 

@@ -84,8 +84,8 @@ def command(
     with console.status("a round of each method, without numbers"):
         found = plan(source, methods.split(",") if methods else None)
     _plan_table.plan(found, console)
-    settings = source.privacy if spec is not None and isinstance(source, Settings) else None
+    settings = source.dp if spec is not None and isinstance(source, Settings) else None
     if epsilon is not None:
-        settings = Privacy(epsilon=epsilon, delta=delta, clip=settings.clip if settings else 1.0)
+        settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)
     if settings is not None:
         _plan_table.privacy(found, settings, console)

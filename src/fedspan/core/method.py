@@ -128,9 +128,8 @@ class Round:
     def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""
         weights = None if self.weights is None else self.weights[:, arrived]
-        return replace(
-            self, ids=self.ids[:, arrived], last_round=self.last_round[:, arrived], weights=weights, schedule=None
-        )
+        ids, last_round = (one.take(arrived, 1) for one in (self.ids, self.last_round))  # in the order of memory
+        return replace(self, ids=ids, last_round=last_round, weights=weights, schedule=None)
 
 
 class Method(ABC, Generic[ServerState, ClientState, Down, Up]):

@@ -124,7 +124,7 @@ class Spec(Settings):
     @property
     def length_decides(self) -> bool:
         """Whether the numbers of a round depend on `rounds`: by a schedule, or by noise for an ε of the whole run."""
-        return self.method.spans_run or (self.privacy is not None and self.privacy.epsilon is not None)
+        return self.method.spans_run or (self.dp is not None and self.dp.epsilon is not None)
 
     def decisions(self) -> Table:
         """The settings that decide the numbers, where they differ from their defaults."""

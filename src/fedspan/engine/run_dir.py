@@ -251,10 +251,10 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
 
 
 def _longer(out: Path, spec: Spec) -> bool:
-    """Whether a finished run is asked to go on; it must have kept its checkpoint for that."""
+    """Whether a finished run is asked to go on, of which some seed can; it must have kept its checkpoint for that."""
     before = load(out)
     last = max((lines[-1]["round"] for lines in before.runs if lines), default=0)
-    if spec.rounds <= last or before.status != "finished":
+    if spec.rounds <= last or "finished" not in before.statuses:
         return False
     if not (out / CHECKPOINT).exists():
         raise CheckpointError(

@@ -1,1 +1,1 @@
-"""Differential privacy: what clients clip, what the server adds, and what a run has spent."""
+"""What happens to a reply before it leaves a client, and what the server may learn from it."""

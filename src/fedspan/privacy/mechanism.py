@@ -60,6 +60,7 @@ class Mechanism:
     def of(settings: Privacy, clients: int, clients_per_round: int, rounds: int, key: bytes | None = None) -> Mechanism:
         """The mechanism of a run; `key` is for tests only."""
         q = clients_per_round / clients
+        assert settings.clip is not None
         if settings.delta * clients >= 1:
             raise SpecError(
                 f"`delta` {settings.delta!r} is not below 1/{clients}: it would allow to publish the data of one "
@@ -113,6 +114,7 @@ class Mechanism:
     def terms(self) -> Terms:
         """What clients are told of a round in which the clip is not adapted."""
         share = self.vector_noise / math.sqrt(self.parts) if self.parts else 0.0
+        assert self.settings.clip is not None
         return Terms(self.settings.clip, self.settings.leak, share)
 
     def sent(self, like: Vector) -> Vector | None:

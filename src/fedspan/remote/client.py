@@ -17,9 +17,11 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
-from fedspan.core.method import Method, Round, Terms, restorable
+from fedspan.core.method import Method, Round, Terms
 from fedspan.core.objective import Problem
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
+from fedspan.privacy.clipping import after as after_reply
+from fedspan.privacy.clipping import leaked
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -96,6 +98,17 @@ class StateFile:
 
 
 @dataclass(frozen=True, eq=False)
+class _Trained:
+    """A round's local work: the client before and after it, and its reply."""
+
+    before: Replica
+    after: Replica
+    up: wire.Arrays
+    down: wire.Arrays
+    rnd: Round
+
+
+@dataclass(frozen=True, eq=False)
 class RemoteClient:
     """One client's end of a run: what it computes with, and where it keeps its state."""
 
@@ -115,7 +128,7 @@ class RemoteClient:
             self.agreement.check(message)
             if message.client != self.client:
                 raise ProtocolError(f"the message is for client {message.client}, this is client {self.client}")
-            return replace(reply, status="ok", arrays=self._work(message))
+            return replace(reply, status="ok", arrays=self.answer(message))
         except StateLostError as error:
             return replace(reply, status="lost", reason=str(error)[:MAX_REASON])
         except DisagreementError as error:
@@ -127,9 +140,24 @@ class RemoteClient:
         except Exception as error:
             return replace(reply, status="failed", reason=f"{type(error).__name__}: {error}"[:MAX_REASON])
 
-    def _work(self, message: RoundMessage) -> wire.Arrays:
+    def answer(self, message: RoundMessage) -> wire.Arrays:
+        """The arrays of the reply; the client's new state is on disk before it leaves."""
+        if message.status != "train":
+            raise ProtocolError(
+                f"{message.status!r} is a question of secure sums, which this client's settings exclude"
+            )
+        done = self._train(message)
+        sent = round_arrays(done.up, message.reply_dtype)
+        after = done.after
+        if sent is not done.up:  # the client's state must follow from the rounded numbers, as the server's copy does
+            arrived = restore_arrays(sent, message.reply_dtype, self.problem.layout.dtype)
+            after = replace(after, state=self._settle(done, arrived))
+        self.state_file.save(message, mark_of(sent), done.before, after)
+        return sent
+
+    def _train(self, message: RoundMessage) -> _Trained:
         before = self._replica(message)
-        down = {name: array for name, array in message.arrays.items() if not name.startswith(RESTORE)}
+        down = {name: array for name, array in message.arrays.items() if not name.startswith((RESTORE, "secure."))}
         rnd = Round(
             t=message.t,
             seeds=(self.seed,),
@@ -142,20 +170,14 @@ class RemoteClient:
             privacy=self.privacy,
         )
         after, up = answer(self.method, self.problem, before, down, rnd)
-        sent = round_arrays(up, message.reply_dtype)
-        if sent is not up:  # the client's state must follow from the rounded numbers, as the server's copy does
-            arrived = restore_arrays(sent, message.reply_dtype, self.problem.layout.dtype)
-            after = replace(after, state=self._settle(before, down, arrived, rnd))
-        self.state_file.save(message, mark_of(sent), before, after)
-        return sent
+        return _Trained(before, after, up, down, rnd)
 
-    def _settle(self, before: Replica, down: wire.Arrays, arrived: wire.Arrays, rnd: Round) -> Any:
+    def _settle(self, done: _Trained, arrived: wire.Arrays) -> Any:
         """The state that follows from a reply as the server reads it."""
-        memory = restorable(self.method)
-        if memory is None:
-            return before.state
         up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS})
-        return memory.update_client_state(before.state, opened(self.method, before, down, rnd), up, rnd)
+        down = opened(self.method, done.before, done.down, done.rnd)
+        before = leaked(self.method, done.before.state, done.rnd)
+        return after_reply(self.method, before, done.after.state, down, up, done.rnd)
 
     def _replica(self, message: RoundMessage) -> Replica:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""

@@ -22,8 +22,9 @@ from fedspan.core.errors import ProtocolError, one_of
 from fedspan.core.layout import Layout
 
 PROTOCOL = 2
-Status = Literal["train", "ok", "lost", "refused", "failed"]
-STATUSES: tuple[Status, ...] = ("train", "ok", "lost", "refused", "failed")
+Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
+QUESTIONS: tuple[Status, ...] = ("train", "keys", "shares", "unmask")  # the last three are of secure sums
+STATUSES: tuple[Status, ...] = (*QUESTIONS, "ok", "lost", "refused", "failed")
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
     "mark": int, "reason": str, "settings": str, "reply_dtype": str,

@@ -36,7 +36,16 @@ from fedspan.privacy.clipping import leaked, scaled
 from fedspan.privacy.clipping import norms as norms_of_replies
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
 from fedspan.remote.client import LAST_ROUND, RESTORE
-from fedspan.remote.messages import REPLY_DTYPES, Agreement, RoundMessage, check_arrays, mark_of, restore_arrays
+from fedspan.remote.messages import (
+    QUESTIONS,
+    REPLY_DTYPES,
+    Agreement,
+    RoundMessage,
+    Status,
+    check_arrays,
+    mark_of,
+    restore_arrays,
+)
 
 Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
@@ -44,7 +53,7 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a roun
 
 
 @dataclass
-class _Collected:
+class Collected:
     """What a round's messages have brought so far, by place in the cohort."""
 
     expected: wire.Arrays  # a reply as it must look
@@ -124,7 +133,7 @@ class RemoteTransport:
 
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays) -> Replies:
         cohort = rnd.ids.shape[1]
-        found = _Collected(self._expect(rnd, down, extra), np.zeros(cohort, np.int64))
+        found = Collected(self._expect(rnd, down, extra), np.zeros(cohort, np.int64))
         downloads = [wire.pack(wire.pick(down, place)) for place in range(cohort)]
         messages = {p: self._message(rnd, p, own | extra, found.expected) for p, own in enumerate(downloads)}
         self._collect(messages, found, rnd)
@@ -141,11 +150,13 @@ class RemoteTransport:
             return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
         return self._accept(rnd, down, found, tuple(events))
 
-    def _message(self, rnd: Round, place: int, arrays: wire.Arrays, expected: wire.Arrays) -> RoundMessage:
+    def _message(
+        self, rnd: Round, place: int, arrays: wire.Arrays, expected: wire.Arrays, question: Status = "train"
+    ) -> RoundMessage:
         client, mark = int(rnd.ids[0, place]), self.agreement.fingerprint
         most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
         return RoundMessage(
-            "train",
+            question,
             rnd.t,
             client,
             int(self.accepted[client]),
@@ -156,7 +167,7 @@ class RemoteTransport:
             max_reply=most,
         )
 
-    def _collect(self, messages: dict[int, RoundMessage], found: _Collected, rnd: Round) -> None:
+    def _collect(self, messages: dict[int, RoundMessage], found: Collected, rnd: Round) -> None:
         """Send messages, by place in the cohort, and take in the replies as they arrive.
 
         Whatever goes wrong with one reply is that client's failure, never the run's.
@@ -185,7 +196,7 @@ class RemoteTransport:
             except Exception as error:
                 found.events.append(Event(messages[place].client, one_line(error)))
 
-    def _leave_out(self, rnd: Round, found: _Collected) -> None:
+    def _leave_out(self, rnd: Round, found: Collected) -> None:
         """Drops replies that are far larger than usual; the states of their clients do not advance."""
         for kind in range(2) if self.screen.factor is not None and found.replies else ():
             places = sorted(found.replies)
@@ -205,7 +216,7 @@ class RemoteTransport:
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
         if again:
             raise ProtocolError("a second reply was dropped")
-        if reply.status == "train":
+        if reply.status in QUESTIONS:
             raise ProtocolError(f"a reply of status {reply.status!r} was dropped")
 
     def _read(self, reply: RoundMessage, expected: wire.Arrays) -> wire.Arrays:
@@ -239,7 +250,7 @@ class RemoteTransport:
         except Exception as error:
             raise ProtocolError(f"reply refused: it cannot be decoded ({one_line(error, 80)})") from None
 
-    def _restore(self, rnd: Round, place: int, down: Any, extra: wire.Arrays, found: _Collected) -> RoundMessage | None:
+    def _restore(self, rnd: Round, place: int, down: Any, extra: wire.Arrays, found: Collected) -> RoundMessage | None:
         """A message that brings a client's state back, and x in full."""
         events = found.events
         client, last_round = int(rnd.ids[0, place]), int(rnd.last_round[0, place])
@@ -260,7 +271,7 @@ class RemoteTransport:
             return None
         return self._message(rnd, place, arrays | state | extra, found.expected)
 
-    def _accept(self, rnd: Round, down: Any, found: _Collected, events: tuple[str, ...]) -> Replies:
+    def _accept(self, rnd: Round, down: Any, found: Collected, events: tuple[str, ...]) -> Replies:
         places = np.array(sorted(found.replies))
         accepted = rnd.subset(places)
         ids = accepted.ids[0]

@@ -219,6 +219,9 @@ def _run(job: Job, seen: Seen) -> End:
         job.run_dir.mkdir(parents=True, exist_ok=True)
         failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8")
         return "failed"
+    if result.finished and not job.complete():  # nothing may wait for it
+        failed.write_text(f"the run ended before its {job.spec.rounds} rounds ({result.status})\n", "utf-8")
+        return "failed"
     if time.monotonic() - began > 1:  # a shorter run leaves little behind, and takes less time than this
         _release_memory()
     return "finished" if result.finished else "stopped"

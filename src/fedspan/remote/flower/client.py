@@ -10,13 +10,17 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedspan.core.config import Privacy
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.method import Terms
 from fedspan.core.objective import Problem
 from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
+from fedspan.privacy.mechanism import Mechanism
+from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
+from fedspan.remote.secure_client import SecureClient
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
@@ -43,8 +47,10 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        terms = None if spec.privacy is None else Terms(spec.privacy.clip, spec.privacy.leak)
-        client_end = RemoteClient(spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds, terms)
+        ours = (spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds, terms_of(spec, problem))
+        client_end = RemoteClient(*ours)
+        if spec.secure is not None:
+            client_end = SecureClient(*ours, secure=spec.secure, identity=identity_of(spec.secure, context))
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
@@ -109,7 +115,9 @@ def _places(table: Table) -> dict[str, str]:
 
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
-    settings = {key: value for key, value in spec.decisions().items() if key not in SERVER_ONLY}
+    at_clients = spec.dp is not None and spec.dp.noise_at == "clients"  # then a client's noise depends on these as well
+    server_only = SERVER_ONLY - {"clients_per_round"} if at_clients else SERVER_ONLY
+    settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
     return Agreement.of(settings, problem.layout, spec.seed)
 
@@ -120,6 +128,24 @@ def client_of(context: Context) -> int:
     if not isinstance(number, int) or number < 0:
         raise SpecError(f"the node's config needs partition-id, a whole number from 0, got {number!r}")
     return number
+
+
+def terms_of(spec: Spec, problem: Problem) -> Terms | None:
+    """What differential privacy of sums asks of a client; its part of the noise follows from its own spec."""
+    if spec.dp is None or spec.dp.level == "example":  # then its gradients have the noise
+        return None
+    per_round = spec.clients_per_round or problem.clients
+    return Mechanism.of(spec.dp, problem.clients, per_round, spec.rounds).terms()
+
+
+def identity_of(privacy: Privacy, context: Context) -> Identity | None:
+    """By which a node signs its keys of secure sums, from its own config; None where they are not signed."""
+    if not privacy.secure_signed:
+        return None
+    key, roster = (context.node_config.get(name) for name in ("identity-key", "roster"))
+    if not isinstance(key, str) or not isinstance(roster, str):
+        raise SpecError("`privacy.secure_signed` needs identity-key and roster in the node's config: two files")
+    return Identity.read(Path(key).expanduser(), Path(roster).expanduser())
 
 
 def module_of(context: Context) -> str:

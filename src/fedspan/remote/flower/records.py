@@ -167,8 +167,8 @@ def read_array(name: str, data: bytes) -> np.ndarray[Any, Any]:
 
 
 def max_bytes(problem: Problem) -> int:
-    """Above any valid message: the model, two states of its size, a log of at most its size, and headers."""
-    return 8 * problem.layout.size * problem.x0.element_size() + (1 << 16)
+    """Above any valid message: the model, two states of its size, a log of at most its size, headers, and all keys."""
+    return 8 * problem.layout.size * problem.x0.element_size() + (1 << 16) + 256 * problem.clients
 
 
 def count_bytes(content: RecordDict) -> int:

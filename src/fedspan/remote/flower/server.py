@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +23,13 @@ from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.transport import Replies
 from fedspan.privacy.checks import check_spec, screening
 from fedspan.privacy.mechanism import Mechanism
+from fedspan.privacy.secure_checks import check_secure
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
+from fedspan.remote.secure_server import SecureTransport
 from fedspan.remote.server import RemoteTransport
 
 log = logging.getLogger("flwr")
@@ -224,7 +227,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     channel = GridChannel(grid, problem.clients, config.timeout, roster)
     run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
-    transport = RemoteTransport(
+    kind: Callable[..., RemoteTransport] = RemoteTransport
+    if spec.secure is not None:
+        check_secure(spec, method, problem.clients, clients_per_round)
+        kind = functools.partial(SecureTransport, secure=spec.secure)
+    transport = kind(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
@@ -248,9 +255,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
 
 def _privacy(spec: Spec, clients: int, clients_per_round: int, config: RunConfig) -> Mechanism | None:
     """The private sum of the spec, and settings of the deployment with which ε holds."""
-    if spec.privacy is None:
+    if spec.dp is None:
         return None
     check_spec(spec)
+    if spec.dp.level == "example":
+        return None  # each client adds its own noise
     if config.min_replies != 1:
         raise SpecError(
             f"run config 'min-replies' is {config.min_replies}: one client could decide whether all others count; with "
@@ -266,6 +275,6 @@ def _privacy(spec: Spec, clients: int, clients_per_round: int, config: RunConfig
             f"run config 'reply-dtype' is {config.reply_dtype!r}, which rounds replies after they are clipped; with "
             "`privacy` use 'float32'"
         )
-    if spec.privacy.noise_at == "clients":
+    if spec.dp.noise_at == "clients" and spec.secure is None:
         raise SpecError("`privacy.noise_at` 'clients' needs secure sums, without which the server sees every reply")
-    return Mechanism.of(spec.privacy, clients, clients_per_round, spec.rounds)
+    return Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)

@@ -1,0 +1,63 @@
+"""Keys of a secure sum: X25519 pairs, keys that two clients agree on, and sealed messages between them.
+
+Every key is derived for one purpose, one session and one pair, so that no key of an earlier round is of any use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedspan.core.errors import ProtocolError
+
+KEY = 32  # bytes of a private key, a public key, a seed and a commitment
+NONCE, TAG = 12, 16
+SESSION = 16  # bytes that name a session
+
+
+def new_key() -> bytes:
+    """A private key or a seed, from the generator of the operating system."""
+    return secrets.token_bytes(KEY)
+
+
+def public_key(private: bytes) -> bytes:
+    """The public key of a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed_key(private: bytes, public: bytes, purpose: str, session: bytes, *clients: int) -> bytes:
+    """The key of 32 bytes that two clients agree on for one purpose."""
+    try:
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # a point of low order, with which everybody would agree on zero
+        raise ProtocolError("a public key is not usable") from None
+    return HKDF(SHA256(), KEY, None, _context(purpose, session, *clients)).derive(secret)
+
+
+def commitment(seed: bytes, session: bytes, client: int) -> bytes:
+    """By which the server knows a seed when it has recovered it; it tells nothing of the seed before."""
+    return hashlib.sha256(_context("self mask", session, client) + seed).digest()
+
+
+def seal(key: bytes, text: bytes) -> bytes:
+    """Encrypted and authenticated."""
+    nonce = secrets.token_bytes(NONCE)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, None)
+
+
+def unseal(key: bytes, sealed: bytes) -> bytes | None:
+    """What `seal` closed; None where the key or a byte differs."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], None)
+    except InvalidTag:
+        return None
+
+
+def _context(purpose: str, session: bytes, *clients: int) -> bytes:
+    return f"fedspan secure sum 1 {purpose} {session.hex()} {clients}".encode()

@@ -1,0 +1,118 @@
+"""Real numbers as whole ones modulo 2^bits, so that a sum of masked numbers is exact.
+
+A number v is sent as round(v · scale), to the nearest, after it was clipped to ±range. The sum over n clients cannot
+overflow while n · range · scale < 2^(bits − 1). With differential privacy clipped values are not counted: the count
+would tell of the data. Where the server adds the noise, numbers are then rounded toward zero, so that no reply exceeds
+its norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedspan.core import wire
+from fedspan.core.config import Privacy
+from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.privacy.secure_masks import Numbers
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How numbers are rounded, and how many clients may add theirs."""
+
+    bits: int
+    scale: float  # whole numbers per unit
+    range: float  # largest absolute value; what lies outside is clipped
+    counts: bool = True  # whether clipped values are counted
+    inward: bool = False  # whether replies have a norm that rounding must not enlarge
+
+    @staticmethod
+    def of(privacy: Privacy) -> FixedPoint:
+        """The format that the settings name."""
+        private = privacy.clip is not None
+        inward = private and privacy.noise_at == "server"
+        return FixedPoint(privacy.secure_bits, privacy.fixed_scale, privacy.fixed_range, not private, inward)
+
+    def check(self, clients: int) -> None:
+        """Raises where the sum of so many clients could overflow."""
+        if clients * self.range * self.scale >= 2 ** (self.bits - 1):
+            raise SpecError(
+                f"`secure_scale` {self.scale:g} and `secure_range` {self.range:g}: the sum of {clients} clients could "
+                f"overflow {self.bits} bits; lower one of them{', or set `secure_bits` to 64' * (self.bits == 32)}"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the numbers modulo 2^bits."""
+        return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
+
+    def encode(self, values: Floats) -> tuple[Numbers, int]:
+        """(whole numbers modulo 2^bits, how many values were clipped)."""
+        if not np.isfinite(values).all():
+            raise ProtocolError("the reply has values that are not finite")
+        limit = np.floor(self.range * self.scale)
+        whole = (np.trunc if self.inward else np.rint)(values * self.scale)
+        clipped = int((np.abs(whole) > limit).sum()) if self.counts else 0
+        return np.clip(whole, -limit, limit, out=whole).astype(np.int64).astype(self.dtype), clipped
+
+    def decode(self, total: Numbers) -> Floats:
+        """A sum of encoded numbers as real ones."""
+        return self.signed(total).astype(np.float64) / self.scale
+
+    def signed(self, total: Numbers) -> npt.NDArray[np.signedinteger[Any]]:
+        """Whole numbers modulo 2^bits as those nearest to zero."""
+        return total.view(np.int32 if self.bits == 32 else np.int64)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The arrays of a reply as one vector of whole numbers; the last one counts values that were clipped."""
+
+    fixed: FixedPoint
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of each array
+
+    @staticmethod
+    def of(fixed: FixedPoint, arrays: wire.Arrays) -> Payload:
+        """For arrays of these names, shapes and types; their numbers do not matter."""
+        for name, array in arrays.items():
+            if not array.is_floating_point():
+                raise SpecError(f"a secure sum adds real numbers, and {name!r} of the reply is of type {array.dtype}")
+        return Payload(fixed, {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()})
+
+    @property
+    def length(self) -> int:
+        """Whole numbers of the vector."""
+        return 1 + sum(int(np.prod(shape)) for shape, _ in self.shapes.values())
+
+    def encode(self, arrays: wire.Arrays, factor: float = 1.0) -> tuple[Numbers, wire.Arrays]:
+        """(the vector of a reply times the client's weight, the reply as it counts in the sum)."""
+        flat = np.concatenate([arrays[name].reshape(-1).double().numpy() for name in self.shapes])
+        whole, clipped = self.fixed.encode(flat * factor)
+        count = min(clipped, int(self.fixed.range * self.fixed.scale))
+        return np.append(whole, self.fixed.dtype.type(count)), self._arrays(self.fixed.decode(whole) / factor)
+
+    def decode(self, total: Numbers, factors: float) -> tuple[wire.Arrays, int]:
+        """(the mean of the replies whose weights sum to `factors`, how many values were clipped)."""
+        clipped = int(self.fixed.signed(total)[-1])
+        return self._arrays(self.fixed.decode(total[:-1]) / factors), clipped
+
+    def _arrays(self, flat: Floats) -> wire.Arrays:
+        arrays, start = {}, 0
+        for name, (shape, dtype) in self.shapes.items():
+            size = int(np.prod(shape))
+            arrays[name] = torch.from_numpy(flat[start : start + size]).to(dtype).reshape(shape)
+            start += size
+        return arrays
+
+
+def clipped_values(t: int, count: int, privacy: Privacy) -> str:
+    """The event of a round in which numbers were clipped."""
+    more = ", or set `privacy.secure_bits` to 64" if privacy.secure_bits == 32 else ""
+    return f"round {t}: {count:,} numbers were clipped to ±{privacy.fixed_range:g}; raise `privacy.secure_range`{more}"

@@ -1,0 +1,161 @@
+"""The server's part of a secure sum: it relays keys and sealed shares, adds up masked replies and removes the masks.
+
+Whatever carries the questions is given as a function: the simulator's clients, or messages to other machines. A client
+that does not answer a question, or answers with something else, is not asked again. Its masks are removed with the
+shares of the others, while at least t clients are left.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from fedspan.core.config import Privacy
+from fedspan.core.errors import ProtocolError
+from fedspan.core.wire import Arrays
+from fedspan.privacy.secure_client import NAMED, SEALED, to_bytes, to_tensor, width
+from fedspan.privacy.secure_keys import KEY, SESSION, agreed_key, commitment, new_key, public_key
+from fedspan.privacy.secure_masks import Numbers, add_mask
+from fedspan.privacy.secure_numbers import FixedPoint
+from fedspan.privacy.secure_shares import SHARE, recover
+
+Ask = Callable[[str, dict[int, Arrays], Arrays], dict[int, Arrays]]
+"""(question, message to each client, an answer as it must look) → the answers that arrived."""
+
+
+class TooFewError(ProtocolError):
+    """Fewer clients than the threshold are left, or they cannot remove the masks: the round changes nothing."""
+
+
+@dataclass
+class SecureSum:
+    """One session: the sum of one vector of whole numbers per client."""
+
+    clients: list[int]
+    length: int  # whole numbers per client
+    privacy: Privacy
+    ask: Ask
+    used: set[bytes] = field(default_factory=set)  # public keys of earlier sessions, which nobody may use again
+    events: list[tuple[int, str]] = field(default_factory=list)  # (client, what it did)
+
+    def __post_init__(self) -> None:
+        self.fixed = FixedPoint.of(self.privacy)
+        self.fixed.check(len(self.clients))
+        self.threshold = self.privacy.survivors(len(self.clients))
+        self.id = secrets.token_bytes(SESSION)
+
+    def run(self) -> tuple[list[int], Numbers]:
+        """(the clients whose vectors are in the sum, the sum modulo 2^bits).
+
+        Raises:
+            TooFewError: Nothing can be counted.
+        """
+        keys = self._keys()
+        order = sorted(keys)
+        roster = {"clients": torch.tensor(order), "keys": torch.stack([keys[client] for client in order])}
+        roster["threshold"] = torch.tensor([self.threshold])
+        sealed = self._question("shares", dict.fromkeys(order, roster), shares=(torch.uint8, (len(order), SEALED)))
+        sharers = sorted(sealed)
+        relayed: dict[int, Arrays] = {}
+        for one in sharers:
+            to_one = torch.stack([sealed[other]["shares"][order.index(one)] for other in sharers])
+            relayed[one] = {"sharers": torch.tensor(sharers), "shares": to_one}
+        kind = torch.int32 if self.fixed.bits == 32 else torch.int64
+        masked = self._question("train", relayed, masked=(kind, (self.length,)))
+        survivors = sorted(masked)
+        total = np.zeros(self.length, self.fixed.dtype)
+        for one in survivors:
+            total += masked.pop(one)["masked"].numpy().view(self.fixed.dtype)
+        asked = {one: {"survivors": torch.tensor(survivors)} for one in survivors}
+        answers = self._question("unmask", asked, shares=(torch.uint8, (len(sharers), SHARE)))
+        self._remove_masks(total, keys, sharers, survivors, {one: found["shares"] for one, found in answers.items()})
+        return survivors, total
+
+    def _question(
+        self, phase: str, messages: dict[int, Arrays], **looks: tuple[torch.dtype, tuple[int, ...]]
+    ) -> dict[int, Arrays]:
+        """The well-formed answers to a question; at least as many as the threshold."""
+        session = {f"{NAMED}session": to_tensor(self.id)}
+        whole = {
+            client: session | {f"{NAMED}{name}": array for name, array in message.items()}
+            for client, message in messages.items()
+        }
+        expected = {name: torch.empty(shape, dtype=kind, device="meta") for name, (kind, shape) in looks.items()}
+        answers = {}
+        for client, answer in self.ask(phase, whole, expected).items():
+            if _looks(answer) == _looks(expected):
+                answers[client] = answer
+            else:
+                self.events.append((client, f"the answer to {phase!r} is not what was asked for"))
+        self._enough(phase, len(answers))
+        return answers
+
+    def _enough(self, phase: str, count: int) -> None:
+        if count < self.threshold:
+            raise TooFewError(
+                f"{count} of {len(self.clients)} clients answered {phase!r}, fewer than the threshold of "
+                f"{self.threshold}"
+            )
+
+    def _keys(self) -> dict[int, torch.Tensor]:
+        """The public keys of each client, and its commitment."""
+        found: dict[int, torch.Tensor] = {}
+        probe = new_key()
+        answers = self._question("keys", {one: {} for one in self.clients}, keys=(torch.uint8, (width(self.privacy),)))
+        for client, answer in answers.items():
+            keys = to_bytes(answer["keys"])
+            own = {keys[:KEY], keys[KEY : 2 * KEY]}
+            try:
+                for key in own:
+                    agreed_key(probe, key, "", self.id)
+                if len(own) < 2 or own & self.used:
+                    raise ProtocolError("its keys were used before")
+            except ProtocolError as error:
+                self.events.append((client, str(error)))
+                continue
+            self.used |= own
+            found[client] = answer["keys"]
+        self._enough("keys", len(found))
+        return found
+
+    def _remove_masks(
+        self,
+        total: Numbers,
+        keys: dict[int, torch.Tensor],
+        sharers: list[int],
+        survivors: list[int],
+        answers: dict[int, torch.Tensor],
+    ) -> None:
+        """Takes the self masks of the survivors and the pairwise masks of the others out of the sum."""
+        wrong: Counter[int] = Counter()
+        for row, client in enumerate(sharers):
+            shares = {one + 1: to_bytes(answer[row]) for one, answer in answers.items()}
+            alive = client in survivors
+            try:
+                secret, points = recover(shares, self.threshold, self._fits(client, alive, to_bytes(keys[client])))
+            except ProtocolError as error:
+                raise TooFewError(f"the mask of client {client} cannot be removed: {error}") from None
+            wrong.update(point - 1 for point in points)
+            if alive:
+                add_mask(total, secret, -1)
+                continue
+            for other in survivors:
+                pair = (min(client, other), max(client, other))
+                seed = agreed_key(secret, to_bytes(keys[other][KEY : 2 * KEY]), "mask", self.id, *pair)
+                add_mask(total, seed, -1 if other < client else 1)
+        self.events += [(one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()]
+
+    def _fits(self, client: int, alive: bool, keys: bytes) -> Callable[[bytes], bool]:
+        """Whether a secret is what a client has announced: its seed, or else its private key."""
+        if alive:
+            return lambda seed: commitment(seed, self.id, client) == keys[2 * KEY : 3 * KEY]
+        return lambda private: public_key(private) == keys[KEY : 2 * KEY]
+
+
+def _looks(arrays: Arrays) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}

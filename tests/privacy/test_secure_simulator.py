@@ -1,0 +1,208 @@
+"""Runs with secure aggregation in one process: the plain run's numbers, whoever drops out."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+
+import fedspan
+from conftest import RUN, Scripted, advance, build, close, model, small, start
+from fedspan.api.fit import spec_of
+from fedspan.core.config import Engine, Privacy
+from fedspan.core.errors import SpecError
+from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.secure_simulator import SecureSimulator
+from fedspan.engine.simulator import Simulator
+from fedspan.methods.fedavg import FedAvg
+
+COORDINATES = {"projector": {"name": "coordinate", "rank": 4}}
+FINE = Privacy(secure=True, secure_bits=64)
+SUMMED: list[tuple[str, dict[str, Any]]] = [
+    ("ssf", COORDINATES),
+    ("ssf", COORDINATES | {"momentum": 0.5, "refresh": 3, "moments": "keep"}),
+    ("ssf", COORDINATES | {"keep_control": True, "server_momentum": 0.5}),
+    ("ssf", COORDINATES | {"correction": "tested"}),
+    ("subavg", COORDINATES),
+    ("fedavg", {}),
+    ("fedadam", {}),
+    ("scaffold", {}),
+    ("scaffold", {"uplink": "classic"}),
+    ("fedsub", {"projector": {"name": "coordinate", "rank": 4}}),
+]
+
+
+def secure(method: Any, problem: Any, privacy: Privacy = FINE, **engine: Any) -> Loop:
+    return start(
+        method, problem, 4, SecureSimulator(method, problem, privacy, Engine(**({"simulate": "loop"} | engine)))
+    )
+
+
+@pytest.mark.parametrize(("name", "settings"), SUMMED)
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_a_secure_run_is_the_plain_run(name: str, settings: dict[str, Any], weights: Any) -> None:
+    method, problem = build(name, **settings), small(weights=weights)
+    loop = advance(secure(method, problem), 8)
+    plain = advance(start(method, problem, 4), 8)
+    assert not loop.events
+    close(model(loop), model(plain), 1e-7)
+    if hasattr(loop.server, "c"):
+        controls, w = loop.transport.clients().c, problem.weights  # type: ignore[attr-defined]
+        shares = torch.full((7,), 1 / 7, dtype=torch.float64) if w is None else torch.from_numpy(w)
+        close((shares[:, None] * controls[0]).sum(0), loop.server.c[0, 0], 1e-12)
+
+
+@pytest.mark.parametrize("simulate", ["loop", "pool", "batched"])
+@pytest.mark.parametrize("engine", [{}, {"compact_states": True}])
+def test_several_seeds_and_every_way_of_simulating(simulate: str, engine: dict[str, Any]) -> None:
+    method, problem = build("ssf", **COORDINATES), small(seeds=(5, 6))
+    loop = secure(method, problem, simulate=simulate, **engine)
+    with loop.transport:  # type: ignore[attr-defined]
+        advance(loop, 6)
+    close(model(loop), model(advance(start(method, problem, 4), 6)), 1e-7)
+    close(loop.transport.clients().c.mean(1), loop.server.c[:, 0], 1e-12)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "train", "unmask"])
+def test_a_client_that_drops_out_costs_its_reply_and_nothing_else(phase: str) -> None:
+    """A client that is gone before the sum keeps its state; gone after it sent its numbers, it counts."""
+    method, problem = build("ssf", **COORDINATES), small()
+    loop = secure(method, problem)
+    loop.transport.gone = lambda t, asked: {1} if (t, asked) == (3, phase) else ()  # type: ignore[attr-defined]
+    missing = {(3, int(loop_ids(loop, 3)[1]))} if phase != "unmask" else set()
+    advance(loop, 8)
+    plain = advance(start(method, problem, 4, scripted(method, problem, missing)), 8)
+    close(model(loop), model(plain), 1e-7)
+    close(loop.transport.clients().c[0].mean(0), loop.server.c[0, 0], 1e-12)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "train", "unmask"])
+def test_a_round_below_the_threshold_changes_nothing(phase: str) -> None:
+    method, problem = build("ssf", **COORDINATES), small()
+    loop = secure(method, problem)
+    loop.transport.gone = lambda t, asked: {0, 2} if (t, asked) == (3, phase) else ()  # type: ignore[attr-defined]
+    advance(loop, 3)
+    before, states = model(loop).clone(), loop.transport.clients().c.clone()  # type: ignore[attr-defined]
+    advance(loop, 1)
+    assert loop.events == [
+        f"round 3: 2 of 4 clients answered {phase!r}, fewer than the threshold of 3; nothing counted"
+    ]
+    assert torch.equal(model(loop), before)
+    assert torch.equal(loop.transport.clients().c, states)  # type: ignore[attr-defined]
+    advance(loop, 4)
+    missing = {(3, int(client)) for client in loop_ids(loop, 3)}
+    close(model(loop), model(advance(start(method, problem, 4, scripted(method, problem, missing)), 8)), 1e-7)
+
+
+def loop_ids(loop: Loop, t: int) -> Any:
+    return cohort_of(loop.seeds, loop.problem.clients, 4, t)[0]
+
+
+def scripted(method: Any, problem: Any, missing: set[tuple[int, int]]) -> Any:
+    return Scripted(Simulator(method, problem), missing)
+
+
+def test_the_sum_is_exact_and_the_states_follow_from_what_was_sent() -> None:
+    """With a coarse grid both ends still agree: rounding is part of the reply, not an error of the sum."""
+    method, problem = build("ssf", **COORDINATES), small()
+    coarse = Privacy(secure=True, secure_scale=64.0, secure_range=1024.0)
+    loop = advance(secure(method, problem, coarse), 8)
+    controls = loop.transport.clients().c[0]  # type: ignore[attr-defined]
+    assert torch.equal(controls * 64, (controls * 64).round())
+    close(controls.mean(0), loop.server.c[0, 0], 1e-12)
+    plain = model(advance(start(method, problem, 4), 8))
+    assert 1e-4 < float((model(loop) - plain).norm() / plain.norm()) < 0.1
+
+
+def test_clipped_numbers_are_an_event() -> None:
+    method, problem = build("ssf", **COORDINATES), small()
+    loop = advance(secure(method, problem, Privacy(secure=True, secure_range=0.05)), 2)
+    assert "numbers were clipped to ±0.05; raise `privacy.secure_range`, or set `privacy.secure_bits`" in loop.events[0]
+    close(loop.transport.clients().c[0].mean(0), loop.server.c[0, 0], 1e-12)  # type: ignore[attr-defined]
+
+
+def test_the_bytes_are_those_of_the_protocol() -> None:
+    """Per client: keys 96 up; shares of 94 bytes each; 4 bytes per number and one more; 33 bytes per share again."""
+    method, problem = build("ssf", **COORDINATES), small()
+    loop, plain = (
+        advance(one, 1) for one in (secure(method, problem, Privacy(secure=True)), start(method, problem, 4))
+    )
+    r, n, session = 8, 4, 16
+    up = 96 + 94 * n + 4 * (r + 1) + 33 * n
+    down = session + (session + (96 + 8) * n + 8) + (session + (94 + 8) * n) + (session + 8 * n)
+    assert loop.ledger.up.sum() == n * up
+    assert loop.ledger.down.sum() == plain.ledger.down.sum() + n * down
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "words"),
+    [
+        ({"name": "ef"}, {}, "ef needs each reply"),
+        ({"name": "compressed"}, {}, "compressed needs each reply"),
+        ({"name": "doublesqueeze"}, {}, "doublesqueeze needs each reply"),
+        ({"name": "powersgd"}, {}, "powersgd needs each reply"),
+        ({"name": "scallion", "compressor": {"name": "randk", "k": 0.3}}, {}, "leave out `compressor`"),
+        ({"name": "ssf", "extrapolate": True}, {}, "leave out `extrapolate`"),
+        ({"name": "ssf", "compressor": {"name": "topk", "k": 0.5}}, {}, "leave out `compressor`"),
+        ({"name": "fedavg"}, {"clients_per_round": 2}, "hides nobody among 2 clients"),
+        ({"name": "fedavg"}, {"privacy": {"secure": True, "secure_scale": 2.0**28}}, "overflow 32 bits"),
+    ],
+)
+def test_what_needs_single_replies_is_refused_by_name(method: Any, more: Any, words: str) -> None:
+    spec = RUN | {"privacy": {"secure": True}, "method": method | {"lr": 0.02, "local_steps": 3}} | more
+    with pytest.raises(SpecError, match=words):
+        fedspan.run(spec, progress=False)
+
+
+def test_a_users_run_and_its_resume(tmp_path: Path) -> None:
+    """[privacy] secure = true in a spec; stopped in the middle and resumed it ends with the same model."""
+    spec = RUN | {"rounds": 6, "privacy": {"secure": True, "secure_bits": 64}}
+    whole = fedspan.run(spec, tmp_path / "whole", progress=False)
+    fedspan.run(spec | {"rounds": 3}, tmp_path / "half", progress=False, keep_checkpoint=True)
+    half = fedspan.run(spec, tmp_path / "half", resume=True, progress=False)
+    plain = fedspan.run(RUN | {"rounds": 6}, progress=False)
+    assert half.history[-1]["rel_err"] == whole.history[-1]["rel_err"]
+    assert whole.history[-1]["rel_err"] == pytest.approx(plain.history[-1]["rel_err"], rel=1e-6)
+
+
+def test_buffers_are_part_of_the_sum() -> None:
+    """Running statistics of norms would tell of single clients; only their mean change reaches the server."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    rng = np.random.default_rng(0)
+    data = [
+        (torch.from_numpy(rng.normal(size=(20, 6))).float(), torch.from_numpy(rng.integers(0, 3, 20))) for _ in range(4)
+    ]
+    found = []
+    for privacy in (None, FINE):
+        spec = spec_of(copy.deepcopy(net), data, method=FedAvg(lr=0.1, local_steps=3), rounds=3)
+        found.append(fedspan.run(replace(spec, privacy=privacy), progress=False).weights[0])
+    plain, hidden = found
+    assert float(plain["1.running_mean"].abs().max()) > 0.01
+    for name, tensor in plain.items():
+        torch.testing.assert_close(hidden[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_ssf_learns_mnist_as_well_with_secure_sums() -> None:
+    """Within 0.2 points of the plain run, at 32 bits and the default scale: as many bytes for numbers as float32."""
+    table = {
+        "rounds": 15, "eval_every": 15, "engine": {"simulate": "loop"}, "participation": {"weights": "uniform"},
+        "method": {"name": "ssf", "rank": 0.2, "lr": 0.2, "local_steps": 5},
+        "task": {
+            "name": "classification", "data": "mnist", "model": "mlp", "per_class": 200,
+            "partition": {"name": "classes", "clients": 5, "classes_per_client": 4},
+        },
+    }  # fmt: skip
+    plain, hidden = (
+        fedspan.run(table | more, progress=False).history[-1] for more in ({}, {"privacy": {"secure": True}})
+    )
+    assert "events" not in hidden
+    assert plain["accuracy"] > 0.5
+    assert abs(hidden["accuracy"] - plain["accuracy"]) <= 0.002
