@@ -1,21 +1,31 @@
 """What noise does to controls, and what per-example clipping costs: the figures of docs/privacy.md.
 
 python benchmarks/privacy.py walk        the distance between c and mean_i c_i, with and without a leak
+python benchmarks/privacy.py examples    a local step with privacy of examples, in d and in r numbers
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from fedspan.checks.bench import settings
 from fedspan.core import registry
-from fedspan.core.config import Participation, Privacy
+from fedspan.core.config import Participation, Privacy, Settings
+from fedspan.core.method import Round
+from fedspan.core.projector import draw
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.nn.client_data import as_client_data
+from fedspan.nn.problem import TorchProblem
+from fedspan.nn.projection_rules import projection_rules
 from fedspan.privacy.mechanism import Mechanism
+from fedspan.projectors import Coordinate
 from fedspan.tasks.regression import Regression
 
 CLIENTS, COHORT, ROUNDS = 50, 25, 400
@@ -26,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
+def walk() -> None:
     """Prints the distances."""
     print(f"{CLIENTS} clients, {COHORT} expected per round, σ = 1, C = 1; in units of the noise of one round in c")
     print(f"{'method':10} {'leak':>5}  " + "  ".join(f"t={t:<5}" for t in MARKS) + "  error at the end")
@@ -59,7 +69,48 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float) -> None:
     print(f"{name:10} {label}  " + "  ".join(f"{one:7.2f}" for one in found) + f"  {sum(errors) / len(errors):.3f}")
 
 
+def examples() -> None:
+    """CPU time of a step on 16 examples, with and without privacy: the best of several, in turns."""
+    for width in (128, 1024):
+        torch.manual_seed(0)
+        steps = {name: step(width, *how) for name, how in WAYS.items()}
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        with torch.inference_mode():
+            for _ in range(5):
+                for name, one in steps.items():
+                    began = time.process_time()
+                    one()
+                    times[name].append(1e3 * (time.process_time() - began))
+        print(
+            f"MLP 784-{width}-{width}-10: " + ", ".join(f"{name} {min(found):.1f} ms" for name, found in times.items())
+        )
+
+
+WAYS = {"plain, d": (False, False), "plain, r": (False, True), "private, d": (True, False), "private, r": (True, True)}
+
+
+def step(width: int, private: bool, inside: bool) -> Any:
+    """One gradient of a local step, in d numbers or in r of them."""
+    model = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    data = as_client_data((torch.randn(16, 784), torch.arange(16) % 10), "client 0")
+    privacy = Privacy(level="example", clip=1.0, noise=1.0) if private else None
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    settings = Settings(batch_size=16, privacy=privacy)
+    problem = TorchProblem(model, [data], loss, projection_rules(model), settings)
+    f = problem.cohort(Round(0, (0,), 1, problem.layout, np.array([[0]]), np.array([[-1]])))
+    if not inside:
+        direction, start = f.direction(), problem.x0
+    else:
+        P = draw(Coordinate(rank=0.1), problem.layout, (0,), 0)
+        direction, start = f.restrict(problem.x0, P), problem.x0.new_zeros(1, 1, P.rank)
+    return lambda: direction(start)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] != ["walk"]:
+    found = {"walk": walk, "examples": examples}.get(" ".join(sys.argv[1:]))
+    if found is None:
         raise SystemExit(__doc__)
-    main()
+    found()

@@ -66,6 +66,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "control": "paper", "server_lr": 0.7},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3},
         {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
+        {"projector": {"name": "cycle", "rank": 5}, "refresh": 2},
         {"projector": {"name": "identity"}},
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine"},
         {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},

@@ -58,6 +58,41 @@ def test_expectation_is_a_multiple_of_the_identity(name: str, d: int) -> None:
     assert (mean - 3 / d * torch.eye(d)).abs().max() < 5 * 0.5 / np.sqrt(20_000)
 
 
+@pytest.mark.parametrize("t", [0, 2, 5])
+def test_a_round_of_a_cycle_alone_is_a_uniform_draw(t: int) -> None:
+    """E[PᵀP] = (r/d) I in a round at the start, at the filled-up end and in a later cycle, over 4,000 seeds."""
+    layout = Layout((Block("w", (1, 8), 1),), torch.float64)
+    factor = draw(make("cycle", 3), layout, tuple(range(4000)), t).factors[0]
+    assert factor is not None
+    columns = factor.columns()
+    mean = (columns @ columns.mT).mean(0)
+    assert (mean - 3 / 8 * torch.eye(8)).abs().max() < 5 * 0.5 / np.sqrt(4000)
+
+
+@pytest.mark.parametrize(("d", "r"), [(12, 3), (13, 3), (5, 5)])
+def test_every_input_has_its_turn_in_every_cycle(d: int, r: int) -> None:
+    """And the order is a new one in every cycle, block and run."""
+    layout = Layout((Block("a", (2, d), 1), Block("b", (d, 1), 0)), torch.float64)
+    length, projector = -(-d // r), make("cycle", r)
+    maps = [draw(projector, layout, (3, 4), t) for t in range(40 * length)]
+    picks = np.array([[f.index[:, 0].numpy() for f in P.factors] for P in maps])  # (rounds, blocks, runs, r)
+    cycles = picks.reshape(40, length, 2, 2, r)
+    for cycle in cycles:
+        for block, run in np.ndindex(2, 2):
+            assert set(cycle[:, block, run].ravel()) == set(range(d))
+    if r < d:
+        assert len({cycle[0, block, run].tobytes() for cycle in cycles for block, run in np.ndindex(2, 2)}) > 20
+
+
+def test_the_rounds_of_a_cycle_do_not_depend_on_how_they_are_drawn() -> None:
+    """One run or several, one epoch or many at once."""
+    layout, projector = Layout((Block("w", (2, 13), 1),), torch.float64), make("cycle", 4)
+    together = projector.of_epochs(layout, (5, 6), range(2, 9))
+    for place, (t, seed) in enumerate((t, seed) for t in range(2, 9) for seed in (5, 6)):
+        alone = projector.of_epochs(layout, (seed,), range(t, t + 1))
+        assert torch.equal(together.factors[0].index[place], alone.factors[0].index[0])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_written_out_columns_are_the_map(name: str) -> None:
     layout = Layout((Block("w", (4, 23), 1),), torch.float64)

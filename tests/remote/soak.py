@@ -221,8 +221,8 @@ class World:
             patch.setattr(module, "time", clock)
         patch.setattr(server, "Loop", self._keep)
 
-    def _keep(self, *arguments: Any) -> Loop:
-        self.loops.append(Loop(*arguments))
+    def _keep(self, *arguments: Any, **settings: Any) -> Loop:
+        self.loops.append(Loop(*arguments, **settings))
         return self.loops[-1]
 
     @property

@@ -28,6 +28,7 @@ from fedspan.engine.run_dir import Keeping, check_vacant, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
 from fedspan.privacy.checks import check_callback, check_spec, screening
+from fedspan.privacy.examples import ExampleEpsilon
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 from fedspan.theory.diagnosis import corollary_lr
@@ -179,13 +180,20 @@ def _run(
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
             callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
         privacy = None
-        if spec.dp is not None:
+        if spec.dp is not None and spec.dp.level == "example":
+            callbacks = [*callbacks, ExampleEpsilon(spec.dp, problem)]
+        elif spec.dp is not None:
             privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, callbacks, out,
             aggregator=spec.participation.aggregator, privacy=privacy,
         )  # fmt: skip
         problem.drop_start()
+        if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
+            warnings.warn(
+                "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
+                "no client holds", stacklevel=4,
+            )  # fmt: skip
         result = execute(loop, spec, keeping)
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])

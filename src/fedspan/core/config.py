@@ -102,17 +102,22 @@ FORMATS: dict[int, tuple[float, float]] = {32: (2.0**20, 8.0), 64: (2.0**36, 102
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Differential privacy of the model that a run releases, and secure aggregation of the replies; or one of them.
+    """Differential privacy of what a run releases, and secure aggregation of the replies; or one of them.
 
     With `clip`, clients take part by secret coins of the server, each with probability q = `clients_per_round` / N.
     What a client sends is scaled down to the norm `clip`, and Gaussian noise is added to the sum. With `secure`, the
     server learns the sum of a round's replies and no single one.
 
+    With level "example" each client adds noise to its own local gradients instead: all that it sends protects each of
+    its examples, from the server as well.
+
     Args:
+        level: `"client"` protects a client with all of its data, `"example"` each example of a client.
         clip: C, the largest norm of all that a client sends in a round. With `quantile` the value of the first round.
+            At level "example" the largest norm of the gradient of one example.
             None leaves out differential privacy.
         noise: σ, the noise multiplier: each number of the sum gets noise of standard deviation σ C. Give this or
-            `epsilon`.
+            `epsilon`; at level "example" this.
         epsilon: ε that the whole run may spend; the noise is solved for it from rounds, q and `delta`.
         delta: δ, well below 1/N.
         quantile: Adapts the clip to this quantile of the clients' norms, such as 0.5 (Andrew et al. 2021). None keeps
@@ -133,6 +138,7 @@ class Privacy:
     """
 
     clip: float | None = None
+    level: Literal["client", "example"] = "client"
     noise: float | None = None
     epsilon: float | None = None
     delta: float = 1e-5
@@ -170,6 +176,19 @@ class Privacy:
                 raise SpecError(f"`{name}` must be above 0 and below 1, got {shown(share)}")
         below_one("leak", self.leak)
         one_of("noise_at", self.noise_at, ("server", "clients"))
+        one_of("level", self.level, ("client", "example"))
+        if self.level == "example":
+            self._check_example()
+
+    def _check_example(self) -> None:
+        if self.epsilon is not None:
+            raise SpecError(
+                f"`epsilon` {self.epsilon!r} cannot be solved for at level 'example', where each client has its own; "
+                "give `noise`, and find ε in the history"
+            )
+        for name, default in (("quantile", None), ("leak", 0.0), ("noise_at", "server")):
+            if (value := getattr(self, name)) != default:
+                raise SpecError(f"`{name}` {value!r} is for level 'client'; leave it out")
 
     def _check_secure(self) -> None:
         true_or_false("secure_signed", self.secure_signed)

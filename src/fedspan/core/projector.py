@@ -252,6 +252,10 @@ class Projector(ABC):
         probe = torch.zeros(len(keys), 1, 1, dtype=torch.float64)
         return LinearMap(layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe))
 
+    def of_epochs(self, layout: Layout, of_runs: tuple[int, ...], epochs: range) -> LinearMap:
+        """P of consecutive epochs of all runs: those of the first epoch, then those of the next."""
+        return self.sample(layout, seeds.keys_of_rounds(of_runs, "projector", epochs).reshape(-1))
+
 
 _sound: set[tuple[Projector, int, int, torch.dtype]] = set()  # what `_check_once` has seen
 
@@ -295,7 +299,5 @@ def _ahead(projector: Projector, layout: Layout) -> int:
 @functools.lru_cache(maxsize=16)
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
-    epochs = range(part * ahead, (part + 1) * ahead)
-    keys = seeds.keys_of_rounds(of_runs, "projector", epochs)
-    drawn, runs = projector.sample(layout, keys.reshape(-1)), len(of_runs)
+    drawn, runs = projector.of_epochs(layout, of_runs, range(part * ahead, (part + 1) * ahead)), len(of_runs)
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

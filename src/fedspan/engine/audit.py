@@ -95,6 +95,10 @@ class Audit(Callback):
             file.append({"time": _now(), "ended": status, "round": self.loop.t, "model_sha256": model})
             self.loop.checks[name] = file.check
 
+    def last_hashes(self) -> dict[str, str]:
+        """File → the hash of its last line, one per seed."""
+        return {name: file.check for name, file in self.files.items()}
+
 
 def ranges(ids: Iterable[int]) -> str:
     """Numbers as people write them: 0-3,7."""

@@ -20,7 +20,9 @@ from fedspan.core.extras import needs
 from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec, Table
 from fedspan.core.versions import versions
-from fedspan.engine.outcome import MODEL
+from fedspan.engine.loop import Loop
+from fedspan.engine.outcome import MODEL, seed_dirs
+from fedspan.engine.result import Result
 
 CARD = "provenance.json"
 KEY = "FEDSPAN_SIGN_KEY"
@@ -68,24 +70,24 @@ def fingerprint(public: str) -> str:
     return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:32]
 
 
-def write_card(folder: Path, spec: Spec, about: Table, key: Any) -> None:
-    """Writes the card of the model in a directory."""
-    decided = spec.decisions()
-    card: Table = {
-        "model": {"file": MODEL, "sha256": sha256(folder / MODEL)},
-        **about,
-        "identity": spec.identity(),
-        "data": decided.get("task", {}),
-        "spec": spec.table(),
-        "versions": versions(),
-    }
-    if key is not None:
-        card["signature"] = {
-            "algorithm": "ed25519",
-            "public_key": key.public_key().public_bytes_raw().hex(),
-            "value": key.sign(_signed(card)).hex(),
-        }
-    write_table(folder / CARD, card)
+def write_cards(loop: Loop, spec: Spec, result: Result, start: str, trails: dict[str, str], key: Any) -> None:
+    """Writes the card of every seed's model; `trails` has the last hash of each seed's audit trail."""
+    assert loop.run_dir is not None
+    for number, (folder, trail) in enumerate(zip(seed_dirs(loop.run_dir, loop.seeds), trails.items(), strict=True)):
+        seed, last = loop.seeds[number], result.runs[number][-1]
+        card: Table = {"model": {"file": MODEL, "sha256": sha256(folder / MODEL)}, "run": loop.id, "start": start}
+        card |= {"seed": seed, "status": result.statuses[number], "rounds": loop.t}
+        card |= {"model_round": result.model_rounds.get(seed, loop.t)}
+        card |= {"metrics": {name: value for name, value in last.items() if name != "events"}}
+        card |= {"epsilon": last["epsilon"]} if "epsilon" in last else {}
+        card |= {"audit": dict(zip(("file", "last_hash"), trail, strict=True)), "identity": spec.identity()}
+        card |= {"data": spec.decisions().get("task", {}), "spec": spec.table(), "versions": versions()}
+        write_table(folder / CARD, card if key is None else card | {"signature": _signature(card, key)})
+
+
+def _signature(card: Table, key: Any) -> Table:
+    public = key.public_key().public_bytes_raw().hex()
+    return {"algorithm": "ed25519", "public_key": public, "value": key.sign(_signed(card)).hex()}
 
 
 def read_card(folder: Path) -> tuple[Table, list[str]]:

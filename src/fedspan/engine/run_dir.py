@@ -171,28 +171,13 @@ class _Files:
             _write_clients(self.loop, number, folder)
         if self.audit is not None:
             self.audit.end(result.statuses, [provenance.sha256(folder / MODEL) for folder in folders])
-            self._write_cards(self.audit, result)
+            provenance.write_cards(self.loop, self.spec, result, self.start, self.audit.last_hashes(), self.key)
         kept = {"model_rounds": {str(seed): t for seed, t in result.model_rounds.items()}}
         about = _decisions(self.spec) | (kept if result.model_rounds else {}) | {"audit": self.loop.checks}
         write_outcome(run_dir, result.seeds, result.statuses, about)
         if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
                 remove(run_dir / name)
-
-    def _write_cards(self, audit: Audit, result: Result) -> None:
-        """The model card of every seed."""
-        assert self.loop.run_dir is not None
-        for number, (folder, (name, file)) in enumerate(
-            zip(seed_dirs(self.loop.run_dir, result.seeds), audit.files.items(), strict=True)
-        ):
-            seed, last = result.seeds[number], result.runs[number][-1]
-            trained = {"rounds": self.loop.t, "model_round": result.model_rounds.get(seed, self.loop.t)}
-            about: Table = {"run": self.loop.id, "start": self.start, "seed": seed, "status": result.statuses[number]}
-            about |= trained | {"metrics": {k: v for k, v in last.items() if k != "events"}}
-            about |= {"epsilon": last["epsilon"]} if "epsilon" in last else {}
-            provenance.write_card(
-                folder, self.spec, about | {"audit": {"file": name, "last_hash": file.check}}, self.key
-            )
 
 
 class _SaveEvery(Callback):

@@ -15,6 +15,7 @@ import torch
 
 from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
+from fedspan.core.method import Round
 
 LEAST = 3  # replies of a round from which their median tells what is usual
 Norms = list[list[float]]  # of every client of every run
@@ -64,6 +65,12 @@ class Screen:
     def load(self, saved: torch.Tensor) -> None:
         """Puts back what `save` gave."""
         self.usual = saved.tolist()
+
+
+def in_words(rnd: Round, outliers: Iterable[Outlier]) -> tuple[str, ...]:
+    """Events. Seeds that are computed together leave out the same places."""
+    seeds = [f" of seed {seed}" if len(rnd.seeds) > 1 else "" for seed in rnd.seeds]
+    return tuple(f"round {rnd.t}: client {rnd.ids[run, place]}{seeds[run]}: {why}" for run, place, why in outliers)
 
 
 def _why(size: float, usual: float, what: str) -> str:

@@ -32,7 +32,7 @@ from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import local_work
 from fedspan.engine.pool import Pool
 from fedspan.engine.running_mean import RunningMean, averages, large
-from fedspan.engine.screening import Outlier, Screen, norms
+from fedspan.engine.screening import Outlier, Screen, in_words, norms
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
@@ -105,13 +105,12 @@ class Simulator:
             new, up, beside = self._by(self.way, rnd, down, buffers)
         else:
             began = time.perf_counter()
-            if large(rnd):
-                found = self._in_turn(rnd, down, buffers)
-            else:
+            found = self._in_turn(rnd, down, buffers) if large(rnd) else None
+            if found is None:
                 new, up, beside = _one_by_one(self.method, self.problem, self._take(rnd), down, buffers, rnd)
             if how == "auto":
                 self._choose(rnd, down, buffers, time.perf_counter() - began)
-            if large(rnd):
+            if found is not None:
                 return found
         if self.screen.factor and (outliers := self.screen.outliers(up, beside)):
             return self._without(outliers, rnd, new, up, beside)
@@ -122,10 +121,10 @@ class Simulator:
         """The replies that count; only the clients that sent them get their new states."""
         places = np.delete(np.arange(rnd.ids.shape[1]), [one.place for one in outliers])
         if not len(places):
-            return Replies(places, None, events=_in_words(rnd, self._undone(outliers, rnd)))
+            return Replies(places, None, events=in_words(rnd, self._undone(outliers, rnd)))
         new, up = (wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up))
         self._put(rnd.subset(places), new, up)
-        return Replies(places, up, None if beside is None else beside[:, places], events=_in_words(rnd, outliers))
+        return Replies(places, up, None if beside is None else beside[:, places], events=in_words(rnd, outliers))
 
     def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """The replies of the clients one after the other, so that one client's state is in memory.
@@ -154,9 +153,9 @@ class Simulator:
         if sizes:
             self.screen.judge([[size for (size,) in of_run] for of_run in zip(*sizes, strict=True)])  # what is usual
         if not places:
-            return Replies(np.array(places, np.int64), None, events=_in_words(rnd, out))
+            return Replies(np.array(places, np.int64), None, events=in_words(rnd, out))
         up = wire.gather(ups) if mean is None else mean.reply()
-        return Replies(np.array(places), up, _beside(beside), events=_in_words(rnd, out))
+        return Replies(np.array(places), up, _beside(beside), events=in_words(rnd, out))
 
     def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""
@@ -299,12 +298,6 @@ def _joined(parts: list[Answer]) -> Answer:
     """Several answers as one."""
     states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
     return states, wire.gather([part[1] for part in parts]), _beside([part[2] for part in parts])
-
-
-def _in_words(rnd: Round, found: list[Outlier]) -> tuple[str, ...]:
-    """Events; seeds that are computed together leave out the same places."""
-    seeds = [f" of seed {seed}" if len(rnd.seeds) > 1 else "" for seed in rnd.seeds]
-    return tuple(f"round {rnd.t}: client {rnd.ids[run, place]}{seeds[run]}: {why}" for run, place, why in found)
 
 
 def _beside(buffers: list[Vector | None]) -> Vector | None:

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fedspan.core import seeds
-from fedspan.core.config import Training
-from fedspan.core.errors import DataError
+from fedspan.core.config import Privacy, Training
+from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
 from fedspan.core.projector import LinearMap
-from fedspan.nn.client_data import Batch, Tensors, client_name, placed
+from fedspan.nn.client_data import Batch, NamedTensors, Tensors, client_name, placed
 from fedspan.nn.loaders import batch_size_of, batches, drawing
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
+from fedspan.privacy.randomness import new_key, normal, rounded, uniform
 
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
@@ -97,6 +99,39 @@ class InPlaceGradient(GradientDirection, InPlaceDirection):
         return g.add_(term(self.plus, y)) if last and self.plus is not None else g
 
 
+class PrivateGradient(GradientDirection):
+    """The same with differential privacy for each example (DP-SGD, Abadi et al. 2016).
+
+    The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is the
+    batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one gradient is
+    in memory; inside a subspace it has r numbers.
+    """
+
+    def __init__(self, privacy: Privacy, expected: int, examples: Iterator[list[Loss]], *rest: Any) -> None:
+        super().__init__(rest[0], iter(()), *rest[1:])
+        assert privacy.clip is not None
+        self.clip, self.noise, self.expected, self.examples = privacy.clip, privacy.noise or 0.0, expected, examples
+
+    def __call__(self, y: Vector) -> Vector:
+        total = torch.zeros_like(y, dtype=torch.float64)
+        with torch.inference_mode(False):
+            for loss in next(self.examples):
+                total = total + clipped_gradient(self.module.grad(y, loss).to(y.device), self.clip)
+        scale = self.noise * self.clip
+        if scale:  # from the client's own machine, never from a shared seed
+            total += scale * normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
+            total = rounded(total, scale)
+        g = finish_((total / self.expected).to(y.dtype), self.training, y, self.base)
+        return g if self.plus is None else g + term(self.plus, y)
+
+
+def clipped_gradient(g: Vector, clip: float) -> Vector:
+    """A gradient in float64 of a norm of at most `clip`; zeros if it is not finite."""
+    g = g.double()
+    length = g.norm()
+    return g * (clip / length).clamp(max=1.0) if torch.isfinite(length) else torch.zeros_like(g)
+
+
 class TorchObjective(Objective):
     """f_i of one client in one round."""
 
@@ -104,6 +139,7 @@ class TorchObjective(Objective):
         self.problem, self.rnd, self.client = problem, rnd, client
         self.batches = self._draw()
         self._losses = (self._loss(batch, number) for number, batch in enumerate(self.batches))
+        self._examples = self._draw_examples()
         problem.model.train()
 
     def begin(self, buffers: Vector | None) -> None:
@@ -120,6 +156,8 @@ class TorchObjective(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
+        if self.problem.privacy is not None:
+            raise SpecError("a gradient over all of a client's data has no noise; with `privacy` use option 'II'")
         source = self.problem.client_data[self.client]
         total = torch.zeros_like(x)
         for number, part in enumerate(torch.arange(len(source)).split(batch_size_of(source, self.problem.batch_size))):
@@ -140,6 +178,10 @@ class TorchObjective(Objective):
         return self._along(inside, plus, P @ x if self.problem.training.weight_decay else None)
 
     def _along(self, at: FlatModule | Restricted, plus: Plus = None, base: Vector | None = None) -> GradientDirection:
+        if self.problem.privacy is not None:
+            rest = (at, plus, self.problem.training, base)
+            expected = min(self.problem.batch_size, len(self.problem.client_data[self.client]))
+            return PrivateGradient(self.problem.privacy, expected, self._examples, *rest)
         here = self.problem.module.same_dtype and self.problem.device.type == "cpu"
         direct = here and (isinstance(at, FlatModule) or at.direct)
         return (InPlaceGradient if direct else GradientDirection)(at, self._losses, plus, self.problem.training, base)
@@ -173,6 +215,16 @@ class TorchObjective(Objective):
                 with drawing(self._key("load", number), CPU):
                     batch = data.take(index)
             yield self.augmented(placed(batch, problem.device), number)
+
+    def _draw_examples(self) -> Iterator[list[Loss]]:
+        """Batches of single examples, each in a batch by a coin of the client's own."""
+        source, problem = self.problem.client_data[self.client], self.problem
+        if not isinstance(source, Tensors | NamedTensors):
+            raise SpecError("`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader")
+        for number in itertools.count():
+            drawn = uniform(new_key(), "examples", 0, len(source)) * len(source) < problem.batch_size
+            taken = (source.take(one) for one in torch.from_numpy(drawn.nonzero()[0]).split(1))
+            yield [self._loss(self.augmented(placed(one, problem.device), number), number) for one in taken if len(one)]
 
     def augmented(self, batch: Batch, number: int) -> Batch:
         """The batch of a step as it is trained on."""

@@ -78,6 +78,8 @@ class TorchProblem(Problem):
         self.device, self.training, self.recompute = settings.torch_device, settings.training, settings.engine.recompute
         self.model, self.client_data, self.loss, self.rules = model.to(self.device), clients, loss, rules
         self.seeds, self.batch_size, self._evaluate = (seed,), settings.examples_per_batch, evaluate
+        private = settings.dp is not None and settings.dp.level == "example"
+        self.privacy = settings.dp if private else None  # of single examples
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
@@ -130,13 +132,22 @@ class TorchProblem(Problem):
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
-        if any(True for _ in self.model.buffers()) or self.device.type != "cpu":
+        if any(True for _ in self.model.buffers()) or self.device.type != "cpu" or self.privacy is not None:
             return False
         if isinstance(self.client_data, ReadLater):  # sizes are known of tensors alone
             tensors = self.client_data.sizes is not None
         else:
             tensors = all(isinstance(data, Tensors) for data in self.client_data)
         return tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
+
+    @property
+    def has_test_data(self) -> bool:
+        """Whether the server's model is evaluated on data of its own."""
+        return self._evaluate is not None
+
+    def sampling_rate(self) -> float:
+        """The largest probability with which an example is in a batch, of clients on this machine."""
+        return min(1.0, self.batch_size / int(sizes_of(self.local_data).min()))
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model; the training loss where there is no data to evaluate on."""

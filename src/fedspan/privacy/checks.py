@@ -25,16 +25,12 @@ REPEATED = "its clients' states follow from the mean of the replies, and with pr
 
 
 def check_spec(spec: Spec) -> None:
-    """Refuses settings of a run under which something else than the noised sums would tell of a client's data."""
+    """Refuses settings of a run under which something else than noised sums or gradients would tell of the data."""
     if spec.dp is None:
         return
-    if isinstance(spec.method.lr, str):
-        raise SpecError(
-            f"`method.lr` is {spec.method.lr!r}, which looks at the clients' data without noise; with `privacy` give a "
-            "number"
-        )
-    if spec.eval_clients_every is not None:
-        raise SpecError("`eval_clients_every` tells of each client's data without noise; leave it out with `privacy`")
+    _check_data_use(spec)
+    if spec.dp.level == "example":
+        return
     if spec.participation.weights != "uniform":
         raise SpecError(
             "`participation.weights` 'examples' would let a client's size decide its part of the sum; with `privacy` "
@@ -48,13 +44,26 @@ def check_spec(spec: Spec) -> None:
         )
     if spec.engine.compact_states and spec.dp.leak:
         raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
+
+
+def _check_data_use(spec: Spec) -> None:
+    """Refuses what looks at the clients' data beside the training."""
+    if isinstance(spec.method.lr, str):
+        raise SpecError(
+            f"`method.lr` is {spec.method.lr!r}, which looks at the clients' data without noise; with `privacy` give a "
+            "number"
+        )
+    if spec.eval_clients_every is not None:
+        raise SpecError("`eval_clients_every` tells of each client's data without noise; leave it out with `privacy`")
     for callback in spec.callbacks:
         check_callback(callback)
 
 
 def screening(spec: Spec) -> Participation:
-    """How replies are chosen. With privacy none is left out: one client could decide whether another's counts."""
-    return spec.participation if spec.dp is None else dataclasses.replace(spec.participation, screen=None)
+    """How replies are chosen. With noised sums none is left out: one client could decide whether another's counts."""
+    if spec.dp is None or spec.dp.level == "example":
+        return spec.participation
+    return dataclasses.replace(spec.participation, screen=None)
 
 
 def check_callback(callback: Callback) -> None:

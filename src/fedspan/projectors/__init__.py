@@ -6,6 +6,7 @@ from fedspan.core.namespace import lazy
 
 if TYPE_CHECKING:
     from fedspan.projectors.coordinate import Coordinate as Coordinate
+    from fedspan.projectors.cycle import Cycle as Cycle
     from fedspan.projectors.gaussian import Gaussian as Gaussian
     from fedspan.projectors.hadamard import Hadamard as Hadamard
     from fedspan.projectors.identity import Identity as Identity

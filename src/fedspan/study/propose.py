@@ -222,7 +222,8 @@ class _Room:
     def run(self, one: Candidate, share: float) -> Candidate:
         """A setting for a share of its rounds, at the learning rate that a search finds for it."""
         method, rounds = one.spec.method, max(4, int(share * one.spec.rounds))
-        trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None)
+        means = self.spec.participation.aggregator
+        trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None, means)
         self.metric = trials.metric
         one.lr = self.rate(one)
         trial = trials(one.lr, min(rounds, one.spec.rounds))
@@ -234,7 +235,8 @@ class _Room:
         """The learning rate; bits do not change it much, so it is searched once for all of them."""
         key = tuple((name, str(value)) for name, value in one.point.items() if name != "bits")
         if key not in self.rates:
-            found = search(one.spec.method, self.problem, self.cohort, one.spec.rounds, one.spec.search)
+            spec, means = one.spec, self.spec.participation.aggregator
+            found = search(spec.method, self.problem, self.cohort, spec.rounds, spec.search, aggregator=means)
             self.rates[key] = found.lr
             self.spent += found.rounds
         return self.rates[key]

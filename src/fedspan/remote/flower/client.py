@@ -131,8 +131,8 @@ def client_of(context: Context) -> int:
 
 
 def terms_of(spec: Spec, problem: Problem) -> Terms | None:
-    """What differential privacy asks of a client; its part of the noise follows from its own spec."""
-    if spec.dp is None:
+    """What differential privacy of sums asks of a client; its part of the noise follows from its own spec."""
+    if spec.dp is None or spec.dp.level == "example":  # then its gradients have the noise
         return None
     per_round = spec.clients_per_round or problem.clients
     return Mechanism.of(spec.dp, problem.clients, per_round, spec.rounds).terms()

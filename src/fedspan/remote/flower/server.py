@@ -258,6 +258,8 @@ def _privacy(spec: Spec, clients: int, clients_per_round: int, config: RunConfig
     if spec.dp is None:
         return None
     check_spec(spec)
+    if spec.dp.level == "example":
+        return None  # each client adds its own noise
     if config.min_replies != 1:
         raise SpecError(
             f"run config 'min-replies' is {config.min_replies}: one client could decide whether all others count; with "
