@@ -92,7 +92,8 @@ def fit(
         participation: How clients are weighted.
         projection: Which modules are projected, sent in full or frozen.
         engine: How the run is computed: processes, states on disk, recomputation.
-        privacy: Differential privacy: `Privacy(epsilon=8, delta=1e-5, clip=1.0)`. None trains without.
+        privacy: Differential privacy, `Privacy(epsilon=8, delta=1e-5, clip=1.0)`, or secure aggregation,
+            `Privacy(secure=True)`, or both. None trains without.
         callbacks: What follows the run, such as `EarlyStopping("accuracy")` or its name.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`.

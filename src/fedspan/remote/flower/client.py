@@ -134,6 +134,8 @@ def terms_of(spec: Spec, problem: Problem) -> Terms | None:
     """What differential privacy of sums asks of a client; its part of the noise follows from its own spec."""
     if spec.dp is None or spec.dp.level == "example":  # then its gradients have the noise
         return None
+    if spec.dp.noise_at == "server":
+        return Terms(spec.dp.clip or 0.0, spec.dp.leak)
     per_round = spec.clients_per_round or problem.clients
     return Mechanism.of(spec.dp, problem.clients, per_round, spec.rounds).terms()
 
