@@ -83,7 +83,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "coordinate", "rank": 0.5}, "down_compressor": {"name": "sign"}, "server_momentum": 0.5},
         {"projector": GAUSSIAN, "preconditioner": "rows", "correction": "tested", "compressor": QSGD | {"bucket": 3}},
         {"projector": {"name": "coordinate", "rank": 0.5}, "preconditioner": "rows", "server_momentum": 0.5}
-        | {"keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}},
+        | {"keep_control": True, "down_compressor": {"name": "qsgd", "levels": 31}},
     ],
     "subavg": [
         {"projector": GAUSSIAN},

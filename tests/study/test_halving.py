@@ -113,7 +113,8 @@ def test_all_points_run_to_the_end_where_the_length_decides_the_numbers() -> Non
 def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Path) -> None:
     """The others are run to the end, and so is what was chosen."""
     task = {"name": "regression", "clients": 4, "dim": 10, "outputs": 1, "samples": 10, "het": 2.0}
-    base = {"rounds": 64, "eval_every": 4, "batch_size": 5, "task": task, "method": {"name": "fedavg", "local_steps": 5}}
+    method = {"name": "fedavg", "local_steps": 5}
+    base = {"rounds": 64, "eval_every": 4, "batch_size": 5, "task": task, "method": method}
     fedavg = Variant("fedavg", "FedAvg", "#000000", {}, {"method.lr": [0.01, 0.02, 0.036]})
     of = study(base=base, variants=[fedavg], seeds=3, tune_seeds="all")
     runs = made(tmp_path, of)
