@@ -16,8 +16,9 @@ from torch import nn
 
 from fedspan.checks.bench import settings
 from fedspan.core import registry
-from fedspan.core.config import Participation, Privacy, Settings
+from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Round
+from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedspan.core.config import Privacy
+from fedspan.core.privacy import Privacy
 from fedspan.privacy.secure_local import LocalClients
 from fedspan.privacy.secure_numbers import FixedPoint
 from fedspan.privacy.secure_sum import SecureSum

@@ -27,7 +27,7 @@ ROOT = "fedspan"
 # Page of the package's own names → title, and where they are defined in the order in which they are shown.
 GROUPS = {
     "running": ("Running", ("api.fit", "api.run", "study", "engine", "costs", "api", "core.errors")),
-    "settings": ("Settings of a run", ("core.config", "core.spec")),
+    "settings": ("Settings of a run", ("core.config", "core.privacy", "core.spec")),
     "huggingface": ("Hugging Face adapters", ("huggingface",)),
     "extending": ("Writing your own", ("",)),  # everything else
 }

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fedspan.core.compressor import Compressor as Compressor
     from fedspan.core.config import Engine as Engine
     from fedspan.core.config import Participation as Participation
-    from fedspan.core.config import Privacy as Privacy
     from fedspan.core.config import Projection as Projection
     from fedspan.core.config import Training as Training
     from fedspan.core.encoded import Encoded as Encoded
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
     from fedspan.core.optimizer import Optimizer as Optimizer
+    from fedspan.core.privacy import Privacy as Privacy
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
     from fedspan.core.spec import Spec as Spec

@@ -37,7 +37,7 @@ def classic() -> Scaffold:
 def test_all_replies_count_not_only_the_last() -> None:
     """FedML overwrites the aggregate with the last client's: Δy = 1, 3 and Δc = 10, 30 of N = 4 gave 3.0 and 7.5."""
     server = classic().server_step(
-        ServerState(vector(0), vector(0), NO_TESTS), Up(vector(1, 3), vector(10, 30)), two_of_four()
+        ServerState(vector(0), vector(0), NO_TESTS, NO_TESTS), Up(vector(1, 3), vector(10, 30)), two_of_four()
     )
     assert float(server.x) == 2.0
     assert float(server.c) == 10.0
@@ -46,7 +46,7 @@ def test_all_replies_count_not_only_the_last() -> None:
 def test_the_control_moves_by_s_over_n_not_by_one() -> None:
     """NVFlare and others take the mean over responders, without |S|/N."""
     server = classic().server_step(
-        ServerState(vector(0), vector(1), NO_TESTS), Up(vector(0, 0), vector(4, 4)), two_of_four()
+        ServerState(vector(0), vector(1), NO_TESTS, NO_TESTS), Up(vector(0, 0), vector(4, 4)), two_of_four()
     )
     assert float(server.c) == 1 + 4 * 2 / 4
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import fedspan
 from conftest import RUN, build
-from fedspan.core.config import Privacy
 from fedspan.core.errors import CheckpointError
+from fedspan.core.privacy import Privacy
 from fedspan.engine.judging import main_metric
 from fedspan.privacy import accountant
 from fedspan.privacy.mechanism import Mechanism

@@ -11,9 +11,10 @@ from torch import nn
 
 import fedspan
 from conftest import build
-from fedspan.core.config import Privacy, Settings
+from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Round
+from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem

@@ -12,9 +12,10 @@ import torch
 
 from conftest import WireTransport, advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, agree
-from fedspan.core.config import Engine, Privacy
+from fedspan.core.config import Engine
 from fedspan.core.method import Terms
 from fedspan.core.objective import Problem
+from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods._averaging import Up

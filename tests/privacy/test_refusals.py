@@ -11,8 +11,8 @@ from torch import nn
 import fedspan
 from conftest import METHODS, RUN, TOPK, build
 from fedspan.core import registry
-from fedspan.core.config import Privacy
 from fedspan.core.errors import SpecError
+from fedspan.core.privacy import Privacy
 from fedspan.privacy.checks import USABLE, check_method
 
 PRIVATE: dict[str, Any] = RUN | {"participation": {"weights": "uniform"}, "rounds": 2}

@@ -14,8 +14,9 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed; pip
 
 import fedspan
 from conftest import RUN, advance, build, close, model, small
-from fedspan.core.config import Engine, Privacy
+from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
+from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop
 from fedspan.engine.secure_simulator import SecureSimulator
 from fedspan.engine.simulator import Simulator

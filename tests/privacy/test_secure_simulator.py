@@ -16,8 +16,9 @@ pytest.importorskip("cryptography", reason="cryptography is not installed; pip i
 import fedspan
 from conftest import RUN, Scripted, advance, build, close, model, small, start
 from fedspan.api.fit import spec_of
-from fedspan.core.config import Engine, Privacy
+from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
+from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.secure_simulator import SecureSimulator
 from fedspan.engine.simulator import Simulator

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fedspan.core import wire
-from fedspan.core.config import Privacy
 from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.core.privacy import Privacy
 from fedspan.privacy import secure_client, secure_shares
 from fedspan.privacy.secure_client import PHASES
 from fedspan.privacy.secure_identity import Identity

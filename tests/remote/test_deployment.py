@@ -22,7 +22,7 @@ from cluster import APP, Cluster, kill, quietly
 from conftest import METHODS, SMALL, Scripted, close
 from fedspan.api.run import run
 from fedspan.core import checkpoint
-from fedspan.core.config import Privacy
+from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Loop

@@ -18,8 +18,8 @@ from test_remote import SSF, controls
 
 from conftest import Scripted, advance, build, close, model, small, start
 from fedspan.checks.channel import LocalChannel, remote
-from fedspan.core.config import Privacy
 from fedspan.core.errors import SpecError
+from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.privacy.secure_client import PHASES

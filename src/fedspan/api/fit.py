@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 from fedspan.api.run import as_callbacks, run
 from fedspan.core import registry
 from fedspan.core.callback import Callback
-from fedspan.core.config import Engine, Participation, Privacy, Projection, Training
+from fedspan.core.config import Engine, Participation, Projection, Training
 from fedspan.core.errors import SpecError, at_least, shown
 from fedspan.core.method import Method
+from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
 from fedspan.nn.client_data import Loss

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedspan.cli._tables import size, table
 
 if TYPE_CHECKING:
-    from fedspan.core.config import Privacy
+    from fedspan.core.privacy import Privacy
     from fedspan.costs.plan import Plan
 
 

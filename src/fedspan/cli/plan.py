@@ -67,7 +67,8 @@ def command(
     load_plugins(plugin)
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
-    from fedspan.core.config import Privacy, Settings
+    from fedspan.core.config import Settings
+    from fedspan.core.privacy import Privacy
     from fedspan.costs.model import ModelRequest
     from fedspan.costs.plan import plan
 

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from fedspan.core import seeds
-from fedspan.core.config import Privacy, Training
+from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
+from fedspan.core.privacy import Privacy
 from fedspan.core.projector import LinearMap
 from fedspan.nn.client_data import Batch, NamedTensors, Tensors, client_name, placed
 from fedspan.nn.loaders import batch_size_of, batches, drawing

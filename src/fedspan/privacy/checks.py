@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from fedspan.core.callback import Callback
-from fedspan.core.config import Participation, Privacy
+from fedspan.core.config import Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.method import AnyMethod, Round, needs_mean_only
 from fedspan.core.objective import Flat, Problem
+from fedspan.core.privacy import Privacy
 from fedspan.core.registry import name_of
 from fedspan.core.spec import Spec
 from fedspan.privacy.clipping import vectors

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedspan.core.callback import Callback
-from fedspan.core.config import Privacy
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Problem
+from fedspan.core.privacy import Privacy
 from fedspan.privacy import accountant
 
 

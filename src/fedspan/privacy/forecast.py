@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedspan.core.config import Privacy
+from fedspan.core.privacy import Privacy
 from fedspan.privacy.mechanism import Mechanism
 
 

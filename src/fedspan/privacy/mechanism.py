@@ -32,10 +32,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.config import Privacy
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Round, Terms
+from fedspan.core.privacy import Privacy
 from fedspan.privacy import accountant
 from fedspan.privacy.clipping import vectors
 from fedspan.privacy.randomness import new_key, normal, rounded, uniform

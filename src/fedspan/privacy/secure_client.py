@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from fedspan.core.config import Privacy
 from fedspan.core.errors import ProtocolError
+from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
 from fedspan.privacy.secure_identity import SIGNATURE, Identity
 from fedspan.privacy.secure_keys import (

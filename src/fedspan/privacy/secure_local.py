@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from fedspan.core.config import Privacy
+from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
 from fedspan.privacy import secure_client
 from fedspan.privacy.secure_client import Session

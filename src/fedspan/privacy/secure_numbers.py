@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.config import Privacy
 from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.core.privacy import Privacy
 from fedspan.privacy.secure_masks import Numbers
 
 Floats = npt.NDArray[np.float64]

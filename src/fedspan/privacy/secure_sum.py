@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedspan.core.config import Privacy
 from fedspan.core.errors import ProtocolError
+from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
 from fedspan.privacy.secure_client import NAMED, SEALED, to_bytes, to_tensor, width
 from fedspan.privacy.secure_keys import KEY, SESSION, agreed_key, commitment, new_key, public_key

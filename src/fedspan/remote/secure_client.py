@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from fedspan.core import checkpoint, wire
-from fedspan.core.config import Privacy
 from fedspan.core.errors import CheckpointError, ProtocolError
+from fedspan.core.privacy import Privacy
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.worker import BUFFERS
 from fedspan.privacy import secure_client
