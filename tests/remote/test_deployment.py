@@ -112,6 +112,7 @@ def test_secure_sums_on_a_superlink_give_the_simulators_result(tmp_path: Path) -
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Flower's simulation engine is not installed; pip install 'flwr[simulation]'")
     spec = spec_of(5, 7, 3)
