@@ -8,7 +8,11 @@ import typer
 
 from fedspan.cli._options import Plugin, load_plugins
 
-TABLES = {"spec.py": ("Spec",), "config.py": ("Training", "Participation", "Projection", "Engine", "Privacy", "Search")}
+TABLES = {
+    "spec.py": ("Spec",),
+    "config.py": ("Training", "Participation", "Projection", "Engine", "Search"),
+    "privacy.py": ("Privacy",),
+}
 
 
 def command(
