@@ -126,6 +126,15 @@ def test_never_takes_the_steps_of_subavg() -> None:
     assert (ends[2] - ends[1]).norm() > 1e-6
 
 
+@pytest.mark.parametrize("own", [{}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}])
+def test_never_takes_the_steps_of_fedavg(own: dict[str, Any]) -> None:
+    """With all clients in every round, however the controls are renewed."""
+    momentum = {"momentum": own["momentum"]} if "momentum" in own else {}
+    methods = build("scaffold", correction="never", **own), build("fedavg", **momentum)
+    found, wanted = (model(advance(start(method, small(), 7), 20)) for method in methods)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(("name", "settings"), NAMES)
 def test_it_converges_to_the_optimum_of_heterogeneous_clients(name: str, settings: dict[str, Any]) -> None:
     """Without the correction a floor remains; the test finds that the correction is worth it, and the floor goes."""

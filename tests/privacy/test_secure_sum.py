@@ -176,7 +176,7 @@ def test_a_server_that_asks_both_questions_is_refused() -> None:
     for first, second in ((asked, other), (other, asked), (asked, asked)):
         after, answer = secure_client.unmask(sessions[0], first)
         assert answer["shares"].shape == (5, 33)
-        with pytest.raises(ProtocolError, match="'unmask' of this session has been answered"):
+        with pytest.raises(ProtocolError, match="'unmask' of the session has been answered"):
             secure_client.unmask(after, second)
         assert not after.private.numel()  # all secrets are gone
         assert not after.shares.numel()

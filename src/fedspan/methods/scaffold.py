@@ -119,7 +119,7 @@ class Scaffold(
             dc = mean - c
         elif self.uplink != "one":
             dc = self._control_change(dy, c, rnd)
-        alone = self.solver.plain and (b is not None or self.uplink == "control")
+        alone = self.option == "II" and self.solver.plain and (b is not None or self.uplink == "control")
         up = Up(None if alone else dy, dc, test)
         return self.update_client_state(client, down, up, rnd), up
 

@@ -63,12 +63,12 @@ class Session:
     shares: torch.Tensor = field(default_factory=_none)  # (sharers, SEALED): what they sent to this client
 
     def expects(self, phase: str, message: Arrays) -> None:
-        """Raises unless this question is the next one of this session."""
+        """Raises unless this question is the next one of the session."""
         if not torch.equal(self.id, _bytes_in(message, "session", (SESSION,))):
             raise ProtocolError("the question is of another session; a new one begins with keys")
         if (number := PHASES.index(phase)) != self.answered:
             answered = "has been answered" if number < self.answered else "comes too early"
-            raise ProtocolError(f"the question {phase!r} of this session {answered}; it is answered once, in its turn")
+            raise ProtocolError(f"the question {phase!r} of the session {answered}; it is answered once, in its turn")
 
     def key(self, other: int, purpose: str) -> bytes:
         """What this client agreed on with another one: for shares from or to it, or for the mask of the two."""
@@ -163,7 +163,7 @@ def unmask(session: Session, message: Arrays) -> tuple[Session, Arrays]:
 
 def _check_those(chosen: list[int], known: list[int], session: Session) -> None:
     if session.client not in chosen or not set(chosen) <= set(known):
-        raise ProtocolError("the list of clients is not one of this session's")
+        raise ProtocolError("the list of clients is not one of the session's")
     if len(chosen) < session.threshold:
         raise ProtocolError(f"{len(chosen)} clients are left, fewer than the threshold of {session.threshold}")
 

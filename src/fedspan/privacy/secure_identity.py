@@ -52,7 +52,7 @@ class Identity:
         return self.private.sign(_statement(keys, session, client))
 
     def check(self, keys: bytes, signature: bytes, session: bytes, client: int) -> None:
-        """Raises unless the client of the roster has signed these keys for this session."""
+        """Raises unless the client of the roster has signed these keys for the session."""
         known = self.roster.get(client)
         if known is None:
             raise ProtocolError(f"client {client} is not in this client's roster")
