@@ -26,7 +26,8 @@ from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.cohorts import cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.running_mean import averages
 from fedspan.engine.transport import Replies
 from fedspan.projectors._dense import Dense

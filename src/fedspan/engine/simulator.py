@@ -29,14 +29,13 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Method, Replayable, Round
 from fedspan.core.objective import Problem
 from fedspan.engine.compact_states import CompactStates
-from fedspan.engine.loop import local_work
 from fedspan.engine.pool import Pool
 from fedspan.engine.running_mean import RunningMean, averages, large
 from fedspan.engine.screening import Outlier, Screen, in_words, norms
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
-from fedspan.engine.worker import without_zeros
+from fedspan.engine.worker import local_work, without_zeros
 
 LARGE = 1 << 25  # numbers of the models of all clients of a round above which only one of them is in memory
 

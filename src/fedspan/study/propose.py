@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedspan.api.run import built
+from fedspan.api.step_size import built
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import needs
 from fedspan.core.method import Method
