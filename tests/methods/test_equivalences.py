@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, advance, build, model, small, start
-from fedspan.core import registry
+from fedspan.core import building
 
 ROUNDS = 30
 
@@ -222,7 +222,7 @@ def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None
 
 def test_qsparse_is_error_feedback_with_another_compressor() -> None:
     problem, qsparse = small(), build("qsparse")
-    ef = build("ef", compressor=registry.describe(qsparse.compressor))
+    ef = build("ef", compressor=building.describe(qsparse.compressor))
     assert torch.equal(model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9)))
     assert qsparse.compressor.delta(24) > 0
 

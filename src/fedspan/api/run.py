@@ -12,7 +12,7 @@ from typing import Any
 
 from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks.progress import Progress, say
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import remove
@@ -135,7 +135,7 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
     several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(registry.as_choice("callback", one, "callbacks") for one in several)
+    return tuple(building.as_choice("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(

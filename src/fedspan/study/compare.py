@@ -17,7 +17,7 @@ from torch import nn
 
 from fedspan.api.fit import as_method, as_setting, spec_of
 from fedspan.api.run import as_spec
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, path_of, shown, true_or_false
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, changed
@@ -273,7 +273,7 @@ def _variants(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> li
     """One variant per method with its grid."""
     grids = _grids(named, tune)
     return [
-        Variant(label, label, COLORS[n % len(COLORS)], {"method": registry.describe(one)}, grids[label], one)
+        Variant(label, label, COLORS[n % len(COLORS)], {"method": building.describe(one)}, grids[label], one)
         for n, (label, one) in enumerate(named.items())
     ]
 

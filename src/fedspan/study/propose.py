@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedspan.api.step_size import built
+from fedspan.core.building import as_choice
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import needs
 from fedspan.core.method import Method
-from fedspan.core.registry import as_choice
 from fedspan.core.spec import Spec
 from fedspan.costs.outline import price
 from fedspan.study.budget import UNITS, Budget, sized
