@@ -79,7 +79,7 @@ def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
         loop = start(method, problem)
         rnd = loop._round()
         _, up = method.client_step(
-            loop.transport._take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
+            loop.transport.population.take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
         )
         reach = problem.cohort(rnd).full_grad(problem.x0).norm(dim=-1) / mu
         moved = up.dy.norm(dim=-1)
@@ -146,7 +146,7 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
         loop = advance(start(method, problem), 5)
         rnd, server = loop._round(), loop.server
         down = method.broadcast(server, rnd)
-        _, up = method.client_step(loop.transport._take(rnd), down, problem.cohort(rnd), rnd)
+        _, up = method.client_step(loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd)
         models = method.merged(server.base, server.u + up.du, rnd)
         off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
     assert off["ffalora"] < 1e-12
