@@ -17,9 +17,9 @@ from torch import nn
 from fedspan.checks.bench import settings
 from fedspan.core import building
 from fedspan.core.config import Participation, Settings
-from fedspan.core.method import Round
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
+from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.client_data import as_client_data

@@ -19,7 +19,7 @@ from fedspan.core.aggregator import Aggregator
 from fedspan.core.config import Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 

@@ -12,7 +12,8 @@ from fedspan.checks import aggregator_laws
 from fedspan.checks.law import hold, near
 from fedspan.core.compressor import Compressor
 from fedspan.core.layout import Block, Layout
-from fedspan.core.projector import LinearMap, Projector
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import Projector
 
 KEYS = np.arange(200, dtype=np.uint64)
 DRAWS = 2000

@@ -82,18 +82,18 @@ def _typed_fields(cls: type) -> list[tuple[str, Any, Any]]:
 
 
 def _choice_fields(cls: type) -> list[tuple[str, str]]:
-    """(field, kind) of the fields that hold a choice."""
-    found = ((name, kind_of(option)) for name, hint in _hints(cls).items() for option in _options(hint))
+    """(field, kind) of the settings that hold a choice."""
+    hints = _hints(cls)
+    found = ((f.name, kind_of(option)) for f in settings(cls) if hints for option in _options(hints[f.name]))
     return [(name, kind) for name, kind in found if kind is not None]
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields by name; none where one is imported for type checkers only."""
+    """The types of a class's fields by name; none where one is imported for type checkers only."""
     try:
-        hints = typing.get_type_hints(cls)
+        return typing.get_type_hints(cls)
     except NameError:
         return {}
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 def make(cls: type, table: Table, where: str = "") -> Any:

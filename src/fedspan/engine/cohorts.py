@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core import seeds as streams
-from fedspan.core.method import Schedule, flat_rows
+from fedspan.core.round import Schedule, flat_rows
 
 DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 

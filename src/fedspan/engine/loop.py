@@ -23,8 +23,9 @@ from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import LogsChanges, Method, Round, flat_rows
+from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round, flat_rows
 from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
 from fedspan.engine.combine import combined, robust
 from fedspan.engine.transport import Replies, Transport

@@ -16,8 +16,9 @@ from fedspan.core import wire
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, Replayable, Round
+from fedspan.core.method import AnyMethod, Replayable
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round
 from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.worker import without_zeros

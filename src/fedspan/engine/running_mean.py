@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, Round, needs_mean_only
+from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.round import Round
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 COLUMNS = 64  # torch adds so many columns at once

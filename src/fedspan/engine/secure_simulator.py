@@ -16,9 +16,10 @@ import torch
 from fedspan.core import wire
 from fedspan.core.config import Engine
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.transport import Replies

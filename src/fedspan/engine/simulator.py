@@ -22,8 +22,9 @@ from fedspan.core import wire
 from fedspan.core.config import Engine, Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round
 from fedspan.engine.pool import Pool
 from fedspan.engine.population import Population
 from fedspan.engine.running_mean import RunningMean, averages, large

@@ -12,8 +12,9 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
-from fedspan.core.method import LogsChanges, Method, Round
+from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.privacy.clipping import private_work
 

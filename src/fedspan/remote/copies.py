@@ -14,7 +14,8 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.errors import SpecError
-from fedspan.core.method import AnyMethod, Round, private_fields, restorable
+from fedspan.core.method import AnyMethod, private_fields, restorable
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.privacy.clipping import leaked

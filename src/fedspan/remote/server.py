@@ -23,9 +23,10 @@ from fedspan.core import wire
 from fedspan.core.config import Participation
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, Terms, private_fields
+from fedspan.core.method import Method, private_fields
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
+from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.running_mean import RunningMean, averages
 from fedspan.engine.screening import Screen, norms
