@@ -68,6 +68,6 @@ if TYPE_CHECKING:
     from fedspan.study.compare import compare as compare
     from fedspan.study.compare import tune as tune
     from fedspan.study.comparison import Comparison as Comparison
-    from fedspan.study.propose import Link as Link
+    from fedspan.study.proposal import Link as Link
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)
