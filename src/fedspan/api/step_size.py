@@ -20,7 +20,7 @@ from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
 
 
-def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) -> tuple[Spec, dict[str, Any] | None]:
+def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, dict[str, Any] | None]:
     """The spec with a number for its step size, and how it was found; a resumed run keeps the one it was begun with."""
     if not isinstance(spec.method.lr, str):
         return spec, None

@@ -20,7 +20,7 @@ from fedspan.core.method import AnyMethod, Replayable
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.engine.compact_states import CompactStates
-from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states
+from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states, states_saved
 from fedspan.engine.worker import without_zeros
 
 
@@ -99,9 +99,7 @@ class Population:
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
-        for table in self.tables.values():
-            if isinstance(table, OnDisk):
-                table.saved()
+        states_saved(self.tables)
 
     def load(self, arrays: wire.Arrays) -> None:
         """Goes back to what `save` gave."""

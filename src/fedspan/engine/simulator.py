@@ -27,7 +27,7 @@ from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.engine.pool import Pool
 from fedspan.engine.population import Population
-from fedspan.engine.running_mean import RunningMean, averages, large
+from fedspan.engine.running_mean import gathering, large
 from fedspan.engine.screening import Outlier, Screen, in_words, norms
 from fedspan.engine.transport import Replies
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
@@ -110,8 +110,8 @@ class Simulator:
 
         A reply is compared with what was usual in earlier rounds: those of this round are not all there.
         """
-        mean = RunningMean(rnd) if self.aggregator is None and averages(self.method, rnd) else None
-        ups, beside, places, sizes, out = [], [], list[int](), [], list[Outlier]()
+        replies = gathering(self.method, rnd, self.aggregator)
+        beside, places, sizes, out = [], list[int](), [], list[Outlier]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             new, up, own = local_work(self.method, self.problem, self.population.take(one), down, buffers, one)
@@ -124,17 +124,13 @@ class Simulator:
             del new
             beside.append(own)
             places.append(place)
-            if mean is None:
-                ups.append(up)
-            else:
-                mean.add(place, up)
+            replies.add(place, up)
             del up  # not to be held during the work of the next client
         if sizes:
             self.screen.judge([[size for (size,) in of_run] for of_run in zip(*sizes, strict=True)])  # what is usual
         if not places:
             return Replies(np.array(places, np.int64), None, events=in_words(rnd, out))
-        up = wire.gather(ups) if mean is None else mean.reply()
-        return Replies(np.array(places), up, _beside(beside), events=in_words(rnd, out))
+        return Replies(np.array(places), replies.reply(), _beside(beside), events=in_words(rnd, out))
 
     def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""

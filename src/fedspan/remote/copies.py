@@ -17,7 +17,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import AnyMethod, private_fields, restorable
 from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
+from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
 from fedspan.privacy.clipping import leaked
 from fedspan.remote.client import LAST_ROUND, RESTORE
 
@@ -67,9 +67,7 @@ class Copies:
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
-        for table in self.tables.values():
-            if isinstance(table, OnDisk):
-                table.saved()
+        states_saved(self.tables)
 
     def load(self, arrays: wire.Arrays) -> None:
         """Returns to what `save` gave; other arrays are left alone."""

@@ -28,7 +28,7 @@ from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
 from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.running_mean import RunningMean, averages
+from fedspan.engine.running_mean import gathering
 from fedspan.engine.screening import Screen, norms
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
@@ -249,25 +249,20 @@ class RemoteTransport:
         places = np.array(sorted(found.replies))
         accepted = rnd.subset(places)
         ids = accepted.ids[0]
-        at_once = self.participation.aggregator is None and averages(self.method, accepted)
-        mean = RunningMean(accepted) if at_once else None
-        ups, beside = [], []
+        replies = gathering(self.method, accepted, self.participation.aggregator)
+        beside = []
         for number, place in enumerate(places.tolist()):  # one at a time: a large reply is not kept beside the mean
             arrays = found.replies.pop(place)
             beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
             up: Any = wire.unpack(self.method.types()[3], arrays)
             self.copies.update(rnd.subset(np.array([place])), down, up)
-            if mean is None:
-                ups.append(up)
-            else:
-                mean.add(number, up)
+            replies.add(number, up)
             del arrays, up
-        up = wire.gather(ups) if mean is None else mean.reply()
         buffers = torch.cat(beside, 1) if beside else None
         self.accepted[ids] += 1
         self.marks[ids] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
-        return Replies(places, up, buffers, found.sent[None], received, events)
+        return Replies(places, replies.reply(), buffers, found.sent[None], received, events)
 
     def _expect(self, rnd: Round, down: Any, extra: wire.Arrays) -> wire.Arrays:
         """A reply as it must look, from the method's own step on a flat objective.

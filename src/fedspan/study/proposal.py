@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedspan.core.errors import SpecError, one_of, shown
-from fedspan.core.extras import needs
+from fedspan.core.extras import data_frame
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.study.budget import UNITS, sized
@@ -107,10 +107,7 @@ class Proposal:
 
     def to_pandas(self) -> Any:
         """`rows` as a pandas DataFrame."""
-        needs("pandas", "pandas")
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        return data_frame(self.rows)
 
     def summary(self) -> str:
         """The proposal and its reason in two lines."""
