@@ -21,7 +21,9 @@ from fedspan.core.space import check_memory
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows of A or of A Pᵀ, their transpose, columns of −B or A x − B
+Batch = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor
+]  # rows of A or of A Pᵀ, their transpose, columns of −B or A x − B
 
 
 class RegressionProblem(Problem):
