@@ -189,22 +189,21 @@ class Descent(SteppingDirection):
     def __init__(
         self, batches: Iterator[Batch], fixed: torch.Tensor | None, reg: float, cohort: tuple[int, int], m: int
     ) -> None:
-        self.batches, self.fixed, self.reg, self.cohort, self.m = batches, fixed, reg, cohort, m
+        self.batches, self.fixed, self.reg, self.m = batches, fixed, reg, m
+        self.cohort, self.count = cohort, cohort[0] * cohort[1]
 
     def __call__(self, y: Vector) -> Vector:
-        return self._at(self._matrices(y)).view(*self.cohort, -1)
+        everyone = y if y.shape[1] == self.cohort[1] else y.expand(*self.cohort, -1)
+        return self._at(everyone.reshape(self.count, self.m, -1)).view(*self.cohort, -1)
 
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
-        y = self._matrices(start).clone()
+        y = start.expand(*self.cohort, -1).reshape(self.count, self.m, -1).clone()
         for _ in range(steps):
             y.add_(self._at(y), alpha=-lr)
         return y.view(*self.cohort, -1)
 
-    def _matrices(self, y: Vector) -> torch.Tensor:
-        """One matrix per client, (runs · S, m, r)."""
-        return y.expand(*self.cohort, -1).reshape(self.cohort[0] * self.cohort[1], self.m, -1)
-
     def _at(self, y: torch.Tensor) -> torch.Tensor:
+        """The direction at a matrix (m, r) of each client."""
         rows, columns, offset = next(self.batches)
         g = torch.baddbmm(y, torch.baddbmm(offset, y, columns), rows, beta=self.reg)
         return g if self.fixed is None else g.add_(self.fixed)
