@@ -64,7 +64,7 @@ class FlatModule:
         """The module's weights are x itself, without a copy; whoever changes them puts them back."""
         with torch.inference_mode(False):  # not an inference tensor, whatever x is
             empty = torch.empty(0, dtype=x.dtype)
-        self._move(empty.set_(x.untyped_storage(), x.storage_offset(), torch.Size([x.numel()])))
+        self._move(empty.set_(x.untyped_storage(), x.storage_offset(), [x.numel()], [1]))
         self.shown = True
 
     def own(self) -> None:
