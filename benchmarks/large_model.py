@@ -124,7 +124,7 @@ def deployment(method: str, rounds: int) -> dict[str, float]:
     return {kind: (large[kind] - tiny[kind]) / model for kind in KINDS}
 
 
-def simulate(method: str, width: int, layers: int) -> None:
+def simulate(method: str, width: int, layers: int, on_disk: bool) -> None:
     """Prints the peak of a simulation in this process, in models."""
     import fedspan
 
@@ -136,7 +136,11 @@ def simulate(method: str, width: int, layers: int) -> None:
         model = network(width, layers)
         clients = [(torch.randn(4, width), torch.arange(4)) for _ in range(4)]
         chosen: Any = {"name": method, "lr": 0.01, "local_steps": 2} | ({"rank": 0.1} if method == "ssf" else {})
-        fedspan.fit(model, clients, method=chosen, rounds=3, test=clients[0], progress=False, device="cpu")
+        with tempfile.TemporaryDirectory() as folder:
+            engine = fedspan.Engine(states_dir=folder if on_disk else None)
+            fedspan.fit(
+                model, clients, method=chosen, rounds=3, test=clients[0], engine=engine, progress=False, device="cpu"
+            )
         return sum(p.numel() for p in model.parameters()) * 4
 
     fit(16, 2)
@@ -146,9 +150,10 @@ def simulate(method: str, width: int, layers: int) -> None:
     print((status("self", "VmHWM") - before) / model)
 
 
-def simulated(method: str, width: int, layers: int = 8) -> float:
+def simulated(method: str, width: int, layers: int = 8, on_disk: bool = False) -> float:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--simulate", method, "--width", str(width), "--layers", str(layers)]
+    command += ["--on-disk"] if on_disk else []
     done = subprocess.run(command, env={**os.environ, **STEADY}, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -156,6 +161,7 @@ def simulated(method: str, width: int, layers: int = 8) -> float:
 def rows(width: int) -> list[bench.Row]:
     """Simulations of a network."""
     found = {method: simulated(method, width) for method in METHODS}
+    found["ssf with states on disk"] = simulated("ssf", width, on_disk=True)
     what = f"simulation of {8 * width**2 / 1e6:.0f} M numbers, 4 clients: peak memory in models"
     return [
         bench.Row(f"{method}, {what}", "", f"{ratio:.2f}", ratio, SIMULATION, larger_is_better=False)
@@ -177,10 +183,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=3500)
     parser.add_argument("--layers", type=int, default=8, help=argparse.SUPPRESS)
     parser.add_argument("--simulate", help=argparse.SUPPRESS)
+    parser.add_argument("--on-disk", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.simulate:
-        simulate(given.simulate, given.width, given.layers)
+        simulate(given.simulate, given.width, given.layers, given.on_disk)
     elif given.simulator:
         print(bench.table(rows(given.width)))
     else:

@@ -185,3 +185,37 @@ def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
     for method, numbers in kept.values():
         state = wire.pack(method.init_client(x0, layout))
         assert sum(array.numel() for array in state.values()) == numbers
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_log_of_fedsub_does_not_grow_while_a_client_stays_away(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs of the rounds it missed is one change and x in full; numbers and bytes are as with all changes."""
+    own: dict[str, Any] = {"projector": {"name": "gaussian", "rank": 3}, "server_momentum": momentum}
+
+    def run(*, checked: bool) -> Any:
+        method, problem = build("fedsub", **own), small()
+        loop = start(method, problem, transport=WireTransport(method, problem))
+        away = int(loop._round().ids[0, 0])
+        for t in range(90):
+            ids = loop._round().ids[0].tolist()
+            loop.transport.lost = [ids.index(away)] if 0 < t < 70 and away in ids else []
+            advance(loop, 1)
+            log = loop.server.log
+            assert not checked or len(log.entries) <= D // 3 + 1
+            assert not checked or len(log.earlier) < problem.clients
+            if t == 60:
+                again = Log.from_arrays(log.arrays())
+                assert again.earlier.keys() == log.earlier.keys()
+                assert not checked or 0 in again.earlier
+                assert all(torch.equal(again.at(t), log.at(t)) for t in (0, 60))
+        assert int(loop.last_round[0, away]) >= 70
+        return loop
+
+    short = run(checked=True)
+    monkeypatch.setattr(type(short.method), "push", lambda _, log, entry, rnd: log.push(entry, rnd.missed_by_any))
+    whole = run(checked=False)
+    assert len(whole.server.log.entries) >= len(short.server.log.entries)
+    assert torch.equal(model(short), model(whole))
+    assert short.transport.down_bytes == whole.transport.down_bytes

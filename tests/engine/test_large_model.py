@@ -21,6 +21,7 @@ from fedspan.engine import loop, running_mean, states
 from fedspan.engine.running_mean import RunningMean
 from fedspan.methods import SSF, FedAvg, Scaffold, base
 from fedspan.methods._averaging import ServerState, Up
+from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
@@ -34,15 +35,22 @@ def as_large(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "LARGE", 0)
     patch.setattr(states, "LARGE", 0)
     patch.setattr(base, "LARGE_LOG", 0)
+    patch.setattr(nn_problem, "LARGE", 0)
 
 
 def trained(
-    method: Any, clients: int = 5, rounds: int = 4, width: int = 40, layers: int = 1, **settings: Any
+    method: Any,
+    clients: int = 5,
+    rounds: int = 4,
+    width: int = 40,
+    layers: int = 1,
+    states_dir: Path | None = None,
+    **settings: Any,
 ) -> fedspan.Result:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)), nn.ReLU(), nn.Linear(width, 3))
     data = [(torch.randn(6 + i, width), torch.arange(6 + i) % 3) for i in range(clients)]
-    engine = fedspan.Engine(simulate="loop")
+    engine = fedspan.Engine(simulate="loop", states_dir=states_dir)
     return fedspan.fit(
         model, data, method=method, rounds=rounds, test=data[0], engine=engine, progress=False, **settings
     )
@@ -102,20 +110,39 @@ def test_a_method_with_a_server_step_of_its_own_gets_every_reply(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("method", "most"),
+    ("method", "on_disk", "most"),
     [
-        (FedAvg(**KNOWN), 4.3),  # besides the user's model: weights, x, gradient, mean
-        (SSF(rank=0.05, **KNOWN), 4 + 4.8),  # weights, x, controls, one new state; the states of four clients
+        (FedAvg(**KNOWN), False, 4.3),  # besides the user's model: weights, x, gradient, mean
+        (SSF(rank=0.05, **KNOWN), False, 4 + 3.8),  # the states of four clients; x, the new x, controls
+        (SSF(rank=0.05, **KNOWN), True, 3.8),  # x, controls, one state
     ],
 )
-def test_vectors_of_the_model_in_memory(method: Any, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_the_model_in_memory(
+    method: Any, on_disk: bool, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_large(monkeypatch)
     trained(method, clients=4, rounds=1)  # caches
     gc.collect()
     with Live(torch.device("cpu")) as live:
-        result = trained(method, clients=4, rounds=2, width=96, layers=12)
+        result = trained(
+            method, clients=4, rounds=2, width=96, layers=12, states_dir=tmp_path / "states" if on_disk else None
+        )
     model = sum(value.nbytes for value in result.weights[0].values())
     assert (live.peak - model) / model < most
+
+
+def test_the_model_of_every_round_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients train in the memory of x, and evaluations show it; both leave it as it is."""
+    as_large(monkeypatch)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Keep(fedspan.Callback):
+        def on_round_end(self, run: Any) -> None:
+            seen.append((run.model(), run.model().clone()))
+
+    trained(SSF(rank=0.2, **KNOWN), rounds=4, callbacks=[Keep()])
+    assert len({kept.data_ptr() for kept, _ in seen}) == 4
+    assert all(torch.equal(kept, copy) for kept, copy in seen)
 
 
 def test_a_large_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

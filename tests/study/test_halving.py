@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fedspan.study.curves import Curve
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
 
+ROOT = Path(__file__).parents[2]
 GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}
 SSF = Variant("ssf", "SSF", "#000000", {"method": {"name": "ssf", "rank": 4, "local_steps": 3}}, GRID)
 
@@ -122,3 +125,25 @@ def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Pat
     assert [job.complete() for job in runs.jobs()] == [True] * len(runs.jobs())
     assert not runs.tried(cell)[2].end.whole
     assert runs.curve(cell).rounds[-1] == 64
+
+
+GRIDS = [json.loads(line) for line in (Path(__file__).parent / "tuning_curves.json").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: "-".join(grid[key] for key in ("study", "part", "variant")))
+def test_the_committed_studies_have_the_winners_of_their_whole_grids(
+    grid: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    whole, early, saved = importlib.import_module("halving").winners(grid)
+    assert early == whole
+    assert 0 <= saved < 1
+
+
+def test_a_rule_that_stops_the_slow_starters_changes_a_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above can fail: the best learning rate of some grid is not the fastest at the start."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    replayed = importlib.import_module("halving")
+    monkeypatch.setattr(replayed, "STAGES", {0.25: 1.0, 0.5: 1.0})
+    monkeypatch.setattr(halving, "_at_the_end", lambda made, share: -1.0)
+    assert any(early != whole for whole, early, _ in map(replayed.winners, GRIDS))

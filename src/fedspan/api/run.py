@@ -192,6 +192,7 @@ def _run(
                 "no client holds", stacklevel=4,
             )  # fmt: skip
         result = execute(loop, spec, keeping)
+    del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
     return result

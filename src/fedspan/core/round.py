@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,9 +75,20 @@ class Round:
         """How many of the last rounds' changes, this one's included, some client with a copy of x lacks after it."""
         if self.everyone is None:
             return self.t + 1
-        copies = self.everyone.reshape(-1).copy()
-        copies[self.rows] = self.t
+        copies = self._last_rounds(self.everyone)
         return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
+
+    def still_last(self, rounds: Collection[int]) -> set[int]:
+        """Those of some rounds in which some client last took part, after this one; all where that is not known."""
+        if self.everyone is None:
+            return set(rounds)
+        asked = np.array([*rounds], np.int64)
+        return set(asked[np.isin(asked, self._last_rounds(self.everyone))].tolist())
+
+    def _last_rounds(self, everyone: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        copies = everyone.reshape(-1).copy()
+        copies[self.rows] = self.t
+        return copies
 
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:

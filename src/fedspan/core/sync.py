@@ -9,8 +9,8 @@ one process `x` is simply there. Over a network, `pick` selects what one client 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -23,35 +23,45 @@ from fedspan.core.layout import Vector
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
+Needed = Callable[[Collection[int]], Collection[int]]  # rounds → those whose change some client needs
 Apply = Callable[[Vector, Any, int], Vector]  # (copy, entry, round) → the copy after that round
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Changes of x in rounds `end - len(entries)` … `end - 1`, each as it is sent."""
+    """Changes of x in rounds `end - len(entries)` … `end - 1`, each as it is sent, and some of earlier rounds."""
 
-    entries: tuple[Entry, ...] = ()  # the changes, oldest first
+    entries: tuple[Entry, ...] = ()  # the changes of the last rounds, oldest first
     end: int = 0  # the round after the last change
+    earlier: Mapping[int, Entry] = field(default_factory=dict)  # round → its change, for clients that need it alone
 
-    def push(self, entry: Entry, keep: int) -> Log:
-        """The log with one more round, cut to the last `keep`."""
-        return Log((*self.entries, entry)[-keep:], self.end + 1)
+    def push(self, entry: Entry, keep: int, needed: Needed | None = None) -> Log:
+        """The log with one more round, cut to the last `keep` and to earlier ones that are needed; none by default."""
+        entries, earlier = (*self.entries, entry)[-keep:], dict[int, Entry]()
+        if needed is not None:
+            gone = self.entries[: len(self.entries) + 1 - len(entries)]
+            before = {**self.earlier, **dict(enumerate(gone, self.end - len(self.entries)))}
+            still = needed(before)
+            earlier = {t: one for t, one in before.items() if t in still}
+        return Log(entries, self.end + 1, earlier)
 
     def at(self, t: int) -> Any:
         """The change made in round t."""
         index = t - self.end + len(self.entries)
-        if not 0 <= index < len(self.entries):
+        if t not in self.earlier and not 0 <= index < len(self.entries):
             raise ProtocolError(f"the change of round {t} is not in the log, which ends before round {self.end}")
-        return self.entries[index]
+        return self.entries[index] if index >= 0 else self.earlier[t]
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """All entries in one array, or one per part of compressed ones, so that a checkpoint's header stays small."""
-        return {"end": torch.tensor([self.end]), **_joined(self.entries)}
+        return {"end": torch.tensor([self.end, *self.earlier]), **_joined((*self.earlier.values(), *self.entries))}
 
     @staticmethod
     def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
         """The inverse of `arrays`."""
-        return Log(_apart({name: array for name, array in arrays.items() if name != "end"}), int(arrays["end"]))
+        end, *earlier = arrays["end"].tolist()
+        entries = _apart({name: array for name, array in arrays.items() if name != "end"})
+        return Log(entries[len(earlier) :], end, dict(zip(earlier, entries, strict=False)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +84,7 @@ class ModelSync:
         log = self.log
         if not log.entries or self.keep == "all":
             return self.last_round < 0
-        worth = bytes_of(self.model) // bytes_of(log.entries[-1]) + (1 if self.keep == "first" else 0)
+        worth = worth_sending(log.entries[-1], bytes_of(self.model), self.keep)
         return self.last_round < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
 
     @property
@@ -157,6 +167,11 @@ class SyncedDown:
         dates = self.sync.last_round.copy()
         dates[0, place] = last_round
         return replace(self, sync=replace(self.sync, last_round=dates))
+
+
+def worth_sending(entry: Entry, model: int, keep: Keep = "none") -> int:
+    """How many changes like `entry` take no more bytes than the model, and the entry that is sent even with it."""
+    return model // bytes_of(entry) + (1 if keep == "first" else 0)
 
 
 def bytes_of(entry: Entry) -> int:

@@ -7,7 +7,6 @@ digits. The clients' states are in `engine.population`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -66,7 +65,9 @@ class Simulator:
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Hands the download to the clients of a round, all of which reply; replies out of all measure are left out."""
-        with threads(self.way.threads) if self.way.threads else contextlib.nullcontext():
+        if not self.way.threads:
+            return self._exchange(rnd, down, buffers)
+        with threads(self.way.threads):
             return self._exchange(rnd, down, buffers)
 
     def _exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:

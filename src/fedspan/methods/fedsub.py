@@ -30,7 +30,7 @@ import torch
 from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of
 from fedspan.core.projector import draw
-from fedspan.core.sync import Entry
+from fedspan.core.sync import Entry, worth_sending
 from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
 
@@ -111,8 +111,11 @@ class FedSub(
         return self.extrapolate or self.server_momentum > 0
 
     def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
-        """All b̄ that some client lacks; line 5 needs none of those before a client's first round, line 5' all."""
-        return log.push(entry, rnd.t + 1 - rnd.oldest if self.variant == "stale" else rnd.missed_by_any)
+        """The changes that are worth sending; before them line 5 needs the b̄ of each client's last round, 5' all."""
+        if self.variant == "stale":
+            return log.push(entry, rnd.t + 1 - rnd.oldest)
+        missed, worth = rnd.missed_by_any, worth_sending(entry, rnd.layout.size * rnd.layout.dtype.itemsize, "first")
+        return log.push(entry, min(missed, worth), rnd.still_last if missed > worth else None)
 
     def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
         """η_g Pᵀ b̄, or the move that is sent beside b̄."""

@@ -34,6 +34,7 @@ class FlatModule:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.model, self.layout, self.checked = model, layout, False
+        self.shown = False  # whether the weights lie in a vector that is not the module's own
         named = dict(model.named_parameters())
         types = {named[b.name].dtype for b in layout.blocks}
         if len(types) > 1:
@@ -56,11 +57,25 @@ class FlatModule:
 
     def load(self, x: Vector) -> None:
         """Copies the flat vector x into the module."""
+        self.own()
         self.flat.copy_(x.view(-1))
 
     def show(self, x: Vector) -> None:
-        """The module's weights are x itself, without a copy; for a module that is evaluated and never trained."""
-        self.flat = torch.from_numpy(x.detach().view(-1).numpy())  # not an inference tensor, whatever x is
+        """The module's weights are x itself, without a copy; whoever changes them puts them back."""
+        with torch.inference_mode(False):  # not an inference tensor, whatever x is
+            empty = torch.empty(0, dtype=x.dtype)
+        self._move(empty.set_(x.untyped_storage(), x.storage_offset(), [x.numel()], [1]))
+        self.shown = True
+
+    def own(self) -> None:
+        """Gives the module memory of its own, without numbers, where it shows a vector."""
+        if self.shown:
+            with torch.inference_mode(False):
+                self._move(torch.empty_like(self.flat))
+            self.shown = False
+
+    def _move(self, flat: Tensor) -> None:
+        self.flat = flat
         for parameter, block, part in zip(self.params, self.layout.blocks, self._parts(), strict=True):
             parameter.data = part.view(block.shape)
 
@@ -132,10 +147,12 @@ class Restricted:
     def grad(self, z: Vector, loss: Loss) -> Vector:
         """P ∇f(x + Pᵀz) on one batch."""
         self._write(z.view(-1).to(self.module.flat.device).split(list(self.P.sizes)))
-        with torch.enable_grad():
-            found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
+        try:
+            with torch.enable_grad():
+                found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
+        finally:
+            self._put_back()
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
-        self._put_back()
         return torch.cat(flat).to(z.dtype).view(1, 1, -1)
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
+LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
@@ -86,11 +87,12 @@ class TorchProblem(Problem):
         self.module = FlatModule(model, self.layout)
         self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
         self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
-        self.on_server = self.in_memory and not on_client and not self.local_data  # nothing is trained here
+        on_server = self.in_memory and not on_client and not self.local_data  # nothing is trained here
         if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
-        elif self.on_server:
+        elif on_server or (self.in_memory and self.layout.size >= LARGE):
             self.x0 = self.module.flat.view(1, 1, -1)
+            self.module.shown = True
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
         weighted = settings.participation.weights != "uniform"
@@ -185,6 +187,7 @@ class TorchProblem(Problem):
     def trained(self, weights: Mapping[str, torch.Tensor]) -> nn.Module:
         """The module with these weights, in evaluation mode."""
         self.release()
+        self.module.own()  # x itself stays what it is
         self.model.load_state_dict(weights)
         return self.model.eval()
 
@@ -214,7 +217,7 @@ class TorchProblem(Problem):
     def _load(self, x: Vector, buffers: Vector | None) -> None:
         """The module with a server model, in evaluation mode."""
         self.release()
-        if self.on_server:
+        if self.module.shown:
             self.module.show(x)
         else:
             self.module.load(x)
@@ -225,7 +228,8 @@ class TorchProblem(Problem):
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
         picks = all(factor is None or picked(factor) is not None for factor in P.factors)
-        borrow = self.on_client and self.in_memory and picks  # the process of a client holds its model once
+        alone = self.on_client or self.layout.size >= LARGE  # the model is then held once, as the vector x
+        borrow = alone and self.in_memory and picks
         self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
 

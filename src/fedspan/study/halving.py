@@ -31,7 +31,10 @@ def stages(part: Part, variant: Variant, specs: Sequence[Spec]) -> list[tuple[li
         whole |= spec.length_decides or isinstance(spec.method.lr, str) or spec.rounds < EVALUATIONS * spec.eval_every
     if whole:
         return []
-    return [([_evaluated(spec, share) for spec in specs], share, behind) for share, behind in STAGES.items()]
+    return [
+        ([evaluated_round(spec.rounds, spec.eval_every, share) for spec in specs], share, behind)
+        for share, behind in STAGES.items()
+    ]
 
 
 def hopeless(part: Part, curves: Mapping[int, Curve], share: float, behind: float) -> set[int]:
@@ -55,6 +58,6 @@ def _at_the_end(made: Floats, share: float) -> float:
     return float(made[-1] + max(pace, 0.0) * (len(made) - 1) * (1 / share - 1))
 
 
-def _evaluated(spec: Spec, share: float) -> int:
-    """A round with an evaluation."""
-    return max(1, int(share * spec.rounds / spec.eval_every)) * spec.eval_every
+def evaluated_round(rounds: int, eval_every: int, share: float) -> int:
+    """The last round with an evaluation in a share of the rounds."""
+    return max(1, int(share * rounds / eval_every)) * eval_every

@@ -15,13 +15,15 @@ from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear_map import LinearMap
-from fedspan.core.objective import Direction, Objective, Plus, Problem
+from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
 from fedspan.core.round import Round, Schedule
 from fedspan.core.space import check_memory
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
-Batch = tuple[torch.Tensor, torch.Tensor]  # rows of A, or of A Pᵀ; columns of −B, or of A x − B
+Batch = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor
+]  # rows of A or of A Pᵀ, their transpose, columns of −B or A x − B
 
 
 class RegressionProblem(Problem):
@@ -128,7 +130,7 @@ class RegressionObjective(Objective):
     def full_grad(self, x: Vector) -> Vector:
         """The same on all rows."""
         rows, offset = (self._own() * self._all_rows()).split([self.d, self.m], -1)
-        return self._along(iter([(rows, offset.mT)]))(x)
+        return self._along(iter([(rows, rows.mT, offset.mT)]))(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A −B] [[Pᵀ, x], [0, I]]."""
@@ -141,19 +143,10 @@ class RegressionObjective(Objective):
         ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
         return self._along(self._draw(factor.rank, inside.view(-1, right.shape[1])), ridge)
 
-    def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Direction:
-        """y ↦ (y rowsᵀ + offset) rows + λ y + plus on the next batch. Products with the wider side last are faster."""
-        runs, cohort, m, reg = self.runs, self.cohort, self.m, self.problem.reg
-        count = runs * cohort
-        fixed = None if plus is None else plus.expand(runs, cohort, -1).reshape(count, m, -1)
-
-        def direction(y: Vector) -> Vector:
-            rows, offset = next(batches)
-            point = (y if y.shape[1] == cohort else y.expand(runs, cohort, -1)).reshape(count, m, -1)
-            g = torch.baddbmm(point, torch.baddbmm(offset, point, rows.mT), rows, beta=reg)
-            return (g if fixed is None else g.add_(fixed)).view(runs, cohort, -1)
-
-        return direction
+    def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Descent:
+        count = self.runs * self.cohort
+        fixed = None if plus is None else plus.expand(self.runs, self.cohort, -1).reshape(count, self.m, -1)
+        return Descent(batches, fixed, self.problem.reg, (self.runs, self.cohort), self.m)
 
     def _all_rows(self) -> torch.Tensor:
         """The factor from rows scaled for a mini-batch to rows scaled for all n_i."""
@@ -175,7 +168,7 @@ class RegressionObjective(Objective):
                 index = self._index(part, steps, inside is not None)
                 taken = flat.index_select(0, index).view(steps, count, self.problem.batch, -1)
             left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m).mT
-            yield from zip(left.unbind(0), right.unbind(0), strict=True)
+            yield from zip(left.unbind(0), left.mT.unbind(0), right.unbind(0), strict=True)
 
     def _index(self, part: int, steps: int, inside: bool) -> torch.Tensor:
         """Which rows the mini-batches of `steps` local steps take, one after the other."""
@@ -186,6 +179,34 @@ class RegressionObjective(Objective):
         if problem.ahead is None or problem.ahead[0] != key:
             problem.ahead = (key, problem.index(rnd.seeds, rnd.schedule, 0, steps, inside))
         return problem.ahead[1][rnd.t - rnd.schedule.first]
+
+
+class Descent(SteppingDirection):
+    """y ↦ (y rowsᵀ + offset) rows + λ y + fixed on the next batch. Products with the wider side last are faster."""
+
+    takes_steps = True
+
+    def __init__(
+        self, batches: Iterator[Batch], fixed: torch.Tensor | None, reg: float, cohort: tuple[int, int], m: int
+    ) -> None:
+        self.batches, self.fixed, self.reg, self.m = batches, fixed, reg, m
+        self.cohort, self.count = cohort, cohort[0] * cohort[1]
+
+    def __call__(self, y: Vector) -> Vector:
+        everyone = y if y.shape[1] == self.cohort[1] else y.expand(*self.cohort, -1)
+        return self._at(everyone.reshape(self.count, self.m, -1)).view(*self.cohort, -1)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        y = start.expand(*self.cohort, -1).reshape(self.count, self.m, -1).clone()
+        for _ in range(steps):
+            y.add_(self._at(y), alpha=-lr)
+        return y.view(*self.cohort, -1)
+
+    def _at(self, y: torch.Tensor) -> torch.Tensor:
+        """The direction at a matrix (m, r) of each client."""
+        rows, columns, offset = next(self.batches)
+        g = torch.baddbmm(y, torch.baddbmm(offset, y, columns), rows, beta=self.reg)
+        return g if self.fixed is None else g.add_(self.fixed)
 
 
 @functools.lru_cache(maxsize=16)
