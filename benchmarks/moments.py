@@ -71,6 +71,7 @@ def main() -> None:
         for seed in range(args.seeds)
     ]
     base = {"name": args.method, "local_steps": 5, "projector": {"name": args.projector, "rank": args.rank}}
+    base |= {"correction": "always"} if args.method == "ssf" else {}
     lines = ["| local steps | refresh | moments | best lr | half-way % | accuracy % |", "|---" * 6 + "|"]
     print("\n".join(lines))
     for refresh in (1, 5):

@@ -89,7 +89,7 @@ def digits(names: list[str], rounds: int, seed: int) -> None:
         sep="\n",
     )
     for name in names:
-        table = {"name": name, "local_steps": 5} | ({"rank": 0.2} if name == "ssf" else {})
+        table = {"name": name, "local_steps": 5} | ({"rank": 0.2, "correction": "always"} if name == "ssf" else {})
         run = {"rounds": rounds, "batch_size": 16, "seed": seed, "participation": {"weights": "uniform"}}
         spec = Spec.from_table(run | {"method": table, "task": DIGITS})
         problem: Any = spec.task.build((seed,), spec)
