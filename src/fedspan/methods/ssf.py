@@ -28,14 +28,9 @@ to 8 stay the same: a_i ← −z/(η_l K) − u − P c where u was left out.
 
 `_server_side` describes momentum, extrapolation and compression at the server. With a `down_compressor` P c is
 compressed too. Clients cancel its error: a_i = P ḡ_i − P c_i for whatever P c they were sent, and at the optimum c = 0.
-With `keep_control` P c is not sent at all. A client then keeps a copy ĉ, and m if the server has momentum, and
-advances it with x, from the change δ of each round that it missed (newcomers are sent x, ĉ and m in full):
+With `keep_control` P c is not sent at all, and clients keep a copy of c (`_kept_control`).
 
-    2'  P ĉ ← P ĉ + (|S|/N) (−δ/(η_g η_l K) − P ĉ)
-
-Without compression ĉ = c. With it ĉ is as close to c as the change that was sent of a round to what line 7 says.
-
-`_preconditioner` describes the scale D of local steps that all clients share. Lines 4, 5, 7 and 2' then use D.
+`_preconditioner` describes the scale D of local steps that all clients share. Lines 4, 5 and 7 then use D.
 
 Momentum or another optimizer works on the corrected gradient of line 4. a_i stays P ḡ_i − P c_i, from the mean of the
 gradients themselves, so that c = mean c_i still holds. z no longer follows from a_i and is sent too, and line 7 becomes
@@ -48,7 +43,6 @@ with it. With full participation 8 and 8' are the same. Clients may have weights
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,9 +53,10 @@ from fedspan.core.errors import ProtocolError, one_of, positive_share
 from fedspan.core.method import Measures
 from fedspan.core.projector import LinearMap
 from fedspan.core.seeds import Keys
-from fedspan.core.sync import Entry, Log, ModelSync, SyncedDown
+from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods._correction import Correction, First
-from fedspan.methods._preconditioner import Preconditioned, Scaled
+from fedspan.methods._kept_control import KeptControl, with_factors
+from fedspan.methods._preconditioner import Scaled
 from fedspan.methods.base import Averaged
 
 
@@ -112,7 +107,7 @@ class Up:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SSF(Correction, Preconditioned[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
+class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
     """Drift correction with r numbers per message."""
 
     controls = ("c",)
@@ -120,18 +115,14 @@ class SSF(Correction, Preconditioned[ServerState, ClientState, Down, Up], Replay
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
     beta: float = 1.0  # β: weight of this round's gradient in what is compressed
-    keep_control: bool = False  # whether clients keep a copy of c, d more numbers, so that P c is not sent
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("control", self.control, ("exact", "paper"))
         if self.compressor is not None and (not self.solver.plain or self.control == "paper"):
             raise SpecError("`compressor` needs plain steps; leave out `momentum`, `optimizer` and control = 'paper'")
-        if self.keep_control and (not self.solver.plain or self.control == "paper"):
-            raise SpecError(
-                "`keep_control` needs plain steps, after which c follows from the changes of x; leave out `momentum`, "
-                "`optimizer` and control = 'paper'"
-            )
+        if self.keep_control and self.control == "paper":
+            raise SpecError("`keep_control` needs control = 'exact', after which c follows from the changes of x")
         positive_share("beta", self.beta)
         if self.beta < 1 and self.compressor is None:
             raise SpecError(f"`beta` {self.beta!r} needs a `compressor`; set one, or leave `beta` at 1")
@@ -173,7 +164,7 @@ class SSF(Correction, Preconditioned[ServerState, ClientState, Down, Up], Replay
     def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector, Vector | None]:
         """x, P c and v as a client has them."""
         if self.keep_control:
-            x, c, _, v = self._apart(down.sync.model, rnd.layout)
+            x, c, _, v = self.apart(down.sync.model, rnd.layout)
             return x, P @ c, v
         if down.Pc is not None:
             return down.sync.model, down.Pc, down.v
@@ -243,44 +234,13 @@ class SSF(Correction, Preconditioned[ServerState, ClientState, Down, Up], Replay
         c = P.T.plus(change, c, rnd.overwrite and not self.keep_control)  # 8
         copied, test = server.copied, server.test
         if self.keep_control:
-            entry = _with(entry, x, rnd.share, factor)
-            x, copied, m, v = self._apart(self.apply_entry(_joined(server), entry, rnd), rnd.layout)
+            entry = with_factors(entry, x, rnd.share, factor)
+            x, copied, m, v = self.apart(self.apply_entry(_joined(server), entry, rnd), rnd.layout)
         else:
             x, v = P.T.plus(move, x), self.squares(v, mean_g, P) if self.scaled else v  # 7
         if up.test is not None:
             test = self.judged(test, rnd.mean(up.test), P.rank / rnd.layout.size, rnd)
         return ServerState(x, c, self.push(server.log, entry, rnd), m, e, copied, test, v)
-
-    def apply_entry(self, copy: Vector, entry: Entry, rnd: Round) -> Vector:
-        if not self.keep_control:
-            return super().apply_entry(copy, entry, rnd)
-        assert isinstance(entry, Encoded)
-        P, (x, c, m, v) = self.subspace(rnd), self._apart(copy, rnd.layout)
-        share, factor = entry.take("beside")[0].split(1, -1)
-        move = delta = self.opened(entry, P, rnd)
-        if self.server_momentum:
-            Pm = P @ m
-            delta = move - self.server_momentum * Pm
-            m = torch.where(share > 0, m + P.T @ (move - Pm), m)
-        mean_g = delta / (-self.server_lr * self.step(P, rnd) * self.local_steps * factor)
-        if self.scaled:
-            mean_g = mean_g / self.scales(v, P)
-            v = torch.where(share > 0, self.squares(v, mean_g, P), v)
-        c = c + P.T @ (share * (mean_g - P @ c))  # 2'
-        return torch.cat([x + P.T @ move, c, m, v], -1)
-
-    def no_move(self, x: Vector, rnd: Round) -> Entry:
-        entry = super().no_move(x, rnd)
-        return _with(entry, x, 0.0, 1.0) if self.keep_control else entry
-
-    def _apart(self, copy: Vector, layout: Layout) -> tuple[Vector, Vector, Vector, Vector]:
-        """The inverse of `_joined`."""
-        ends = [layout.size, 2 * layout.size, (3 if self.server_momentum else 2) * layout.size]
-        return tuple(copy.tensor_split(ends, -1))  # type: ignore[return-value]
-
-    @functools.cached_property
-    def copied(self) -> int:
-        return 1 + self.keep_control * (1 + bool(self.server_momentum))
 
     def measures(self, server: ServerState) -> Measures:
         return self.test_values(server.test)
@@ -297,10 +257,3 @@ class SSF(Correction, Preconditioned[ServerState, ClientState, Down, Up], Replay
 def _joined(server: ServerState) -> Vector:
     """All that a client copies: x, ĉ, m and v."""
     return torch.cat([server.x, server.copied, server.m, server.v], -1)
-
-
-def _with(entry: Entry, x: Vector, share: torch.Tensor | float, factor: torch.Tensor | float) -> Encoded:
-    """A log entry with what is needed to advance ĉ: |S|/N, and the factor of an extrapolated step."""
-    one = x[..., :1]
-    whole = entry if isinstance(entry, Encoded) else Encoded(values=entry)
-    return replace(whole, beside=torch.cat([torch.zeros_like(one) + share, torch.zeros_like(one) + factor], -1))
