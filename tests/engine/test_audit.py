@@ -284,16 +284,21 @@ def test_a_killed_run_keeps_its_chain(tmp_path: Path) -> None:
 
 
 def test_every_seed_has_its_trail(tmp_path: Path) -> None:
-    with hostile([2], filled(3e38), {7}):
-        fedspan.run(SPEC | {"clients_per_round": 6}, tmp_path, seeds=2, progress=False)
+    with hostile([2], filled(3e38), {5, 7, 9}):
+        ssf = {"name": "ssf", "lr": 0.02, "local_steps": 3, "rank": 4}  # whose bytes depend on who took part
+        fedspan.run(SPEC | {"clients_per_round": 4, "method": ssf}, tmp_path, seeds=2, progress=False)
+    bytes_of = set()
     for seed, trail in enumerate(trails(tmp_path)):
-        drawn = {t: set(loop.cohort_of((seed,), 7, 6, t)[0].tolist()) for t in range(12)}
+        drawn = {t: set(loop.cohort_of((seed,), 7, 4, t)[0].tolist()) for t in range(12)}
         assert {t: drawn[t] - set(clients) for t, clients in trail.rounds.items()} == {
             t: set(trail.not_counted.get(t, ())) for t in range(12)
         }
+        assert trail.not_counted
         last = fedspan.load(tmp_path / f"seed-{seed}").history[-1]
+        bytes_of.add(trail.down_bytes)
         assert (trail.up_bytes, trail.down_bytes) == (last["up_bytes"], last["down_bytes"])
         assert trail.evaluated["loss"] == last["loss"]
+    assert len(bytes_of) == 2
     code, told = audit(tmp_path)
     assert code == 0, told
     assert "seed 0" in told
