@@ -280,11 +280,11 @@ def mechanism(noise: float = 1.0, key: bytes = KEY, **own: Any) -> Mechanism:
     return Mechanism.of(Privacy(clip=1.0, noise=noise, **own), 100, 100, 60, key)
 
 
-def released(made: Mechanism, t: int = 0, within: float = 0.5) -> torch.Tensor:
+def released(made: Mechanism, t: int = 0, within: float = 0.5, clients: int = 100) -> torch.Tensor:
     """What a round releases if every client sends 4,000 zeros."""
-    rnd = dataclasses.replace(begun("fedavg", small(), noiseless())._round(), t=t, ids=np.arange(100)[None])
-    up = Up(torch.zeros(1, 100, 4000, dtype=torch.float64))
-    return made.release(up, torch.full((1, 100, 1), within), rnd)[0].dy * made.expected  # type: ignore[no-any-return]
+    rnd = dataclasses.replace(begun("fedavg", small(), noiseless())._round(), t=t, ids=np.arange(clients)[None])
+    up = Up(torch.zeros(1, clients, 4000, dtype=torch.float64))
+    return made.release(up, torch.full((1, clients, 1), within), rnd)[0].dy * made.expected  # type: ignore[no-any-return]
 
 
 def test_every_round_has_noise_of_its_own() -> None:
@@ -312,6 +312,13 @@ def test_the_count_within_the_clip_is_noised_and_no_client_moves_it_by_more_than
         released(made, within=told)
     assert one.clip != two.clip
     assert liars.clip == one.clip
+
+
+def test_more_clients_than_parts_of_the_noise_are_paid_for_by_delta() -> None:
+    """A hundredth of δ is for rounds with more clients than parts, in which the server adds nothing."""
+    here, apart = mechanism(), mechanism(noise_at="clients")
+    assert apart.delta == pytest.approx(0.99 * here.delta)
+    assert not released(apart, clients=apart.parts + 1).any()
 
 
 def test_a_resumed_mechanism_keeps_its_noise_key_and_clip() -> None:
