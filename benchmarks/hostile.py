@@ -34,7 +34,7 @@ from fedspan.nn.models import mlp
 OUT = Path(__file__).parents[1] / "out"
 SHARE = 0.2
 METHODS = {
-    "ssf": {"name": "ssf", "rank": 0.1, "lr": 0.3, "local_steps": 10, "correction": "always"},
+    "ssf": {"name": "ssf", "correction": "always", "rank": 0.1, "lr": 0.3, "local_steps": 10},
     "fedavg": {"name": "fedavg", "lr": 0.1, "local_steps": 10},
 }
 AGGREGATORS: dict[str, dict[str, Any]] = {

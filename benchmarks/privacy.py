@@ -32,7 +32,7 @@ from fedspan.tasks.regression import Regression
 CLIENTS, COHORT, ROUNDS = 50, 25, 400
 MARKS = (1, 10, 100, 400)
 METHODS: dict[str, dict[str, Any]] = {
-    "ssf": {"lr": 0.02, "projector": {"name": "coordinate", "rank": 0.5}, "correction": "always"},
+    "ssf": {"lr": 0.02, "correction": "always", "projector": {"name": "coordinate", "rank": 0.5}},
     "scaffold": {"lr": 0.01, "uplink": "control"},
 }
 

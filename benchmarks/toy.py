@@ -44,7 +44,7 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
     """N = 20, S = 10, K = 5, r = 20, as in the yardstick."""
     settings = {"name": method, "lr": 1e-3, "local_steps": 5}
     if method == "ssf":
-        settings["projector"] = {"name": "gaussian", "rank": 20}
+        settings |= {"projector": {"name": "gaussian", "rank": 20}, "correction": "always"}  # as in the yardstick
     built = registry.build("method", settings)
     of_runs = tuple(range(seeds))
     task = registry.build("task", {"name": "regression", "het": 2.0, "clients": clients})

@@ -1,10 +1,11 @@
-"""Four methods at equal bytes, every one at its own step size, on ten clients that have few of the ten digits each."""
+"""Five methods at equal bytes, every one at its own step size, on ten clients that have few of the ten digits each."""
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
 import fedspan
+from fedspan.compressors import QSGD
 from fedspan.methods import SSF, DoubleSqueeze, FedAvg, Scaffold
 
 digits = load_digits()
@@ -15,9 +16,16 @@ clients = [(x[part], y[part]) for part in rows]
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 
+bits = QSGD(levels=127, bucket=256)  # 8 bits per number
+methods = {
+    "FedAvg": FedAvg(),
+    "SCAFFOLD": Scaffold(),
+    "DoubleSqueeze": DoubleSqueeze(),
+    "SSF": SSF(rank=0.1),
+    "SSF, 8 bits": SSF(rank=0.1, compressor=bits, down_compressor=bits, keep_control=True),
+}
 comparison = fedspan.compare(
-    {"FedAvg": FedAvg(), "SCAFFOLD": Scaffold(), "SSF": SSF(rank=0.1), "DoubleSqueeze": DoubleSqueeze()},
-    model, clients, test=(x[1500:], y[1500:]),
+    methods, model, clients, test=(x[1500:], y[1500:]),
     tune={"lr": [0.1, 0.3, 1.0, 3.0]}, seeds=3, budget="total=10MB", eval_every=5, jobs=2,
 )  # fmt: skip
 print(comparison)

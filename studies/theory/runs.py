@@ -90,6 +90,8 @@ def _experiment(table: dict[str, Any], base: dict[str, Any], divisor: int) -> Ex
         if "keep" in table:
             method = whole["method"]
             method["server_lr"] = table["keep"] / (method["lr"] * method["local_steps"])
+        if whole["method"]["name"] == "subavg":
+            del whole["method"]["correction"]
         specs.append((point, Spec.from_table(whole)))
     return Experiment(table["name"], table["title"], table["about"], specs)
 

@@ -90,7 +90,7 @@ def test_same_seed_same_weights() -> None:
 
 
 def test_in_the_whole_space_it_is_scaffold() -> None:
-    whole = ssf(projector={"name": "identity"})
+    whole = ssf(projector={"name": "identity"}, correction="always")
     scaffold = build("scaffold", lr=0.1, local_steps=4)
     a, b = (fedspan.fit(net(), blobs(), method=m, rounds=10, clients_per_round=2).model for m in (whole, scaffold))
     torch.testing.assert_close(flat(a), flat(b), rtol=1e-4, atol=1e-5)

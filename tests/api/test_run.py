@@ -63,7 +63,7 @@ def test_rows_and_files(tmp_path: Path) -> None:
         assert {"round", "up_bytes", "down_bytes", "seconds", "rel_err", "loss"} <= set(row)
     assert found[0]["rel_err"] == 1.0
     assert found[-1]["rel_err"] < 1
-    assert found[-1]["up_bytes"] == 40 * 10 * 20 * 10 * 4
+    assert found[-1]["up_bytes"] == 40 * 10 * (20 * 10 + 2) * 4
     model = safetensors.torch.load((tmp_path / "o" / "model.safetensors").read_bytes())
     assert model["X"].shape == (10, 100)
     clients = (tmp_path / "o" / "clients.csv").read_text().splitlines()

@@ -25,7 +25,7 @@ def gaps(loop: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("rank", [1, 3, 5, 12])
 def test_ssf_sends_r_up_and_min_of_missed_and_whole_down(rank: int) -> None:
-    method = build("ssf", projector={"name": "gaussian", "rank": rank})
+    method = build("ssf", correction="always", projector={"name": "gaussian", "rank": rank})
     problem = small()
     transport = WireTransport(method, problem)
     loop = start(method, problem, transport=transport)
@@ -113,7 +113,8 @@ def test_doublesqueeze_sends_the_codes_that_were_missed_or_the_model(k: int) -> 
 
 def test_the_papers_control_rule_costs_twice_the_uplink() -> None:
     exact, paper = (
-        advance(start(build("ssf", projector=GAUSSIAN, control=rule), small()), 9) for rule in ("exact", "paper")
+        advance(start(build("ssf", correction="always", projector=GAUSSIAN, control=rule), small()), 9)
+        for rule in ("exact", "paper")
     )
     assert paper.ledger.up.sum() == 2 * exact.ledger.up.sum()
 

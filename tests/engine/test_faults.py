@@ -119,6 +119,21 @@ def count_calls(folder: Path) -> int:
     return len(seen)
 
 
+def test_a_finished_run_that_is_killed_while_it_is_made_longer_can_be_read_and_resumed(tmp_path: Path) -> None:
+    """The file that vouches for the history is gone before the history changes."""
+    fedspan.run(SPEC, tmp_path / "short", keep_checkpoint=True)
+    longer = SPEC | {"rounds": 6}
+    whole = fedspan.run(longer, tmp_path / "whole")
+    for at in range(24):
+        place = shutil.copytree(tmp_path / "short", tmp_path / f"{at}")
+        with faults("crash", at):
+            try:
+                fedspan.run(longer, place, resume=True)
+            except KilledError:
+                assert fedspan.load(place).status in ("finished", "interrupted"), f"call {at}"
+        assert same(fedspan.run(longer, place, resume=True), whole), f"call {at}"
+
+
 EVERY = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 

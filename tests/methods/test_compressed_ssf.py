@@ -73,7 +73,7 @@ def test_rank_and_bits_multiply() -> None:
     """A tenth of the directions at eight bits: a fortieth of FedAvg's uplink, and one scale."""
     problem = small(torch.float32, dim=200, outputs=5)
     small_up = {"name": "qsgd", "levels": 127}
-    ssf = advance(start(build("ssf", rank=0.1, compressor=small_up), problem), 4).ledger.up.sum()
+    ssf = advance(start(build("ssf", correction="always", rank=0.1, compressor=small_up), problem), 4).ledger.up.sum()
     fedavg = advance(start(build("fedavg"), problem), 4).ledger.up.sum()
     assert ssf == fedavg / 40 + 4 * 3 * 4
     with pytest.raises(SpecError, match="and ssf needs a contractive one"):
@@ -87,7 +87,7 @@ def test_rank_and_bits_multiply() -> None:
 def test_with_momentum_in_the_whole_space_it_is_scafcom(compressor: dict[str, Any], clients_per_round: int) -> None:
     """The same codes of the same running means: model, controls, and what is yet to be sent."""
     shared = {"compressor": compressor, "beta": 0.3, "server_lr": 0.6}
-    ssf = start(build("ssf", projector={"name": "identity"}, **shared), small(), clients_per_round)
+    ssf = start(build("ssf", correction="always", projector={"name": "identity"}, **shared), small(), clients_per_round)
     scafcom = start(build("scafcom", **shared), small(), clients_per_round)
     for _ in range(ROUNDS):
         advance(ssf, 1)
@@ -119,7 +119,10 @@ def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:
     """c = mean c_i as without it; and with one bit a number it ends nearer to the optimum, where a_i is noise."""
     ends = {}
     for beta in (1.0, 0.2):
-        loop = start(build("ssf", projector=GAUSSIAN, compressor={"name": "sign"}, beta=beta, lr=0.01), small())
+        loop = start(
+            build("ssf", projector=GAUSSIAN, compressor={"name": "sign"}, beta=beta, lr=0.01, correction="always"),
+            small(),
+        )
         errors = []
         for _ in range(40):
             advance(loop, 20)

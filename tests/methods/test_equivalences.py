@@ -24,7 +24,9 @@ def test_ssf_in_the_whole_space_is_scaffold(clients_per_round: int, server_lr: f
     problem = small()
     full = {"name": "gaussian", "rank": 1.0}  # an orthonormal basis of everything, not the identity
     for projector in ({"name": "identity"}, full):
-        ssf = start(build("ssf", projector=projector, server_lr=server_lr), problem, clients_per_round)
+        ssf = start(
+            build("ssf", correction="always", projector=projector, server_lr=server_lr), problem, clients_per_round
+        )
         scaffold = start(build("scaffold", server_lr=server_lr), problem, clients_per_round)
         for _ in range(ROUNDS):
             advance(ssf, 1)
@@ -229,7 +231,7 @@ def test_qsparse_is_error_feedback_with_another_compressor() -> None:
 
 def test_with_momentum_ssf_in_the_whole_space_is_scaffold() -> None:
     problem = small()
-    ssf = start(build("ssf", projector={"name": "identity"}, momentum=0.6), problem)
+    ssf = start(build("ssf", correction="always", projector={"name": "identity"}, momentum=0.6), problem)
     scaffold = start(build("scaffold", momentum=0.6), problem)
     advance(ssf, ROUNDS)
     advance(scaffold, ROUNDS)
@@ -239,7 +241,9 @@ def test_with_momentum_ssf_in_the_whole_space_is_scaffold() -> None:
 
 def test_momentum_sends_the_end_point_too_and_goes_faster() -> None:
     problem = small(batch="full")
-    plain, heavy = (start(build("ssf", projector=GAUSSIAN, momentum=beta), problem) for beta in (0.0, 0.5))
+    plain, heavy = (
+        start(build("ssf", correction="always", projector=GAUSSIAN, momentum=beta), problem) for beta in (0.0, 0.5)
+    )
     advance(plain, 60)
     advance(heavy, 60)
     assert heavy.ledger.up.sum() == 2 * plain.ledger.up.sum()

@@ -45,7 +45,10 @@ def test_scaffold(tmp_path: Path, option: str, uplink: str, server_lr: float) ->
 @pytest.mark.parametrize("control", ["exact", "paper"])
 @pytest.mark.parametrize("projector", PROJECTORS)
 def test_ssf(tmp_path: Path, projector: str, control: str, refresh: int, server_lr: float) -> None:
-    compare(tmp_path, projected("ssf", projector, control=control, refresh=refresh, server_lr=server_lr))
+    compare(
+        tmp_path,
+        projected("ssf", projector, correction="always", control=control, refresh=refresh, server_lr=server_lr),
+    )
 
 
 @pytest.mark.parametrize(("refresh", "server_lr"), [(1, 1.0), (3, 0.7)])
@@ -83,8 +86,8 @@ MIXED = [
     {"name": "fedavgm", "server_momentum": 0.9},
     {"name": "fedadam", "server_lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 1e-2},
     *({"name": "scaffold", "option": option, "uplink": uplink} for option, uplink in SCAFFOLDS),
-    projected("ssf", "gaussian", refresh=3),
-    projected("ssf", "hadamard", control="paper"),
+    projected("ssf", "gaussian", refresh=3, correction="always"),
+    projected("ssf", "hadamard", control="paper", correction="always"),
     projected("subavg", "gaussian"),
     {"name": "fedit", "rank": R},
     {"name": "ffalora", "rank": R},

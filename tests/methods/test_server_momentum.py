@@ -46,7 +46,7 @@ def test_at_full_rank_it_is_fedavgm(name: str, settings: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("settings", [{}, {"extrapolate": True}, {"correction": "tested"}, {"correction": "never"}])
 def test_at_full_rank_ssf_is_scaffold_with_the_same_momentum(settings: dict[str, Any]) -> None:
-    both = {"server_momentum": BETA, "server_lr": 0.7, **settings}
+    both = {"server_momentum": BETA, "server_lr": 0.7, "correction": "always", **settings}
     ssf, scaffold = build("ssf", projector={"name": "identity"}, **both), build("scaffold", **both)
     found, wanted = (model(advance(start(one, small(), 3), 30)) for one in (ssf, scaffold))
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)

@@ -32,7 +32,7 @@ DELTA, CANARY, KEY = 1e-3, 6, bytes(32)
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {"uplink": "control"},
-    "ssf": {"projector": {"name": "coordinate", "rank": 6}},
+    "ssf": {"projector": {"name": "coordinate", "rank": 6}, "correction": "always"},
     "subavg": {"projector": {"name": "coordinate", "rank": 6}, "server_momentum": 0.5},
 }
 

@@ -26,7 +26,7 @@ from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
 
 KEY = bytes(range(32))
-SSF = {"projector": {"name": "coordinate", "rank": 4}}
+SSF: dict[str, Any] = {"projector": {"name": "coordinate", "rank": 4}, "correction": "always"}
 CONTROL = {"uplink": "control"}
 
 
@@ -144,7 +144,13 @@ def test_noise_of_the_sum_is_sigma_times_the_clip(cohort: int, noise_at: Any) ->
 
 
 def test_an_empty_cohort_releases_noise_and_is_counted() -> None:
-    for name, own in (("ssf", SSF), ("fedavg", {}), ("scaffold", CONTROL), ("subavg", SSF), ("ffalora", {"rank": 3})):
+    for name, own in (
+        ("ssf", SSF),
+        ("fedavg", {}),
+        ("scaffold", CONTROL),
+        ("subavg", {"projector": SSF["projector"]}),
+        ("ffalora", {"rank": 3}),
+    ):
         loop = begun(name, small(), Privacy(clip=1.0, noise=1.0), cohort=1, **own)
         assert loop.privacy is not None
         loop.privacy.q = 1e-9  # nobody ever takes part

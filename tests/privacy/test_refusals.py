@@ -53,7 +53,6 @@ def test_wrong_values(own: dict[str, Any], words: str) -> None:
         ({"callbacks": [{"name": "training_loss"}]}, "callback TrainingLoss computes on the clients' data"),
         ({"method": SSF, "engine": {"compact_states": True}}, "`compact_states` does not know of `leak`"),
         ({"method": SSF | {"extrapolate": True}}, "`extrapolate` True is not for ssf with `privacy`"),
-        ({"method": SSF | {"correction": "tested"}}, "`correction` 'tested' is not for ssf with `privacy`"),
         ({"method": SSF | {"compressor": {"name": "topk", "k": 2}}}, "`compressor` 'topk' is not for ssf"),
         ({"method": SSF | {"keep_control": True}}, "`keep_control` True is not for ssf with `privacy`"),
         ({"method": {"name": "scaffold", "lr": 0.1}}, "`uplink` 'one' is not for scaffold.* set it to 'control'"),
@@ -66,6 +65,15 @@ def test_settings_for_which_epsilon_would_be_wrong(change: dict[str, Any], words
     privacy = {"clip": 1.0, "noise": 1.0, "leak": 0.1}
     with pytest.raises(SpecError, match=words):
         fedspan.run(PRIVATE | {"privacy": privacy} | change, progress=False)
+
+
+def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:
+    """The default of SSF works; the spec and the history tell that there was no test."""
+    result = fedspan.run(PRIVATE | {"method": SSF, "privacy": {"clip": 1.0, "noise": 1.0}}, progress=False)
+    assert result.spec["method"]["correction"] == "always"
+    assert "correction_test" not in result.history[-1]
+    with pytest.raises(SpecError, match="`correction` 'tested' is not for ssf with `privacy`"):
+        check_method(build("ssf"), SETTINGS)
 
 
 def test_running_statistics_are_refused() -> None:

@@ -23,7 +23,7 @@ from fedspan.engine.simulator import Simulator
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_numbers import FixedPoint
 
-SSF = {"name": "ssf", "projector": {"name": "coordinate", "rank": 4}}
+SSF = {"name": "ssf", "projector": {"name": "coordinate", "rank": 4}, "correction": "always"}
 SECURE = {"secure": True, "secure_bits": 64}
 
 

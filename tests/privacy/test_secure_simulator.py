@@ -131,7 +131,7 @@ def test_clipped_numbers_are_an_event() -> None:
 
 def test_the_bytes_are_those_of_the_protocol() -> None:
     """Per client: keys 96 up; shares of 94 bytes each; 4 bytes per number and one more; 33 bytes per share again."""
-    method, problem = build("ssf", **COORDINATES), small()
+    method, problem = build("ssf", correction="always", **COORDINATES), small()
     loop, plain = (
         advance(one, 1) for one in (secure(method, problem, Privacy(secure=True)), start(method, problem, 4))
     )

@@ -164,7 +164,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults_on_the_grid_are_events(kind: str, tmp_path: Path) -> None:
     fault, words = FAULTS[kind]
-    spec = spec_of()
+    spec = spec_of(SSF | {"correction": "always"})  # whose replies are `a` alone
     result = serve(spec, Lossy(spec, tmp_path / "states", {2: fault, 7: fault}), tmp_path / "out")
     events = events_of(result)
     assert len(events) == 2

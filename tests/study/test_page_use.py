@@ -32,7 +32,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a comparison that was resumed."""
     place = tmp_path_factory.mktemp("compared")
     (place / "base.toml").write_text(tomli_w.dumps(TABLE))
-    study = requested([place / "base.toml"], methods=["ssf as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"], seeds=2)
+    study = requested(
+        [place / "base.toml"], methods=["ssf:correction=always as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"], seeds=2
+    )
     for line in ("fedspan compare base.toml --out out", "fedspan compare base.toml --resume --out out"):
         command.compare(study, place / "out", resume="--resume" in line, formats=["html"], line=line, console=QUIET)
     return place / "out" / "index.html"

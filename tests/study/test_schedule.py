@@ -120,3 +120,14 @@ def _one_by_one(todo: Schedule, order: list[str]) -> Any:
         order.append(str(job.run_dir))
         yield job, execute._run(job, lambda *_: None)
         todo.done(job)
+
+
+def test_a_run_that_another_process_makes_longer_is_not_complete(tmp_path: Path) -> None:
+    """Its history has grown, and the file that tells how the shorter run ended may still be seen."""
+    spec, outcome = Spec.from_table(RUN | {"rounds": 2, "eval_every": 1}), tmp_path / "a" / "result.json"
+    execute.run(spec, tmp_path / "a", keep_checkpoint=True)
+    assert Job(spec, tmp_path / "a", 1).complete()
+    before = outcome.read_bytes()
+    execute.run(dataclasses.replace(spec, rounds=4), tmp_path / "a", resume=True)
+    outcome.write_bytes(before)
+    assert not Job(dataclasses.replace(spec, rounds=9), tmp_path / "a", 1).complete()

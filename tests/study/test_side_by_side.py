@@ -30,7 +30,8 @@ GAUSSIAN = {"name": "gaussian", "rank": 3}
 BASE: dict[str, Any] = {
     "rounds": 12,
     "eval_every": 2,
-    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "momentum": 0.5, "projector": GAUSSIAN},
+    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "momentum": 0.5, "projector": GAUSSIAN}
+    | {"correction": "always"},
     "task": SMALL,
     "batch_size": 4,
     "clients_per_round": 3,

@@ -10,9 +10,9 @@ from browsing import SHORT, browse, drawn
 from test_report import TABLE
 
 from fedspan.api.run import run
+from fedspan.core.method import DETAILS
 from fedspan.core.spec import Spec
 from fedspan.study import report
-from fedspan.study.chart import SWITCH
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_history_has_the_switch_and_its_test(page: Path) -> None:
-    assert all(f'"{name}":' in page.read_text("utf-8") for name in SWITCH)
+    assert all(f'"{name}":' in page.read_text("utf-8") for name in DETAILS)
 
 
 @drawn

@@ -11,6 +11,7 @@ from rich.progress import Progress as Bars
 
 from fedspan.core import registry
 from fedspan.core.callback import Callback
+from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Progress(Callback):
                 "no `test` or `validation` is given: only the loss on a sample of the training data is reported",
                 console,
             )
-        values = "  ".join(f"{name} {value.mean():.4g}" for name, value in row.metrics.items())
+        values = "  ".join(f"{name} {value.mean():.4g}" for name, value in row.metrics.items() if name not in DETAILS)
         sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
         of_all = "" if self.rounds is None else f"/{self.rounds}"
         say(f"round {row.round}{of_all}  {values}  {sizes}", console)

@@ -92,16 +92,18 @@ def _say_how_to_resume(run_dir: Path | None) -> None:
 def _show(result: Result) -> None:
     """The last evaluation of each seed."""
     from fedspan.cli._tables import console, say, size, table
+    from fedspan.core.method import DETAILS
 
     if result.lr_search is not None:
         found = ", ".join(f"{name} = {value:.4g}" for name, value in result.lr_search["values"].items())
         cost = result.lr_search.get("cost")
         say(f"found: {found}" + (f" (search: {cost}, by the {result.lr_search['metric']})" if cost else ""))
-    heads = ("seed", "status", "round", *result.metrics, "up", "down", "seconds")
+    metrics = [name for name in result.metrics if name not in DETAILS]
+    heads = ("seed", "status", "round", *metrics, "up", "down", "seconds")
     rows = []
     for seed, status, lines in zip(result.seeds, result.statuses, result.runs, strict=True):
         last = lines[-1]
-        values = ["-" if last.get(name) is None else f"{last[name]:.4g}" for name in result.metrics]
+        values = ["-" if last.get(name) is None else f"{last[name]:.4g}" for name in metrics]
         sizes = [size(last[name]) for name in ("up_bytes", "down_bytes")]
         rows.append([str(seed), status, str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}"])
     console.print(table(heads, rows, left=2))

@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ ClientState = TypeVar("ClientState")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
 Measures = Mapping[str, npt.NDArray[np.float64]]
+DETAILS = ("correction", "correction_test")  # measures in the history and on pages, not in lines of text
 LearningRate = float | Literal["search", "auto"]
 
 
@@ -149,6 +150,10 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
     def spans_run(self) -> bool:
         """Whether the numbers of a round depend on the length of the run, so that it cannot be made longer later."""
         return False
+
+    def without_tests(self) -> Self:
+        """The method without what it measures to decide: for differential privacy, and for trials of a few rounds."""
+        return self
 
     @property
     def needs_each_reply(self) -> bool:

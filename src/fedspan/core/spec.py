@@ -92,6 +92,8 @@ class Spec(Settings):
         at_least("seed", self.seed, 0)
         if self.seed >= 2**64:
             raise SpecError(f"`seed` must be below 2**64, got {shown(self.seed)}")
+        if self.dp is not None:
+            object.__setattr__(self, "method", self.method.without_tests())
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
         for one in self.callbacks:
             registry.check_types(one)

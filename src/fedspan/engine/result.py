@@ -16,6 +16,7 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.method import DETAILS
 from fedspan.core.sealed import read_table, write_table
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
@@ -193,7 +194,8 @@ class Result:
         ends = [lines[-1] for lines in self.runs if lines]
         last = ends[-1] if ends else {}
         known = {name: [end[name] for end in ends if end.get(name) is not None] for name in self.metrics}
-        values = [f"{name}={sum(every) / len(every):.4g}" for name, every in known.items() if every]
+        known = {name: every for name, every in known.items() if every and name not in DETAILS}
+        values = [f"{name}={sum(every) / len(every):.4g}" for name, every in known.items()]
         values += [f"means of {len(ends)} seeds"] if len(ends) > 1 else []
         together = " in all" if len(ends) > 1 else ""
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"

@@ -239,9 +239,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         files.start = meta.get("start", files.start)
     else:
         files.save()  # first of all: from here on the run can be resumed
+    remove(out / OUTCOME)  # before the files that it vouches for are changed
     write_atomic(out / SPEC, spec.toml().encode())
     files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
-    remove(out / OUTCOME)
     files.audit = Audit(loop, spec)
     loop._each_round = [*loop._each_round, files.audit]
     if keeping.checkpoint_every is not None:

@@ -19,8 +19,8 @@ trial that fails costs little. Clients compute c_i from their gradients alone, s
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -35,15 +35,15 @@ SHARE = 0.25  # of the clients that correct in a trial
 
 
 class First:
-    """A direction that remembers its first value."""
+    """A direction that remembers the product of its first value with u, one number per client."""
 
-    def __init__(self, direction: Direction) -> None:
-        self.direction, self.value = direction, torch.empty(0)
+    def __init__(self, direction: Direction, u: Vector) -> None:
+        self.direction, self.u, self.along = direction, u, torch.empty(0)
 
     def __call__(self, y: Vector) -> Vector:
         g = self.direction(y)
-        if not self.value.numel():
-            self.value = g.clone()  # the next call may overwrite it
+        if not self.along.numel():
+            self.along = (self.u * g).sum(-1, keepdim=True)
         return g
 
 
@@ -62,6 +62,10 @@ class Correction:
         """Whether the server switches the correction."""
         return self.correction == "tested"
 
+    def without_tests(self) -> Self:
+        """All clients correct: with privacy the two numbers would be clipped, and trials end before the first test."""
+        return replace(self, correction="always") if self.tests else self
+
     def no_tests(self, x0: Vector) -> Vector:
         """What the server knows before the first test: the switch, s̄, k, and the round of the next trial."""
         return x0.new_zeros(*x0.shape[:-1], 4 if self.tests else 0, dtype=torch.float64)
@@ -79,34 +83,32 @@ class Correction:
         coin = seeds.uniform(seeds.children(seeds.keys(rnd.seeds, "trial", rnd.t)[:, None], rnd.ids), 1)
         return ((switch == ON) | ((switch == TRIAL) & torch.from_numpy(coin < SHARE))).to(rnd.layout.dtype)
 
-    def measured(self, v: Vector, Pc: Vector, b: Vector, mean: Vector, first: Vector, steps: int) -> Vector:
-        """(n_i, d_i) of a cohort; `mean` and `first` are of the directions P g_i − b v."""  # 1, 2
-        later = (steps * mean - first) / (steps - 1) if steps > 1 else mean
-        h = later + b * v
-        counts = b * ((v + Pc) != 0).any(-1, keepdim=True)
-        return torch.cat([counts * (v * (h - Pc)).sum(-1, keepdim=True), counts * (v * v).sum(-1, keepdim=True)], -1)
+    def measured(self, u: Vector, Pc: Vector, b: Vector, mean: Vector, first: Vector, steps: int) -> Vector:
+        """(n_i, d_i) of a cohort, from u = −v, the mean of the directions P g_i − b v, and ⟨u, the first of them⟩."""
+        along = (u * mean).sum(-1, keepdim=True)
+        along = (steps * along - first) / (steps - 1) if steps > 1 else along  # 1: ⟨u, h − b v⟩
+        size = (u * u).sum(-1, keepdim=True)
+        n = b * size + (u * Pc).sum(-1, keepdim=True) - along
+        return b * (u != Pc).any(-1, keepdim=True) * torch.cat([n, size], -1)  # 2
 
     def judged(self, test: Vector, sums: Vector, rho: float, rnd: Round) -> Vector:
         """What the server knows after the replies of a round, from the mean of (n_i, d_i)."""
-        mode, mean, count, due = test.split(1, -1)
-        n, d = sums.to(test.dtype).split(1, -1)
+        if test.is_meta:  # a rehearsal without numbers
+            return test
+        known = test.numpy(force=True).copy()  # a few numbers: numpy handles them faster than torch
+        mode, mean, count, due = np.moveaxis(known, -1, 0)
+        n, d = np.moveaxis(sums.double().numpy(force=True), -1, 0)
         told = d > 0
-        count = torch.where(told, count + 1, count)
-        s = (n / torch.where(told, d, torch.ones_like(d))).clamp(0, 1)  # 3
-        mean = torch.where(told, mean + 3 / (count + 2) * (s - mean), mean)  # 4
+        count[told] += 1
+        s = np.clip(n[told] / d[told], 0, 1)  # 3
+        mean[told] += 3 / (count[told] + 2) * (s - mean[told])  # 4
         failed = told & (mean <= 0.5)
-        mode = torch.where(failed, torch.full_like(mode, OFF), torch.where(told, torch.full_like(mode, ON), mode))  # 5
-        due = torch.where(failed, torch.full_like(due, 2 * (rnd.t + 1)), due)
-        return self.begun(torch.cat([mode, mean, count, due], -1), rho, rnd)
-
-    def begun(self, test: Vector, rho: float, rnd: Round) -> Vector:
-        """The same with a trial begun in the next round, where one is due."""
-        mode, mean, count, due = test.split(1, -1)
-        filled = 2 * rnd.clients / (rho * max(rnd.ids.shape[1], 1))
-        starts = (mode == OFF) & (due.clamp(min=filled) <= rnd.t + 1)
-        zero = torch.zeros_like(mode)
-        mode = torch.where(starts, torch.full_like(mode, TRIAL), mode)
-        return torch.cat([mode, torch.where(starts, zero, mean), torch.where(starts, zero, count), due], -1)
+        mode[told] = ON  # 5
+        mode[failed] = OFF
+        due[failed] = 2 * (rnd.t + 1)
+        starts = (mode == OFF) & (np.maximum(due, 2 * rnd.clients / (rho * max(rnd.ids.shape[1], 1))) <= rnd.t + 1)
+        mode[starts], mean[starts], count[starts] = TRIAL, 0, 0
+        return torch.from_numpy(known).to(test.device)
 
     def test_values(self, test: Vector) -> dict[str, np.ndarray]:
         """For the history: whether the correction is on, and s̄."""

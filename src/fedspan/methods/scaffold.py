@@ -103,7 +103,7 @@ class Scaffold(
         u, b = c - c_i, self.corrects(down.switch, rnd)
         direction = first = f.direction(u if b is None else b * u)
         if self.tests:
-            direction = first = First(direction)
+            direction = first = First(direction, u)
         if not self.solver.plain:
             direction = Averaged(direction)
         dy = self.descend(x, direction, self.rate(rnd)).sub_(x)  # 10
@@ -114,7 +114,7 @@ class Scaffold(
         elif b is not None:
             mean = dy / (-self.local_steps * self.rate(rnd)) if mean is None else mean
             dc = mean - c + (1 - b) * u
-            test = self.measured(-u, c, b, mean, first.value, self.local_steps) if isinstance(first, First) else None
+            test = self.measured(u, c, b, mean, first.along, self.local_steps) if isinstance(first, First) else None
         elif mean is not None:
             dc = mean - c
         elif self.uplink != "one":

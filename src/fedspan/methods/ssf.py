@@ -23,8 +23,9 @@ below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c
 Outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
 al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers of its own memory.
 
-With correction = "never" line 4 leaves out u, with "tested" the server decides it by a test (`_correction`). Lines 5
-to 8 stay the same: a_i ← −z/(η_l K) − u − P c where u was left out.
+The paper always corrects; that is correction = "always". By default, "tested", the server decides by a test whether
+line 4 uses u (`_correction`), and with "never" line 4 leaves out u. Lines 5 to 8 stay the same: where u was left out,
+a_i ← −z/(η_l K) − u − P c.
 
 `_server_side` describes momentum, extrapolation and compression at the server. With a `down_compressor` P c is
 compressed too. Clients cancel its error: a_i = P ḡ_i − P c_i for whatever P c they were sent, and at the optimum c = 0.
@@ -112,6 +113,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
 
     controls = ("c",)
     uses_mean_only = True
+    correction: Literal["always", "tested", "never"] = "tested"  # whether clients correct local steps; paper: "always"
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
     beta: float = 1.0  # β: weight of this round's gradient in what is compressed
@@ -184,7 +186,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         u, b = Pc - P @ client.c, self.corrects(down.switch, rnd)  # 3
         direction = first = f.restrict(x, P, plus=u if b is None else b * u)
         if self.tests:
-            direction = first = First(direction)
+            direction = first = First(direction, u)
         if not self.solver.plain:
             direction = Averaged(direction)
         D = self.scales(v, P) if self.scaled else None
@@ -195,7 +197,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         a = mean - Pc if b is None else mean - Pc + (1 - b) * u  # 5
         test = None
         if isinstance(first, First) and b is not None:
-            test = self.measured(-u, Pc, b, mean, first.value, self.local_steps)
+            test = self.measured(u, Pc, b, mean, first.along, self.local_steps)
         Pg = a + P @ client.c if self.control == "paper" else None
         a, unsent = self._running_mean(client.u, a, P)  # 5'
         up = Up(a, Pg, None if self.solver.plain else z, None, test)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedspan.core.method import DETAILS
 from fedspan.study.budget import UNITS
 from fedspan.study.curves import TITLES, Axis, Curve, over_seeds
 from fedspan.study.model import Goal, Part, goal_of
@@ -20,7 +21,6 @@ from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled
 FEWER = 70  # rows on each axis of a line, where a part has several rows
 BYTES: tuple[Axis, ...] = ("up", "total")
 DIGITS: dict[Axis, int] = {"seconds": 4, "up": 5, "total": 5}
-SWITCH = ("correction", "correction_test")  # whether the correction of local steps is on, and its test
 Scales = dict[Axis, float]
 
 
@@ -31,7 +31,7 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     a tested correction found is drawn below every metric.
     """
     known = list(dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)]))
-    metrics = [name for name in known if name in (part.metric, *SWITCH)] if len(part.rows) > 1 else known
+    metrics = [name for name in known if name in (part.metric, *DETAILS)] if len(part.rows) > 1 else known
     goals = {name: goal_of(name) for name in metrics} | {part.metric: part.goal}
     most = max((float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0)
     unit, size = next((u for u in reversed(UNITS.items()) if most >= u[1]), ("B", 1.0))

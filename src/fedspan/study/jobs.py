@@ -11,10 +11,10 @@ from typing import Any
 
 from fedspan.core import registry
 from fedspan.core.errors import FedspanError
+from fedspan.core.sealed import read_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.outcome import OUTCOME
-from fedspan.engine.result import load
 from fedspan.study.fingerprint import digest, fingerprint
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
@@ -42,7 +42,12 @@ class Job:
         return len(enough) == self.seeds and (all(enough) or self._stopped())
 
     def _stopped(self) -> bool:
-        return (self.run_dir / OUTCOME).exists() and load(self.run_dir).status.startswith("stopped")
+        """Whether a callback ended the run. Another job may be running it longer, so its files are not checked."""
+        try:
+            statuses = read_table(self.run_dir / OUTCOME)["statuses"]
+        except FileNotFoundError:
+            return False
+        return all(one.startswith(("stopped", "diverged")) for one in statuses)
 
     def ended(self) -> bool:
         """Whether there is nothing more to wait for."""

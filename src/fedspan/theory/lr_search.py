@@ -201,7 +201,8 @@ class TrialRunner:
         done: Sequence[RateTrial], keep: Callable[[RateTrial], None], aggregator: Aggregator | None = None,
     ) -> None:  # fmt: skip
         self.done, self.keep, self.aggregator = list(done), keep, aggregator
-        self.method, self.problem, self.clients_per_round, self.rounds = method, problem, clients_per_round, rounds
+        self.method, self.problem = method.without_tests(), problem
+        self.clients_per_round, self.rounds = clients_per_round, rounds
         start = problem.evaluate(problem.x0, problem.buffers0)
         self.metric = next((name for name in ("rel_err", "validation_loss") if name in start), TRAINING_LOSS)
         if self.metric == TRAINING_LOSS:

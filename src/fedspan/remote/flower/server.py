@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_line
-from fedspan.core.method import Round
+from fedspan.core.method import DETAILS, Round
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Line, Loop, Row
@@ -199,7 +199,7 @@ class RunLog(Callback):
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """After every evaluation."""
-        values = "  ".join(f"{name} {value[0]:.4g}" for name, value in row.metrics.items())
+        values = "  ".join(f"{name} {value[0]:.4g}" for name, value in row.metrics.items() if name not in DETAILS)
         sizes = f"{row.up_bytes[0] / 1e6:.3f} MB up  {row.down_bytes[0] / 1e6:.3f} MB down"
         log.info("fedspan round %d of %d  %s  %s", row.round, self.total, values, sizes)
 

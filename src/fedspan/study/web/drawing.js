@@ -156,10 +156,11 @@ const nameInside = ({ lines, area, x, y, stops, marks, side, atEdge }) => {
 
 // Below the plot: s̄ of each tested correction, thick where the correction is on; above ½ it pays.
 const STRIP = 92;
-const drawStrip = ({ lines, area, strip, x }) => {
+const drawStrip = ({ lines, area, strip, x, width }) => {
   if (!strip) return [];
   const y = scale(0, 1, false, strip.bottom, strip.top);
-  const parts = [svg("text", { class: "caption", x: area.left, y: strip.top - 7 }, "Test of the correction, s̄: above ½ it pays. Thick: on.")];
+  const caption = width < 480 ? "Test of the correction. Thick: on." : "Test of the correction, s̄: above ½ it pays. Thick: on.";
+  const parts = [svg("text", { class: "caption", x: area.left, y: strip.top - 7 }, caption)];
   for (const [value, text] of [[0, "0"], [0.5, "½"], [1, "1"]]) {
     const rule = value === 0.5 ? "limit" : "grid";
     parts.push(svg("line", { class: rule, x1: area.left, x2: area.right, y1: y(value), y2: y(value) }));
