@@ -37,7 +37,7 @@ from torch import nn
 
 from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import memory
 from fedspan.costs.model import ModelRequest, comparable

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.config import Participation, Settings
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
@@ -38,7 +38,7 @@ EVERY = 5  # rounds between two evaluations
 
 def accuracies(table: dict[str, Any], problem: Problem, rounds: int) -> list[float]:
     """Test accuracy at every evaluation, 0 after a divergence."""
-    method = registry.build("method", table)
+    method = building.build("method", table)
     loop = Loop(method, problem, Simulator(method, problem), problem.seeds, 5)
     found = [0.0 if row.diverged.any() else float(row.metrics["accuracy"][0]) for row in loop.rows(rounds, EVERY)]
     return found + [0.0] * (rounds // EVERY + 1 - len(found))
@@ -67,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     problems = [
-        registry.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
+        building.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
         for seed in range(args.seeds)
     ]
     base = {"name": args.method, "local_steps": 5, "projector": {"name": args.projector, "rank": args.rank}}

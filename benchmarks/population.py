@@ -29,11 +29,12 @@ import torch
 from torch import nn
 
 import fedspan
+from fedspan.api.step_size import resolve
 from fedspan.core import checkpoint
 from fedspan.core.config import Engine
 from fedspan.core.layout import Block, Layout
 from fedspan.costs.traffic import FlatProblem
-from fedspan.engine.loop import Loop, resolve
+from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.remote.messages import Agreement, RoundMessage

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from fedspan.checks.bench import settings
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.config import Participation, Settings
-from fedspan.core.method import Round
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
+from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.client_data import as_client_data
@@ -51,7 +51,7 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float) -> None:
     problem = Regression(clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0).build(
         (0,), settings(10)
     )
-    method = registry.build("method", {"name": name, "local_steps": 5} | own)
+    method = building.build("method", {"name": name, "local_steps": 5} | own)
     made = Mechanism.of(Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, ROUNDS)
     end = Simulator(method, problem, participation=Participation(weights="uniform", screen=None))
     loop = Loop(method, problem, end, (0,), COHORT, rounds=ROUNDS, privacy=made)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.config import Settings
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
@@ -55,7 +55,7 @@ def metrics(method: Any, problem: Problem, lr: float, rounds: int, every: int, c
 def measure(table: dict[str, Any], het: float, rounds: int, seed: int) -> dict[str, Any]:
     """A search on the toy problem and the grid."""
     problem = Regression(het=het).build((seed,), Settings(batch_size=20))
-    method = registry.build("method", table)
+    method = building.build("method", table)
 
     def tail(lr: float) -> float:
         errors = metrics(method, problem, lr, rounds, rounds // 100, COHORT, "rel_err")

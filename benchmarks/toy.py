@@ -19,7 +19,7 @@ from types import ModuleType
 import bench  # first: it sets the number of threads
 import torch
 
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.config import Settings
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -45,9 +45,9 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
     settings = {"name": method, "lr": 1e-3, "local_steps": 5}
     if method == "ssf":
         settings |= {"projector": {"name": "gaussian", "rank": 20}, "correction": "always"}  # as in the yardstick
-    built = registry.build("method", settings)
+    built = building.build("method", settings)
     of_runs = tuple(range(seeds))
-    task = registry.build("task", {"name": "regression", "het": 2.0, "clients": clients})
+    task = building.build("task", {"name": "regression", "het": 2.0, "clients": clients})
     problem = task.build(of_runs, Settings(batch_size=20))
     return Loop(built, problem, Simulator(built, problem), of_runs, 10)
 

@@ -13,7 +13,7 @@ import torch
 
 from fedspan.checks import bench
 from fedspan.checks.bench import Scripted, WireTransport, advance, model, settings, small, start  # noqa: F401
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.callback import Callback
 from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
@@ -149,7 +149,7 @@ RUN: dict[str, Any] = {
 
 def build(name: str, **own: Any) -> Method[Any, Any, Any, Any]:
     """A method with small defaults."""
-    return registry.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | own)
+    return building.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | own)
 
 
 def takes(name: str, field: str) -> bool:

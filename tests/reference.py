@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from conftest import settings
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.projector import draw
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -222,8 +222,8 @@ def compare(
         A[i, counts[i] :] = B[i, counts[i] :] = np.nan  # rows that do not exist
     np.savez(path / "data.npz", A=A, B=B, **({"n": counts} if unequal else {}))
 
-    method = registry.build("method", {"lr": LR, "local_steps": STEPS, **spec})
-    task = registry.build("task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG})
+    method = building.build("method", {"lr": LR, "local_steps": STEPS, **spec})
+    task = building.build("task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG})
     problem = task.build(SEEDS, settings(batch, weights=weights))
     simulator = Simulator(method, problem)
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_pictures_are_drawn_from_their_sources(source: Path) -> None:
     words = {word for label in labels for word in re.findall(r"[\w./∇ᵀ]+", re.sub(r"<br>", " ", "".join(label)))}
     assert len(words) > 10
     assert not words - drawn
+
+
+def test_the_picture_of_the_packages_has_all_of_them() -> None:
+    """In the order of the layers that `lint-imports` checks."""
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    names = [name.rpartition(".")[2] for layer in layers for name in layer.split(" | ")]
+    assert {path.parent.name for path in (ROOT / "src/fedspan").glob("*/__init__.py")} == set(names)
+    labels = " ".join(re.findall(r'"(.*?)"', (ROOT / "docs/figures/rooms.mmd").read_text()))
+    assert not set(names) - set(re.findall(r"\w+", labels))
 
 
 def test_links_to_headings_work_on_github_too() -> None:

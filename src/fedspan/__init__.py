@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from fedspan.core.method import Method as Method
     from fedspan.core.method import Replayable as Replayable
     from fedspan.core.method import Restorable as Restorable
-    from fedspan.core.method import Round as Round
     from fedspan.core.metric import Metric as Metric
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from fedspan.core.privacy import Privacy as Privacy
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
+    from fedspan.core.round import Round as Round
     from fedspan.core.spec import Spec as Spec
     from fedspan.core.sync import Log as Log
     from fedspan.core.sync import ModelSync as ModelSync
@@ -68,6 +68,6 @@ if TYPE_CHECKING:
     from fedspan.study.compare import compare as compare
     from fedspan.study.compare import tune as tune
     from fedspan.study.comparison import Comparison as Comparison
-    from fedspan.study.propose import Link as Link
+    from fedspan.study.proposal import Link as Link
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

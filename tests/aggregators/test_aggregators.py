@@ -14,12 +14,12 @@ from fedspan.aggregators import CenteredClipping, GeometricMedian, Krum, Mean, M
 from fedspan.checks import aggregator_laws, part_laws
 from fedspan.checks.aggregator_laws import replies, round_of
 from fedspan.checks.law import BrokenError
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.config import Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 
@@ -51,7 +51,7 @@ def test_every_registered_aggregator_is_tested() -> None:
 @EVERY
 @pytest.mark.parametrize("law", part_laws.LAWS["aggregator"], ids=lambda law: law.__name__)
 def test_the_laws_hold(own: dict[str, Any], law: Any) -> None:
-    law(registry.build("aggregator", own))
+    law(building.build("aggregator", own))
 
 
 class First(Aggregator):

@@ -11,8 +11,9 @@ import torch
 from conftest import build, small
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import LogsChanges, Replayable, Restorable, Round, private_fields, restorable
+from fedspan.core.method import LogsChanges, Replayable, Restorable, private_fields, restorable
 from fedspan.core.objective import Objective
+from fedspan.core.round import Round
 from fedspan.methods.base import FullModel, LocalSteps
 from fedspan.remote.server import RemoteTransport
 

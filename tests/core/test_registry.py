@@ -10,7 +10,7 @@ import pytest
 
 from fedspan.cli._fields import settings
 from fedspan.compressors import QSGD, Compose, TopK
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError
 from fedspan.methods import EF, SSF, FedAvg
@@ -24,7 +24,7 @@ def test_a_name_or_a_table_is_as_good_as_the_value() -> None:
     assert EF(compressor={"name": "compose", "outer": "qsgd", "inner": "topk"}).compressor == Compose(  # type: ignore[arg-type]
         outer=QSGD(), inner=TopK()
     )
-    assert registry.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
+    assert building.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
 
 
 PARTS = ("projector", "compressor", "optimizer")
@@ -33,7 +33,7 @@ TAKES = [
     for of in ("method", *PARTS)
     for name, cls in registry.choices(of).items()
     if cls.__module__.startswith("fedspan.")
-    for field, kind in registry._choice_fields(cls)
+    for field, kind in building._choice_fields(cls)
     if kind in PARTS
 ]
 
@@ -52,14 +52,14 @@ def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(cls: type, 
     others = {"outer": QSGD(), "inner": TopK()} if cls is Compose else {}
     taken = 0
     for name, part in registry.choices(kind).items():
-        if not part.__module__.startswith("fedspan.") or registry._missing(part, ()):
+        if not part.__module__.startswith("fedspan.") or building._missing(part, ()):
             continue
         value = made(cls, others | {field: part()})
         assert value == made(cls, others | {field: name}) == made(cls, others | {field: {"name": name}})
         taken += not isinstance(value, str)
         if not isinstance(value, str):
             assert getattr(value, field) == part()
-            assert registry.make(cls, others | {field: name}) == value
+            assert building.make(cls, others | {field: name}) == value
     refuses = ("Scallion", "Scafcom", "FedSub")
     assert taken or (kind == "optimizer" and cls.__name__ in refuses)
 
@@ -99,7 +99,7 @@ class Outer:
 
 def test_tables_become_dataclasses() -> None:
     table = {"number": 1, "inner": {"size": 2}, "names": ["x"], "choices": ["qsgd", {"name": "topk", "k": 3}], "way": 4}
-    made = registry.make(Outer, table | {"by_name": {"b": 1, "a": 0.5}})
+    made = building.make(Outer, table | {"by_name": {"b": 1, "a": 0.5}})
     assert made == Outer(
         number=1, inner=Inner(size=2.0), names=("x",), choices=(QSGD(), TopK(k=3)), by_name={"b": 1, "a": 0.5}, way=4
     )
@@ -124,7 +124,7 @@ def test_tables_become_dataclasses() -> None:
 )
 def test_a_wrong_value_is_named_as_the_spec_has_it(table: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words) as error:
-        registry.make(Outer, table)
+        building.make(Outer, table)
     assert "\n" not in str(error.value)
 
 
@@ -133,9 +133,9 @@ def test_the_order_of_rank_patterns_is_part_of_a_value() -> None:
     assert one != other
     assert hash(one) != hash(other)
     for method in (one, other):
-        table = registry.describe(method)
+        table = building.describe(method)
         assert list(table["projector"]["rank"]) == list(method.projector.rank)  # type: ignore[arg-type]
-        assert registry.build("method", table) == method
+        assert building.build("method", table) == method
 
 
 def test_only_what_has_a_kind_can_be_registered() -> None:

@@ -19,7 +19,7 @@ from test_text_tasks import data  # noqa: F401
 
 from conftest import advance, start
 from fedspan.cli.app import app
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.footprint import Adapters
 from fedspan.core.spec import Spec
@@ -91,7 +91,7 @@ def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
         found = plan(ModelRequest(model=tmp_path, **given))
         trained = {row.method: row.trained for row in found.rows}
         for name in ("fedit", "ffalora"):  # no nearer than a whole rank allows
-            one, two = (registry.build("method", {"name": name, "rank": r}).footprint(found.layout) for r in (1, 2))
+            one, two = (building.build("method", {"name": name, "rank": r}).footprint(found.layout) for r in (1, 2))
             assert abs(trained[name] - trained["ssf"]) <= two.trained - one.trained
         assert trained["fedavg"] == trained["scaffold"] == found.layout.size == found.parameters
     some = plan(ModelRequest(model=tmp_path), ["subavg", "powersgd", "qsparse"])

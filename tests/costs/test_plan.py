@@ -19,7 +19,7 @@ from fedspan.api.fit import spec_of
 from fedspan.api.run import run
 from fedspan.cli import _plan_table
 from fedspan.cli.app import app
-from fedspan.core import registry, wire
+from fedspan.core import building, registry, wire
 from fedspan.core.layout import Block, Layout
 from fedspan.core.plugins import load_plugin
 from fedspan.core.projector import draw
@@ -84,7 +84,7 @@ def test_a_plan_is_what_the_run_then_costs() -> None:
     found = plan(spec)
     assert found.layout.size == found.parameters == 24
     for row in found.rows:
-        method = registry.build("method", sibling(spec, row.method, 0.1))
+        method = building.build("method", sibling(spec, row.method, 0.1))
         done = fedspan.run(dataclasses.replace(spec, method=method))
         assert (row.cost.up, row.cost.down) == (done.up_bytes, done.down_bytes), row.method
         assert row.memory is None  # not a network
@@ -93,7 +93,7 @@ def test_a_plan_is_what_the_run_then_costs() -> None:
 @pytest.mark.usefixtures("without_numbers")
 @pytest.mark.parametrize(("name", "settings"), every_method())
 def test_traffic_without_numbers_is_that_of_real_messages(name: str, settings: dict[str, Any]) -> None:
-    method = registry.build("method", {"name": name, "lr": 0.02, "local_steps": 2} | settings)
+    method = building.build("method", {"name": name, "lr": 0.02, "local_steps": 2} | settings)
     planned = cost(method, FlatProblem(LAYOUT, 5, buffers=6), 2, 5, 0)
 
     class Real(FlatProblem):
@@ -115,7 +115,7 @@ def test_traffic_without_numbers_is_that_of_real_messages(name: str, settings: d
 @pytest.mark.parametrize(("name", "settings"), every_method())
 def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str, Any]) -> None:
     """The first point that local steps start from, or the change of the adapters that is sent."""
-    method = registry.build("method", {"name": name, "lr": 0.02, "local_steps": 1} | settings)
+    method = building.build("method", {"name": name, "lr": 0.02, "local_steps": 1} | settings)
     footprint, seen = method.footprint(LAYOUT), []
 
     class Watched(FlatProblem):
@@ -192,7 +192,7 @@ def test_a_long_run_is_carried_on_from_its_first_rounds() -> None:
 @pytest.mark.parametrize("name", ["ssf", "powersgd", "fedsub"])
 def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     rank = {"rank": 1} if name == "powersgd" else {"rank": 0.2}
-    method = registry.build("method", {"name": name, "lr": 0.02} | rank)
+    method = building.build("method", {"name": name, "lr": 0.02} | rank)
     found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
     loop = start(method, FlatProblem(LAYOUT, 4), 4, traffic._Forgetful(method, FlatProblem(LAYOUT, 4)))
     advance(loop, 200)

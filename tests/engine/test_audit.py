@@ -21,9 +21,9 @@ from fedspan.cli import app as cli
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
 from fedspan.core.sealed import LONG, lines_text, read_lines, read_table, write_table
-from fedspan.engine import loop
 from fedspan.engine.audit import numbers, ranges
 from fedspan.engine.audit_report import trails
+from fedspan.engine.cohorts import cohort_of
 
 pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
 from cryptography.hazmat.primitives import serialization as pem
@@ -83,7 +83,7 @@ def test_the_command_tells_who_took_part(finished: Path) -> None:
 def test_the_trail_is_what_happened(finished: Path) -> None:
     (trail,) = trails(finished / "run")
     for t, clients in trail.rounds.items():
-        drawn = loop.cohort_of((0,), 7, 6, t).tolist()[0]
+        drawn = cohort_of((0,), 7, 6, t).tolist()[0]
         assert clients == sorted(set(drawn) - ({2} if t == 7 else set()))
     assert sorted(trail.rounds) == list(range(12))
     last = fedspan.load(finished / "run").history[-1]
@@ -245,7 +245,7 @@ def test_an_interrupted_run_goes_on_with_one_chain(tmp_path: Path) -> None:
     assert code == 0, told
     assert "resumed at round 7" in told
     (trail,) = trails(out)
-    assert trail.rounds == {t: sorted(loop.cohort_of((0,), 7, 3, t)[0]) for t in range(12)}
+    assert trail.rounds == {t: sorted(cohort_of((0,), 7, 3, t)[0]) for t in range(12)}
 
 
 def test_a_trail_that_was_changed_before_a_resume_stays_changed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 import fedspan
 from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
 from fedspan.engine import loop, running_mean, states
 from fedspan.engine.running_mean import RunningMean

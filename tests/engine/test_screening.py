@@ -19,6 +19,7 @@ from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
 from fedspan.engine import running_mean, states
+from fedspan.engine.cohorts import cohort_of
 from fedspan.engine.loop import Loop
 from fedspan.engine.screening import Screen
 from fedspan.engine.simulator import Simulator
@@ -58,7 +59,7 @@ def test_a_finite_reply_of_3e38_does_not_end_the_run(name: str, own: dict[str, A
     assert same(tensors(held.server), tensors(lost.server))
     assert same(tensors(clients.clients()), tensors(inner.clients()))
     assert (held.ledger.up == lost.ledger.up).all()
-    took_part = [t for t in when if liar in loops.cohort_of(problem.seeds, problem.clients, 5, t)]
+    took_part = [t for t in when if liar in cohort_of(problem.seeds, problem.clients, 5, t)]
     assert took_part
     told = [event for event in held.events if "left out" in event]
     assert [event.split(": reply")[0] for event in told] == [f"round {t}: client {liar}" for t in sorted(took_part)]
@@ -185,8 +186,8 @@ def test_on_a_network_a_reply_of_3e38_is_refused_and_its_client_rolled_back(
     advance(lost, 12)
     torch.testing.assert_close(loop.model(), lost.model(), rtol=1e-4, atol=1e-5)
     assert any("client 2: reply left out: its norm" in event for event in loop.events)
-    took_part = sum(2 in loops.cohort_of(problem.seeds, problem.clients, 5, t) for t in range(12))
-    left_out = sum(2 in loops.cohort_of(problem.seeds, problem.clients, 5, t) for t in (4, 5, 9))
+    took_part = sum(2 in cohort_of(problem.seeds, problem.clients, 5, t) for t in range(12))
+    left_out = sum(2 in cohort_of(problem.seeds, problem.clients, 5, t) for t in (4, 5, 9))
     assert int(end.accepted[2]) == took_part - left_out
     assert np.isfinite(loop.ledger.up).all()
 

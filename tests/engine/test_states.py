@@ -149,7 +149,7 @@ def test_replayed_entries_are_the_state(kind: str, seeds: tuple[int, ...]) -> No
     problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
     compact = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
     whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
-    states = compact.transport._population["c"]
+    states = compact.transport.population.tables["c"]
     assert isinstance(states, CompactStates)
     tolerance = 0 if kind == "coordinate" else 1e-14
     for _ in range(14):

@@ -12,8 +12,8 @@ from test_equivalences import ROUNDS, relative
 
 from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
-from fedspan.core.method import Round
 from fedspan.core.objective import Objective
+from fedspan.core.round import Round
 
 COMPRESSORS: list[dict[str, Any]] = [
     {"name": "qsgd", "levels": 127},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, advance, build, model, small, start
-from fedspan.core import registry
+from fedspan.core import building
 
 ROUNDS = 30
 
@@ -81,7 +81,7 @@ def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
         loop = start(method, problem)
         rnd = loop._round()
         _, up = method.client_step(
-            loop.transport._take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
+            loop.transport.population.take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
         )
         reach = problem.cohort(rnd).full_grad(problem.x0).norm(dim=-1) / mu
         moved = up.dy.norm(dim=-1)
@@ -148,7 +148,7 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
         loop = advance(start(method, problem), 5)
         rnd, server = loop._round(), loop.server
         down = method.broadcast(server, rnd)
-        _, up = method.client_step(loop.transport._take(rnd), down, problem.cohort(rnd), rnd)
+        _, up = method.client_step(loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd)
         models = method.merged(server.base, server.u + up.du, rnd)
         off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
     assert off["ffalora"] < 1e-12
@@ -224,7 +224,7 @@ def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None
 
 def test_qsparse_is_error_feedback_with_another_compressor() -> None:
     problem, qsparse = small(), build("qsparse")
-    ef = build("ef", compressor=registry.describe(qsparse.compressor))
+    ef = build("ef", compressor=building.describe(qsparse.compressor))
     assert torch.equal(model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9)))
     assert qsparse.compressor.delta(24) > 0
 

@@ -12,7 +12,7 @@ import torch
 
 from conftest import GAUSSIAN, Scripted, advance, build, close, model, small, start
 from fedspan.core.layout import Block, Layout
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.scaffold import Scaffold, ServerState, Up
 

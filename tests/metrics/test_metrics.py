@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 from torch import nn
 
 import fedspan
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.metrics import Accuracy
@@ -33,7 +33,7 @@ MANY = torch.randn(101, 3, generator=GENERATOR) + SEVERAL
 
 
 def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 17) -> float:
-    metric = registry.build("metric", {"name": name})
+    metric = building.build("metric", {"name": name})
     for part in torch.arange(len(targets)).split(batch):
         metric.update(outputs[part], targets[part])
     return float(metric.compute())
@@ -76,7 +76,7 @@ def test_metrics_are_scikit_learns(case: str, batch: int) -> None:
 
 def test_tokens_that_do_not_count_change_nothing() -> None:
     """Batches of different lengths; (n, classes, tokens) against (n, tokens)."""
-    metrics = {name: registry.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")}
+    metrics = {name: building.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")}
     right, logs = [], []
     for length in (5, 9):
         logits, labels = torch.randn(3, 6, length), torch.randint(0, 6, (3, length))

@@ -15,9 +15,9 @@ from fedspan.checks.channel import remote
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
-from fedspan.core.method import Round
 from fedspan.core.optimizer import turned, turned_squares
 from fedspan.core.projector import draw
+from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.gaussian import Gaussian

@@ -15,9 +15,9 @@ import fedspan
 from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
 from fedspan import Spec
 from fedspan.core.errors import SpecError
-from fedspan.core.method import Round
 from fedspan.core.objective import Flat
 from fedspan.core.optimizer import Optimizer
+from fedspan.core.round import Round
 from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr

@@ -20,9 +20,9 @@ import torch
 
 from conftest import Scripted, advance, build, model
 from fedspan.core.layout import Block, Layout
-from fedspan.core.method import Round
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.privacy import clipping

@@ -13,9 +13,9 @@ import fedspan
 from conftest import build
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
-from fedspan.core.method import Round
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
+from fedspan.core.round import Round
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules

@@ -13,9 +13,9 @@ import torch
 from conftest import WireTransport, advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, agree
 from fedspan.core.config import Engine
-from fedspan.core.method import Terms
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods._averaging import Up

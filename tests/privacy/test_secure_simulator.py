@@ -19,7 +19,8 @@ from fedspan.api.fit import spec_of
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.cohorts import cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.secure_simulator import SecureSimulator
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.fedavg import FedAvg

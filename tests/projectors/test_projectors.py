@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import advance, build, small, start
-from fedspan.core import registry, seeds
+from fedspan.core import building, registry, seeds
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import Projector, draw
@@ -26,7 +26,7 @@ layouts = st.lists(
 
 
 def make(name: str, rank: float = 0.3) -> Projector:
-    return registry.build("projector", {"name": name} | ({} if name == "identity" else {"rank": rank}))
+    return building.build("projector", {"name": name} | ({} if name == "identity" else {"rank": rank}))
 
 
 def sample(projector: Projector, layout: Layout, runs: int = 1, seed: int = 0):
@@ -158,7 +158,7 @@ def test_float32_is_the_cast_of_the_float64_draw() -> None:
 def test_the_size_of_a_subspace_is_known_without_a_draw(name: str) -> None:
     layout = Layout((Block("w", (3, 50), 1), Block("b", (3,)), Block("v", (20, 4), 0)), torch.float64)
     for rank in (2, 0.3):
-        projector = registry.build("projector", {"name": name, "rank": rank})
+        projector = building.build("projector", {"name": name, "rank": rank})
         assert projector.size(layout) == draw(projector, layout, (0,), 0).rank
 
 

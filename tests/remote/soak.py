@@ -299,7 +299,7 @@ class World:
         for client in range(7):
             copy, own = None, None
             with contextlib.suppress(CheckpointError):
-                copy = own = end._copies["c"].take(np.array([client]))[0]
+                copy = own = end.copies.tables["c"].take(np.array([client]))[0]
             if end.accepted[client]:
                 file = StateFile.of(self.grid.states_dir, "run", f"client-{client}")
                 with contextlib.suppress(StateLostError):

@@ -17,7 +17,7 @@ from test_flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, serve,
 from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.callbacks.diagnostics import Diagnostics
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
@@ -117,7 +117,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         "    return torch.randn(20, 6, generator=g), torch.randint(0, 2, (20,), generator=g)\n"
         "def test(): return data(99)\n"
     )
-    task = registry.build("task", {"name": "custom", "module": str(path), "clients": 4})
+    task = building.build("task", {"name": "custom", "module": str(path), "clients": 4})
     whole, client_problem, server_problem = (
         task.build((0,), FLOAT32),
         task.client_problem(2, (0,), FLOAT32),
@@ -131,7 +131,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     table = {
         "rounds": 3,
         "method": SSF | {"projector": {"name": "identity"}},
-        "task": registry.describe(task),
+        "task": building.describe(task),
         "batch_size": 5,
     }
     with pytest.raises(SpecError, match=r"`participation.weights` 'examples' needs all clients' data.*set it to 'uni"):
@@ -143,8 +143,8 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     there = serve(spec, grid, tmp_path / "there").history[-1]
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     (tmp_path / "bad.py").write_text("x = 1\n")
-    bad = registry.build("task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1})
+    bad = building.build("task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1})
     with pytest.raises(SpecError, match="no function model"):
         bad.server_problem((0,), FLOAT32)
     with pytest.raises(SpecError, match="does not exist"):
-        registry.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build((0,), FLOAT32)
+        building.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build((0,), FLOAT32)

@@ -14,6 +14,7 @@ from conftest import advance, build, close, every_method, model, small
 from fedspan.checks.bench import simulated
 from fedspan.checks.channel import LocalChannel, ids_of, remote
 from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.engine.states import InMemory
 from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
@@ -29,7 +30,7 @@ def test_the_servers_copy_of_a_state_is_the_clients(name: str, settings: dict[st
     for client in range(problem.clients):
         if end.accepted[client]:
             own = state_of(channel, end, client)
-            for field, states in (end._copies or {}).items():
+            for field, states in end.copies.tables.items():
                 close(states.take(np.array([client])), getattr(own, field)[0])
 
 
@@ -175,13 +176,13 @@ def test_copies_are_renewed_one_client_at_a_time(tmp_path: Path, monkeypatch: py
     together = advance(remote(build("ssf"), small(), tmp_path / "a")[0], 6).transport.save()
     most = 0
 
-    def watched(self: RemoteTransport, name: str, ids: Any) -> torch.Tensor:
+    def watched(self: InMemory, rows: Any) -> torch.Tensor:
         nonlocal most
-        most = max(most, len(ids))
-        return copy(self, name, ids)
+        most = max(most, len(rows))
+        return take(self, rows)
 
-    copy = RemoteTransport._copy
-    monkeypatch.setattr(RemoteTransport, "_copy", watched)
+    take = InMemory.take
+    monkeypatch.setattr(InMemory, "take", watched)
     apart = advance(remote(build("ssf"), small(), tmp_path / "b")[0], 6).transport.save()
     assert most == 1
     assert all(torch.equal(apart[name], array) for name, array in together.items())

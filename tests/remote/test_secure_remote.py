@@ -20,7 +20,8 @@ from conftest import Scripted, advance, build, close, model, small, start
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.cohorts import cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.privacy.secure_client import PHASES
 from fedspan.remote.channel import Failure

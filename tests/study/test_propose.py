@@ -15,7 +15,7 @@ from conftest import RUN
 from fedspan.cli.app import app
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF, FedAvg
-from fedspan.study.propose import Link, Proposal
+from fedspan.study.proposal import Link, Proposal
 
 SPEC: dict[str, Any] = RUN | {"rounds": 60, "clients_per_round": 7, "method": {"name": "ssf", "local_steps": 2}}
 

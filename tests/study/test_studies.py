@@ -28,6 +28,7 @@ SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy
     "options": ["smoke", "laptop", "full"],
     "privacy": ["smoke", "laptop"],
     "preconditioner": ["smoke", "laptop"],
+    "bytes": ["smoke", "laptop"],
 }
 
 

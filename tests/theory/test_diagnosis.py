@@ -21,11 +21,13 @@ from test_estimates import network
 import fedspan
 from conftest import advance, build, every_method, model, settings, small, start
 from fedspan.api import run as experiment
+from fedspan.api import step_size
 from fedspan.callbacks.diagnostics import Diagnostics
 from fedspan.cli import _diagnosis_table
 from fedspan.core.config import Search
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec, with_values
+from fedspan.engine.outcome import LR
 from fedspan.nn.models import mlp
 from fedspan.tasks.regression import Regression
 from fedspan.theory import corollary, theorem
@@ -144,8 +146,8 @@ def test_a_searched_run_resumes_with_the_rate_it_began_with(tmp_path: Path, monk
     assert Spec.from_table(short.table()) == short
     experiment.run(short, tmp_path / "o", keep_checkpoint=True)
     lr = Spec.load(tmp_path / "o" / "spec.toml").method.lr
-    assert json.loads((tmp_path / "o" / experiment.LR).read_text())["values"] == {"lr": lr}
-    monkeypatch.setattr(experiment, "search", lambda *_: pytest.fail("searched again"))
+    assert json.loads((tmp_path / "o" / LR).read_text())["values"] == {"lr": lr}
+    monkeypatch.setattr(step_size, "search", lambda *_: pytest.fail("searched again"))
     longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True, keep_checkpoint=True)
     assert longer.history[-1]["round"] == 500
     with pytest.raises(SpecError, match="already holds a run"):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedspan.api.run import as_spec, built
+from fedspan.api.run import as_spec
+from fedspan.api.step_size import built
 from fedspan.core.errors import SpecError, positive
 from fedspan.core.spec import Spec
 from fedspan.theory.diagnosis import Diagnosis

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedspan.api.run import as_callbacks, run
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
 from fedspan.core.errors import SpecError, at_least, shown
@@ -188,7 +188,7 @@ def as_setting(name: str, value: Any) -> Any:
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, Mapping):
         raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {shown(value)}")
-    return registry.make(CONFIGS[name], value, name)
+    return building.make(CONFIGS[name], value, name)
 
 
 def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:
@@ -208,7 +208,7 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
     if isinstance(given, str):
         given = {"name": given}
     if isinstance(given, Mapping):
-        made: Method[Any, Any, Any, Any] = registry.build("method", dict(given))
+        made: Method[Any, Any, Any, Any] = building.build("method", dict(given))
         return made
     if not isinstance(given, Method):
         raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}")

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks.progress import Progress, say
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
-from fedspan.core.files import make_dir, remove
+from fedspan.core.files import remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
-from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.engine.loop import Loop, resolve
+from fedspan.engine.loop import Loop
 from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result
-from fedspan.engine.run_dir import Keeping, check_vacant, execute
+from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
 from fedspan.privacy.checks import check_callback, check_spec, screening
 from fedspan.privacy.examples import ExampleEpsilon
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
-from fedspan.theory.diagnosis import corollary_lr
-from fedspan.theory.lr_forecast import RateTrial
-from fedspan.theory.lr_search import search
 
 
 def run(
@@ -138,7 +135,7 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
     several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(registry.as_choice("callback", one, "callbacks") for one in several)
+    return tuple(building.as_choice("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(
@@ -209,73 +206,3 @@ def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_roun
     from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
 
     return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume, rounds=spec.rounds)
-
-
-def with_lr(spec: Spec, run_dir: Path | None = None, *, resume: bool = False) -> tuple[Spec, dict[str, Any] | None]:
-    """The spec with a number for its step size, and how it was found; a resumed run keeps the one it was begun with."""
-    if not isinstance(spec.method.lr, str):
-        return spec, None
-    path = None if run_dir is None else run_dir / LR
-    if path is not None and resume and path.exists():
-        found = read_table(path)
-    else:
-        if run_dir is not None:
-            check_vacant(run_dir)
-        found = _find_lr(spec, run_dir)
-        if run_dir is not None and path is not None:
-            make_dir(run_dir)
-            write_table(path, found)
-            remove(run_dir / TRIALS)
-    return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
-
-
-def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
-    """The step size by the spec's rule, on its first seed; finished trials are kept where there is a directory."""
-    rule = spec.method.lr
-    method, problem, clients_per_round = built(spec)
-    if rule == "auto":
-        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
-        return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
-    with _kept_trials(spec, run_dir) as (done, keep):
-        aggregator = spec.participation.aggregator
-        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, aggregator)
-    trials = [dataclasses.asdict(trial) for trial in found.trials]
-    spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
-    return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}
-
-
-@contextmanager
-def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
-    """(finished trials of an interrupted search, what keeps further ones); they are removed where the search fails."""
-    if run_dir is None:
-        yield [], lambda _: None
-        return
-    path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
-    table = read_table(path) if path.exists() else {}
-    mine = {key: table.get(key) for key in whose} == whose
-    done = [RateTrial(**trial) for trial in table["trials"]] if mine else []
-    every, fresh = list(done), not run_dir.exists()
-
-    def keep(trial: RateTrial) -> None:
-        every.append(trial)
-        make_dir(run_dir)
-        write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in every]})
-
-    try:
-        yield done, keep
-    except Exception:
-        remove(path)
-        if fresh:
-            with suppress(OSError):
-                run_dir.rmdir()
-        raise
-
-
-def built(spec: Spec) -> tuple[Any, Any, int]:
-    """(method, problem of the first seed, clients per round); a step size that is to be found is 1."""
-    problem = spec.task.build((spec.seed,), spec)
-    if isinstance(spec.method.lr, str):
-        spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, lr=1.0))  # type: ignore[type-var]
-    method, clients_per_round = resolve(spec, problem)
-    method.check(problem.layout)
-    return method, problem, clients_per_round

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedspan.callbacks._places import folder_of
+from fedspan.core.building import describe
 from fedspan.core.callback import Callback
-from fedspan.core.registry import describe
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

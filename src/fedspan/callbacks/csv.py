@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspan.callbacks._places import folder_of
 from fedspan.core.callback import Callback
-from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.core.registry import register
 
 if TYPE_CHECKING:
@@ -40,10 +38,6 @@ class CSV(Callback):
             for seed, own in zip(run.seeds, run.lines, strict=True)
             for line in own
         ]
-        text = io.StringIO()
-        table = csv.DictWriter(text, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
-        table.writeheader()
-        table.writerows(lines)
         folder = folder_of(self, self.log_dir, run)
         make_dir(folder)
-        write_atomic(folder / "history.csv", text.getvalue().encode())
+        write_atomic(folder / "history.csv", csv_text(lines).encode())

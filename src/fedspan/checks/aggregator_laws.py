@@ -8,7 +8,7 @@ import torch
 from fedspan.checks.law import hold, near
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.layout import Block, Layout
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 
 CLIENTS, N = 9, 14
 

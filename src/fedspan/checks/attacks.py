@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedspan.core.encoded import Encoded
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.engine import simulator
 
 Change = Callable[[torch.Tensor], torch.Tensor]

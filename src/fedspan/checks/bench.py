@@ -11,8 +11,9 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.config import Participation, Settings
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

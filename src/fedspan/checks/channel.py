@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.checks.bench import ROUNDS, AnyMethod, start
-from fedspan.core import registry
+from fedspan.core import building
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.remote.channel import Failure
@@ -53,7 +53,7 @@ class LocalChannel:
 
 def agree(method: AnyMethod, problem: Problem, **settings: Any) -> Agreement:
     """What both ends have in common."""
-    return Agreement.of({"method": registry.describe(method)} | settings, problem.layout, problem.seeds[0])
+    return Agreement.of({"method": building.describe(method)} | settings, problem.layout, problem.seeds[0])
 
 
 def remote(

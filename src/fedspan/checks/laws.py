@@ -20,7 +20,7 @@ from fedspan.checks.bench import (
     tensors,
 )
 from fedspan.checks.law import BrokenError, hold, near
-from fedspan.core import registry, wire
+from fedspan.core import building, wire
 from fedspan.core.errors import SpecError
 from fedspan.core.method import restorable
 from fedspan.core.objective import Problem
@@ -30,8 +30,8 @@ from fedspan.engine.simulator import Simulator
 
 def value(method: AnyMethod) -> None:
     """It is a frozen value, which its table in a spec makes again."""
-    table = registry.describe(method)
-    hold(registry.build("method", table) == method, "the method built from its own table is another one")
+    table = building.describe(method)
+    hold(building.build("method", table) == method, "the method built from its own table is another one")
     try:
         method.lr = 1.0
     except dataclasses.FrozenInstanceError:

@@ -79,7 +79,7 @@ def restored(method: AnyMethod) -> None:
     assert isinstance(here.transport, Simulator)
     first = method.init_client(problem.x0, problem.layout)
     for field in private_fields(method):  # what no server can know begins again
-        states = here.transport._population[field]
+        states = here.transport.population.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
     near(model(loop), model(advance(here, 6)), 1e-10, "a state that was restored from replies is another one")

@@ -12,18 +12,16 @@ from fedspan.checks import aggregator_laws
 from fedspan.checks.law import hold, near
 from fedspan.core.compressor import Compressor
 from fedspan.core.layout import Block, Layout
-from fedspan.core.projector import LinearMap, Projector
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import Projector
 
 KEYS = np.arange(200, dtype=np.uint64)
 DRAWS = 2000
 
 
-def _layout(inputs: int = 12, dtype: torch.dtype = torch.float64) -> Layout:
-    return Layout((Block("w", (2, inputs), 1), Block("b", (3,), None)), dtype)
-
-
 def _drawn(projector: Projector, inputs: int = 12, runs: int = 1) -> LinearMap:
-    return projector.sample(_layout(inputs), KEYS[:runs])
+    blocks = Block("w", (2, inputs), 1), Block("b", (3,), None)
+    return projector.sample(Layout(blocks, torch.float64), KEYS[:runs])
 
 
 def _random(*shape: int) -> torch.Tensor:

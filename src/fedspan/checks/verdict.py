@@ -10,7 +10,7 @@ from typing import Any
 
 from fedspan.checks import laws, network_laws, part_laws
 from fedspan.checks.bench import AnyMethod
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.plugins import load_plugin
 
@@ -42,9 +42,9 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Verdict]]
         kind = str(registry.kind_of(cls))
         if kind == "method":
             table = {key: value for key, value in STEPS.items() if key in {f.name for f in dataclasses.fields(cls)}}
-            found[f"method {path.stem}"] = check_method(registry.make(cls, table | settings, kind))
+            found[f"method {path.stem}"] = check_method(building.make(cls, table | settings, kind))
         elif kind in part_laws.LAWS:
-            found[f"{kind} {path.stem}"] = _tried(part_laws.LAWS[kind], registry.make(cls, settings, kind))
+            found[f"{kind} {path.stem}"] = _tried(part_laws.LAWS[kind], building.make(cls, settings, kind))
     if not found:
         raise SpecError(
             f"{str(path)!r} registers no method, projector, compressor or aggregator; there are laws of these only"

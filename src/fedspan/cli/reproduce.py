@@ -11,7 +11,7 @@ from fedspan.cli._options import Jobs, Out
 
 def command(
     study: Annotated[
-        str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options, preconditioner or privacy.")
+        str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy or bytes.")
     ],
     out: Out,
     scale: Annotated[
@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp, options, preconditioner or privacy. Runs that have finished are kept.
+    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy or bytes. Runs that have finished are kept.
     """
     from fedspan.cli._tables import console
     from fedspan.study import command as studies

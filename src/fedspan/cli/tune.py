@@ -39,7 +39,8 @@ def command(
 
     from fedspan.cli._tables import console, say, table
     from fedspan.core.spec import changed
-    from fedspan.study.propose import HEADS, propose, told, varied
+    from fedspan.study.proposal import HEADS, told
+    from fedspan.study.propose import propose, varied
 
     found = propose(load_spec(spec, changes, threads), budget, link, varied(vary))
     console.print(table([*HEADS[:7], found.metric, HEADS[7]], told(found), left=1))

@@ -15,7 +15,7 @@ import torch
 from fedspan.core.layout import Vector
 
 if TYPE_CHECKING:
-    from fedspan.core.method import Round
+    from fedspan.core.round import Round
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
 
 if TYPE_CHECKING:
-    from fedspan.core.method import Round
+    from fedspan.core.round import Round
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
+from typing import Any
 
 from fedspan.core.errors import FedspanError
 
@@ -14,3 +16,11 @@ def needs(extra: str, *modules: str) -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise FedspanError(f"{error.name or name} is not installed; pip install 'fedspan[{extra}]'") from None
+
+
+def data_frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame."""
+    needs("pandas", "pandas")
+    import pandas as pd
+
+    return pd.DataFrame(rows)

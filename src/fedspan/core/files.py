@@ -7,12 +7,15 @@ somebody else has planted, and name the file in the error.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import functools
+import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedspan.core.errors import DiskError
 
@@ -124,6 +127,15 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise DiskError(
             f"cannot write {str(path)!r}: {error.strerror or error}; what was saved before is intact"
         ) from error
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows under the names of all their values; what a row does not have stays empty."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 @functools.cache

@@ -7,21 +7,19 @@ sends changes of the model instead of the model also `LogsChanges`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Objective
+from fedspan.core.round import Round
 
 
 class HasModel(Protocol):
@@ -39,98 +37,6 @@ Up = TypeVar("Up")
 Measures = Mapping[str, npt.NDArray[np.float64]]
 DETAILS = ("correction", "correction_test")  # measures in the history and on pages, not in lines of text
 LearningRate = float | Literal["search", "auto"]
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """The cohorts of consecutive rounds; lets a task in the same process prepare several rounds at once."""
-
-    first: int
-    ids: npt.NDArray[np.int64]  # (rounds, runs, S)
-    rows: npt.NDArray[np.int64]  # (rounds, runs · S): the same as flat numbers run · N + client
-
-
-def flat_rows(ids: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.int64]:
-    """run · N + client of ids (…, runs, S), as (…, runs · S)."""
-    runs = np.arange(0, ids.shape[-2] * clients, clients)
-    return (ids + runs[:, None]).reshape(*ids.shape[:-2], -1)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What privacy asks of clients in a round."""
-
-    clip: float  # largest norm of a reply
-    leak: float = 0.0  # what controls lose per round
-    noise: float = 0.0  # standard deviation of the noise that each client adds, as a multiple of the clip
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """What server and clients know of a round without a message, for the clients that take part in it."""
-
-    t: int  # the number of the round, from 0
-    seeds: tuple[int, ...]  # one per run
-    clients: int  # N
-    layout: Layout  # of the model
-    ids: npt.NDArray[np.int64]  # (runs, S): who takes part
-    last_round: npt.NDArray[np.int64]  # (runs, S): the round in which each one last took part, -1 for none
-    weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
-    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
-    local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
-    schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
-    rounds: int | None = None  # length of the run, which a schedule of the step size spans
-    overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
-    privacy: Terms | None = None  # what clients do to their replies
-    q: float | None = None  # with privacy: the probability to take part, which is the share that counts
-
-    @property
-    def share(self) -> torch.Tensor | float:
-        """Σ_S w_i: the share of all clients that takes part; S/N with equal weights, q with privacy."""
-        if self.q is not None:
-            return self.q
-        if self.weights is None:
-            return float(self.ids.shape[1] / self.clients)
-        return self.weights.sum(1, keepdim=True)
-
-    @property
-    def oldest(self) -> int:
-        """The earliest round whose change some client may not have received."""
-        return 0 if self.everyone is None else max(0, int(self.everyone.min()))
-
-    @property
-    def missed_by_any(self) -> int:
-        """How many of the last rounds' changes, this one's included, some client with a copy of x lacks after it."""
-        if self.everyone is None:
-            return self.t + 1
-        copies = self.everyone.reshape(-1).copy()
-        copies[self.rows] = self.t
-        return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
-
-    @functools.cached_property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """The cohort as flat numbers run · N + client, in order."""
-        if self.schedule is None:
-            return flat_rows(self.ids, self.clients)
-        known: npt.NDArray[np.int64] = self.schedule.rows[self.t - self.schedule.first]
-        return known
-
-    def mean(self, v: Vector) -> Vector:
-        """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n).
-
-        One vector for a round of several clients is what all of them have in common, and its own mean.
-        """
-        if v.shape[1] == 1 < self.ids.shape[1]:
-            return v
-        if self.weights is None:
-            return v.mean(1, keepdim=True)
-        return (self.weights * v).sum(1, keepdim=True) / self.share
-
-    def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
-        """The round with some places of the cohort only, the same in every run: those that replied."""
-        weights = None if self.weights is None else self.weights[:, arrived]
-        ids, last_round = (one.take(arrived, 1) for one in (self.ids, self.last_round))  # in the order of memory
-        return replace(self, ids=ids, last_round=last_round, weights=weights, schedule=None)
 
 
 class Method(ABC, Generic[ServerState, ClientState, Down, Up]):

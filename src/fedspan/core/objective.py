@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.projector import LinearMap
+from fedspan.core.linear_map import LinearMap
 
 if TYPE_CHECKING:
-    from fedspan.core.method import Round
+    from fedspan.core.round import Round
 
 
 Direction = Callable[[Vector], Vector]

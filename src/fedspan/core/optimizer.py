@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 import torch
 
 from fedspan.core.layout import Vector
+from fedspan.core.linear_map import CoordinateFactor, Factor, LinearMap
 from fedspan.core.objective import Direction, InPlaceDirection, SteppingDirection
-from fedspan.core.projector import CoordinateFactor, Factor, LinearMap
 
 
 class Optimizer(ABC):

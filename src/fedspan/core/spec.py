@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli_w
 
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
 from fedspan.core.errors import SpecError, at_least, at_most, one_line, path_of, positive, shown
@@ -71,7 +71,7 @@ class Spec(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        registry.check_types(self)
+        building.check_types(self)
         if self.device.startswith("meta"):
             raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         at_least("rounds", self.rounds, 1)
@@ -96,7 +96,7 @@ class Spec(Settings):
             object.__setattr__(self, "method", self.method.without_tests())
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
         for one in self.callbacks:
-            registry.check_types(one)
+            building.check_types(one)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
@@ -105,7 +105,7 @@ class Spec(Settings):
         metrics = table.pop("metrics", [])
         if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
             raise SpecError(f"`metrics` must be a list of names, got {shown(metrics)}")
-        spec = registry.make(Spec, table)
+        spec = building.make(Spec, table)
         assert isinstance(spec, Spec)
         return dataclasses.replace(spec, metrics=tuple(metrics))
 
@@ -116,7 +116,7 @@ class Spec(Settings):
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
-        table: Table = registry.describe(self)
+        table: Table = building.describe(self)
         return table
 
     def toml(self) -> str:
@@ -137,7 +137,7 @@ class Spec(Settings):
         if self.engine.states_dir is not None and self.engine.states_dtype != "float32":
             table["states_dtype"] = self.engine.states_dtype
         table.pop("callbacks", None)
-        deciding = [registry.describe(one) for one in self.callbacks if one.decides]
+        deciding = [building.describe(one) for one in self.callbacks if one.decides]
         return table | ({"callbacks": deciding} if deciding else {})
 
     def identity(self) -> str:
@@ -155,7 +155,7 @@ def changed(value: Any) -> Table:
         default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
         inner = getattr(value, one.name)
         if one.init and inner != default:
-            table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else registry.describe(inner)
+            table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else building.describe(inner)
     if isinstance(value, Task):
         table = {name: inner for name, inner in (table | value.fingerprint()).items() if inner is not None}
     return table

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import ProtocolError
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 from fedspan.core.sync import Log, ModelSync
 
 Arrays = dict[str, torch.Tensor]

@@ -19,9 +19,10 @@ from torch import nn
 
 from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.method import Method
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
-from fedspan.core.projector import LinearMap
+from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.sketch import OneBatch, Sketch
 from fedspan.huggingface.lora import lora

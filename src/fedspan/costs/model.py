@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.errors import SpecError, at_least, count_or_ratio, one_of
 from fedspan.core.layout import Layout
 from fedspan.costs.dry_run import NOWHERE
@@ -109,7 +109,7 @@ def comparable(
 
     def make(name: str, **more: Any) -> AnyMethod:
         table = {"name": name, "lr": 1.0, **OPTIMIZERS[asked.optimizer], **more}
-        return registry.build("method", table)  # type: ignore[no-any-return]
+        return building.build("method", table)  # type: ignore[no-any-return]
 
     def trained(name: str, rank: int | float) -> int:
         return make(name, rank=rank).footprint(layout).trained

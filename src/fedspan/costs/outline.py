@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.config import Participation
 from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.core.objective import Problem
@@ -132,7 +132,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
 
     `rank` is that of a subspace where the spec has none.
     """
-    own: dict[str, Any] = registry.describe(spec.method)
+    own: dict[str, Any] = building.describe(spec.method)
     name = registry.registered_name("method", name, "method")
     if name == own["name"]:
         return own
@@ -145,6 +145,6 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
         if key in own and key in known:
             with contextlib.suppress(SpecError):
-                registry.build("method", table | {key: own[key]}).check(outline(spec).problem.layout)
+                building.build("method", table | {key: own[key]}).check(outline(spec).problem.layout)
                 table |= {key: own[key]}
     return table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.errors import SpecError, items, one_of, shown
 from fedspan.core.layout import Layout
 from fedspan.core.spec import Spec
@@ -85,7 +85,7 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
         source = Spec.load(source)
     spec = source if isinstance(source, Spec) else Spec.from_table(source)
     chosen = list(registry.choices("method")) if methods is None else methods
-    built = ((name, registry.build("method", sibling(spec, name, RANK))) for name in chosen)
+    built = ((name, building.build("method", sibling(spec, name, RANK))) for name in chosen)
     return _planned(built, outline(spec), spec.clients_per_round, spec.rounds, spec.seed)
 
 

@@ -21,12 +21,15 @@ import torch
 
 from fedspan.core import seeds, wire
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.method import Method
 from fedspan.core.objective import Direction, Objective, Problem
-from fedspan.core.projector import LinearMap, Projector
+from fedspan.core.projector import Projector
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.cohorts import cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.running_mean import averages
 from fedspan.engine.transport import Replies
 from fedspan.projectors._dense import Dense

@@ -14,8 +14,9 @@ import torch
 from fedspan.aggregators.mean import Mean
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.errors import SpecError
-from fedspan.core.method import AnyMethod, Round, needs_mean_only
+from fedspan.core.method import AnyMethod, needs_mean_only
 from fedspan.core.registry import name_of
+from fedspan.core.round import Round
 
 
 def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | None:

@@ -5,8 +5,6 @@ ServerState → broadcast → Down → (transport) → client_step → Up → (t
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import json
 import secrets
@@ -20,19 +18,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core import seeds as streams
 from fedspan.core import wire
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import LogsChanges, Method, Round, Schedule, flat_rows
+from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
-from fedspan.core.spec import Spec
+from fedspan.core.round import Round, flat_rows
+from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
 from fedspan.engine.combine import combined, robust
 from fedspan.engine.transport import Replies, Transport
 from fedspan.privacy.checks import check_loop, empty_reply
-from fedspan.privacy.clipping import private_work, shrunk
+from fedspan.privacy.clipping import shrunk
 from fedspan.privacy.mechanism import Mechanism
 
 Line = dict[str, Any]  # one evaluation of one seed, as plain values
@@ -51,52 +49,10 @@ class Row:
     events: tuple[str, ...] = ()  # since the row before
 
 
-def resolve(spec: Spec, problem: Problem) -> tuple[Method[Any, Any, Any, Any], int]:
-    """(method, clients per round) of a spec on its problem.
-
-    `epochs` sets the local steps to so many passes over the mean client's examples. Every client takes the same
-    number, whatever its own amount: controls and averages are of K steps each.
-    """
-    method = spec.method
-    if spec.epochs is not None:
-        steps = max(1, round(spec.epochs * problem.steps_per_epoch))
-        method = dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
-    return method, spec.clients_per_round or problem.clients
-
-
-def local_work(
-    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
-) -> tuple[Any, Any, Vector | None]:
-    """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
-    f = problem.cohort(rnd)
-    if rnd.privacy is not None:
-        return private_work(method, f, state, down, buffers, rnd)
-    if buffers is None:
-        return *method.client_step(state, down, f, rnd), None
-    f.begin(buffers)
-    state, up = method.client_step(state, down, f, rnd)
-    return state, up, f.buffers()
-
-
 EVENTS_KEPT = 200  # between two rows; of the others only the number
-DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 NOBODY = Replies(np.array([], np.int64), None)
 SAMPLED = 64  # initial weights that are looked at
-
-
-@functools.lru_cache(maxsize=4)
-def _cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Schedule:
-    """Who takes part in DRAWN_AHEAD consecutive rounds; each round depends on its own key alone."""
-    rounds = range(part * DRAWN_AHEAD, (part + 1) * DRAWN_AHEAD)
-    ids = streams.choose(streams.keys_of_rounds(seeds, "cohort", rounds), clients, size)
-    return Schedule(rounds.start, ids, flat_rows(ids, clients))
-
-
-def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
-    """Who takes part in round t, (runs, S)."""
-    ids: npt.NDArray[np.int64] = _cohorts(seeds, clients, size, t // DRAWN_AHEAD).ids[t % DRAWN_AHEAD]
-    return ids
 
 
 @dataclass
@@ -250,7 +206,7 @@ class Loop:
         n = self.problem.clients
         schedule, overwrite = None, self.problem.layout.size >= LARGE
         if self.privacy is None:
-            schedule = _cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
+            schedule = cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
             ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
         else:
             ids, overwrite = self.privacy.cohort(self.t, len(self.seeds)), False

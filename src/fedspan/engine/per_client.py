@@ -10,7 +10,7 @@ import numpy as np
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
-from fedspan.core.extras import needs
+from fedspan.core.extras import data_frame
 from fedspan.core.sealed import read_lines
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.history import Lines, read_until
@@ -80,10 +80,7 @@ class PerClient(Sequence[Line]):
 
     def to_pandas(self) -> Any:
         """The table as a pandas DataFrame."""
-        needs("pandas", "pandas")
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        return data_frame(self.rows)
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
         """Draws each client's metric against the rounds, and the worst client of the end in color.

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
-from fedspan.core.extras import needs
+from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
 from fedspan.core.sealed import read_table, write_table
@@ -125,10 +125,7 @@ class Result:
 
     def to_pandas(self) -> Any:
         """`history` as a pandas DataFrame."""
-        needs("pandas", "pandas")
-        import pandas as pd
-
-        return pd.DataFrame(self.history)
+        return data_frame(self.history)
 
     def plot(self, x: Axis = "round", metric: str | None = None, ax: Any = None) -> Any:
         """Draws a metric.

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspan.core import wire
+from fedspan.core.aggregator import Aggregator
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, Round, needs_mean_only
+from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.round import Round
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 COLUMNS = 64  # torch adds so many columns at once
@@ -29,6 +32,21 @@ def large(rnd: Round) -> bool:
 def averages(method: AnyMethod, rnd: Round) -> bool:
     """Whether the replies of a round are averaged as they arrive."""
     return rnd.ids.shape[1] > 1 and large(rnd) and needs_mean_only(method)
+
+
+class Gathered:
+    """All replies of a cohort, which come in its order."""
+
+    def __init__(self) -> None:
+        self.ups: list[Any] = []
+
+    def add(self, _place: int, up: Any) -> None:
+        """Takes in one reply."""
+        self.ups.append(up)
+
+    def reply(self) -> Any:
+        """The replies as one, (runs, S, n)."""
+        return wire.gather(self.ups)
 
 
 class RunningMean:
@@ -55,6 +73,11 @@ class RunningMean:
         share = float(len(self.places)) if rnd.weights is None else rnd.share
         means = {name: own.total().div_(share) for name, own in self.sums.items()}
         return self.kind(**{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)})
+
+
+def gathering(method: AnyMethod, rnd: Round, aggregator: Aggregator | None) -> Gathered | RunningMean:
+    """What takes in the replies of a round; large ones are averaged as they arrive where nothing needs each of them."""
+    return RunningMean(rnd) if aggregator is None and averages(method, rnd) else Gathered()
 
 
 class _Sum:

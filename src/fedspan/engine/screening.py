@@ -15,7 +15,7 @@ import torch
 
 from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 
 LEAST = 3  # replies of a round from which their median tells what is usual
 Norms = list[list[float]]  # of every client of every run

@@ -16,9 +16,10 @@ import torch
 from fedspan.core import wire
 from fedspan.core.config import Engine
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, Round
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.transport import Replies
@@ -87,7 +88,7 @@ class SecureSimulator(Simulator):
 
     def _work(self, rnd: Round, down: Any, buffers: Vector | None) -> _Work:
         """The local work of the clients that reply, rounded to whole numbers; their states follow from the rounded."""
-        before = self._take(rnd)
+        before = self.population.take(rnd)
         new, up, beside = self._by(self.way, rnd, down, buffers)
         arrays = wire.pack(up)
         if beside is not None and buffers is not None:
@@ -141,7 +142,7 @@ class SecureSimulator(Simulator):
         events: tuple[str, ...],
     ) -> Replies:
         """The round as it counts: the clients' new states are stored, and the server is given the mean."""
-        self._put(rnd, work.states, work.up)
+        self.population.put(rnd, work.states, work.up)
         means, clipped = zip(
             *(work.payload.decode(total, work.factors[run].sum()) for run, total in enumerate(totals)), strict=True
         )

@@ -66,6 +66,13 @@ def load_states(fields: Mapping[str, Saved], saved: Arrays) -> None:
         states.load({part.removeprefix(prefix): array for part, array in saved.items() if part.startswith(prefix)})
 
 
+def states_saved(fields: Mapping[str, Saved]) -> None:
+    """The checkpoint with what `save_states` gave is on disk."""
+    for states in fields.values():
+        if isinstance(states, OnDisk):
+            states.saved()
+
+
 class InMemory:
     """The rows of the clients that took part, one after the other in the order in which they first did.
 

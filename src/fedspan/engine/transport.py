@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedspan.core import wire
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.round import Round
 
 
 @dataclass(frozen=True, eq=False)

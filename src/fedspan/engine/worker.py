@@ -1,4 +1,4 @@
-"""A client on its own: packed arrays and its own copy of the model in, new state and packed reply out."""
+"""What clients do in a round: the work itself, and a client on its own, from packed arrays to a packed reply."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
-from fedspan.core.method import LogsChanges, Method, Round
+from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.loop import local_work
+from fedspan.privacy.clipping import private_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,20 @@ def answer(
         state, up, buffers = local_work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
     beside = {} if buffers is None else {BUFFERS: buffers}
     return Replica(state, x, rnd.t), wire.pack(up) | beside
+
+
+def local_work(
+    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+) -> tuple[Any, Any, Vector | None]:
+    """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
+    f = problem.cohort(rnd)
+    if rnd.privacy is not None:
+        return private_work(method, f, state, down, buffers, rnd)
+    if buffers is None:
+        return *method.client_step(state, down, f, rnd), None
+    f.begin(buffers)
+    state, up = method.client_step(state, down, f, rnd)
+    return state, up, f.buffers()
 
 
 def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:

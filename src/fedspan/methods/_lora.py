@@ -21,7 +21,8 @@ import torch
 from fedspan import Block, Layout, Log, ModelSync, Round, SpecError, SyncedDown, Vector
 from fedspan.core.errors import one_of, positive
 from fedspan.core.footprint import Adapters, Footprint
-from fedspan.core.projector import LinearMap, Rank, draw
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import Rank, draw
 from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import LocalSteps, NoState
 from fedspan.projectors.gaussian import Gaussian

@@ -32,9 +32,9 @@ import torch
 from fedspan import Layout, SpecError, Vector
 from fedspan.core.errors import ProtocolError, below_one, one_of, positive
 from fedspan.core.layout import Block
+from fedspan.core.linear_map import Factor, LinearMap
 from fedspan.core.method import ClientState, Down, Up
 from fedspan.core.objective import Direction
-from fedspan.core.projector import Factor, LinearMap
 from fedspan.methods._server_side import CompressedMoves
 from fedspan.methods.base import LoggedState
 

@@ -24,8 +24,8 @@ import torch
 
 from fedspan import Compressor, Encoded, Layout, Round, Vector
 from fedspan.core.errors import below_one
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import ClientState, Down, Up
-from fedspan.core.projector import LinearMap
 from fedspan.core.sync import Entry
 from fedspan.methods.base import InSubspace, LoggedState
 

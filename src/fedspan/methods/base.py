@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from fedspan import Compressor, Layout, LogsChanges, Method, Optimizer, Projector, Round, SpecError, Vector
+from fedspan.core.building import accept_choices
 from fedspan.core.errors import at_least, below_one, items, number, one_of, positive, shown
 from fedspan.core.footprint import Footprint
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
 from fedspan.core.objective import Direction
-from fedspan.core.projector import LinearMap, Rank, draw
-from fedspan.core.registry import accept_choices, name_of
+from fedspan.core.projector import Rank, draw
+from fedspan.core.registry import name_of
 from fedspan.core.sync import Entry, Log, SyncedDown, bytes_of
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate

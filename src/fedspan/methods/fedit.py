@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from fedspan import Block, Objective, Round, Vector, register
-from fedspan.core.projector import Factor
+from fedspan.core.linear_map import Factor
 from fedspan.methods._lora import Adapted, Down, Up, of_cohort
 from fedspan.methods.base import NoState
 

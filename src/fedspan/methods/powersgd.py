@@ -37,7 +37,8 @@ import torch
 
 from fedspan import Block, Layout, LogsChanges, Objective, Restorable, Round, Vector, register
 from fedspan.core import seeds
-from fedspan.core.projector import LinearMap, Rank
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import Rank
 from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import LocalSteps
 from fedspan.projectors._dense import Dense

@@ -51,8 +51,8 @@ import torch
 
 from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
 from fedspan.core.errors import ProtocolError, one_of, positive_share
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Measures
-from fedspan.core.projector import LinearMap
 from fedspan.core.seeds import Keys
 from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods._correction import Correction, First

@@ -20,9 +20,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedspan.core import seeds
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus, SteppingDirection, term
-from fedspan.core.projector import LinearMap
+from fedspan.core.round import Round
 from fedspan.nn.chain import Chain, ChainRun
 from fedspan.nn.chain_layers import Blocks
 from fedspan.nn.client_data import Tensors

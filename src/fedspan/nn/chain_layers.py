@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.projector import Factor, LinearMap
+from fedspan.core.linear_map import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.errors import SpecError
 from fedspan.core.metric import Metric
 from fedspan.metrics._collected import Function, Labels, by_class
@@ -78,7 +78,7 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for one in given:
         if isinstance(one, str):
-            found[one] = registry.as_choice("metric", one, "metrics")
+            found[one] = building.as_choice("metric", one, "metrics")
         elif isinstance(one, type) and issubclass(one, Metric):
             found.update(chosen([one()]))
         elif isinstance(one, Metric):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core.projector import Factor, picked
+from fedspan.core.linear_map import Factor, picked
 from fedspan.nn.recompute import remember
 
 Tensor = torch.Tensor

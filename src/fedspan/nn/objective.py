@@ -19,10 +19,10 @@ from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
 from fedspan.core.privacy import Privacy
-from fedspan.core.projector import LinearMap
+from fedspan.core.round import Round
 from fedspan.nn.client_data import Batch, NamedTensors, Tensors, client_name, placed
 from fedspan.nn.loaders import batch_size_of, batches, drawing
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted

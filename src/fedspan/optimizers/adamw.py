@@ -17,8 +17,8 @@ import torch
 
 from fedspan import Optimizer, Vector, register
 from fedspan.core.errors import below_one, not_negative, positive
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.optimizer import turned, turned_squares
-from fedspan.core.projector import LinearMap
 
 
 @register

@@ -11,8 +11,8 @@ import torch
 
 from fedspan.core.errors import below_one
 from fedspan.core.layout import Vector
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.optimizer import Optimizer, turned
-from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 
 

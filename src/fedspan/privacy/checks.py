@@ -11,10 +11,11 @@ import torch
 from fedspan.core.callback import Callback
 from fedspan.core.config import Participation
 from fedspan.core.errors import SpecError
-from fedspan.core.method import AnyMethod, Round, needs_mean_only
+from fedspan.core.method import AnyMethod, needs_mean_only
 from fedspan.core.objective import Flat, Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.registry import name_of
+from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.privacy.clipping import vectors
 from fedspan.privacy.mechanism import Mechanism

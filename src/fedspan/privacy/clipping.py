@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, Round, restorable
+from fedspan.core.method import AnyMethod, restorable
 from fedspan.core.objective import Objective
+from fedspan.core.round import Round
 from fedspan.privacy.randomness import new_key, normal
 
 MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it

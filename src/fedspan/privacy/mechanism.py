@@ -34,8 +34,8 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round, Terms
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Round, Terms
 from fedspan.privacy import accountant
 from fedspan.privacy.clipping import vectors
 from fedspan.privacy.randomness import new_key, normal, rounded, uniform

@@ -15,7 +15,7 @@ import torch
 from fedspan import Layout, register
 from fedspan.core import seeds
 from fedspan.core.layout import Block
-from fedspan.core.projector import Factor, LinearMap
+from fedspan.core.linear_map import Factor, LinearMap
 from fedspan.projectors.coordinate import Coordinate, Picked
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
-from fedspan.core.method import Method, Round, Terms
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.round import Round, Terms
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.privacy.clipping import after as after_reply
 from fedspan.privacy.clipping import leaked

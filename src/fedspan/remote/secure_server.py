@@ -18,8 +18,8 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round, Terms
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Round, Terms
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS
 from fedspan.privacy.secure_numbers import FixedPoint, Payload, clipped_values

@@ -2,8 +2,8 @@
 
 A round continues with the clients that replied well. A reply is accepted if it is the first one, belongs to this round,
 comes from a client that computes the same thing, and has finite numbers of the right shape. Anything else becomes an
-event. A client that lost its state is sent it again: from the server's copy, which follows from the accepted replies,
-or else as the initial state. Private fields of a state cannot be copied and start again from their initial values.
+event. A client that lost its state is sent it again: from the server's copy (`remote.copies`), or else as the initial
+state.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fedspan.core import wire
 from fedspan.core.config import Participation
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line, one_of
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, Round, Terms, private_fields, restorable
+from fedspan.core.method import Method, private_fields
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
+from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.running_mean import RunningMean, averages
+from fedspan.engine.running_mean import gathering
 from fedspan.engine.screening import Screen, norms
-from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
-from fedspan.privacy.clipping import leaked, scaled
 from fedspan.privacy.clipping import norms as norms_of_replies
+from fedspan.privacy.clipping import scaled
 from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_words
-from fedspan.remote.client import LAST_ROUND, RESTORE
+from fedspan.remote.copies import Copies
 from fedspan.remote.messages import (
     QUESTIONS,
     REPLY_DTYPES,
@@ -47,7 +47,6 @@ from fedspan.remote.messages import (
     restore_arrays,
 )
 
-Ids = npt.NDArray[np.int64]
 ROOM = 1024  # bytes per array of a reply for its name and header
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
 
@@ -87,10 +86,8 @@ class RemoteTransport:
     def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
         at_least("min_replies", self.min_replies, 1)
         one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
-        self.memory = restorable(self.method)
         self.screen = Screen(self.participation.screen)
-        self.private = private_fields(self.method)
-        if self.private and self.reply_dtype != "float32":
+        if private_fields(self.method) and self.reply_dtype != "float32":
             raise SpecError(
                 f"reply dtype {self.reply_dtype!r} would round replies after {name_of(self.method)} computed what "
                 "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
@@ -100,15 +97,7 @@ class RemoteTransport:
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
         self.first = without_zeros(self.method.init_client(self._x0, self.layout))
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
-        self._copies: dict[str, States] | None = None
-        if backup:
-            public = {n: v[0] for n, v in wire.pack(self.first).items() if v.numel() and n not in self.private}
-            self._copies = {
-                name: OnDisk(copies_dir / f"{name}.states", first, clients, first.dtype, resume=resume, own=True)
-                if copies_dir
-                else InMemory(first, clients)
-                for name, first in public.items()
-            }
+        self.copies = Copies(self.method, self.first, clients, kept=backup, folder=copies_dir, resume=resume)
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Send a round's messages and wait for the replies; clients that lost their state get a second message."""
@@ -153,19 +142,12 @@ class RemoteTransport:
     def _message(
         self, rnd: Round, place: int, arrays: wire.Arrays, expected: wire.Arrays, question: Status = "train"
     ) -> RoundMessage:
-        client, mark = int(rnd.ids[0, place]), self.agreement.fingerprint
+        client = int(rnd.ids[0, place])
         most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
         return RoundMessage(
-            question,
-            rnd.t,
-            client,
-            int(self.accepted[client]),
-            mark,
-            arrays,
-            reply_dtype=self.reply_dtype,
-            mark=int(self.marks[client]),
-            max_reply=most,
-        )
+            question, rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint, arrays,
+            reply_dtype=self.reply_dtype, mark=int(self.marks[client]), max_reply=most,
+        )  # fmt: skip
 
     def _collect(self, messages: dict[int, RoundMessage], found: Collected, rnd: Round) -> None:
         """Send messages, by place in the cohort, and take in the replies as they arrive.
@@ -252,22 +234,14 @@ class RemoteTransport:
 
     def _restore(self, rnd: Round, place: int, down: Any, extra: wire.Arrays, found: Collected) -> RoundMessage | None:
         """A message that brings a client's state back, and x in full."""
-        events = found.events
-        client, last_round = int(rnd.ids[0, place]), int(rnd.last_round[0, place])
-        state: wire.Arrays = {}
-        if self._copies is not None:
-            state = {f"{RESTORE}{name}": self._copy(name, np.array([client])) for name in self._copies}
-            private = f"; {', '.join(self.private)} starts again" if self.private else ""
-            events.append(Event(client, f"state restored from the server's copy{private}"))
-        else:
-            last_round = -1
-            events.append(Event(client, "re-enters with an empty state: there is no copy of it"))
-        state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
+        client = int(rnd.ids[0, place])
+        state, last_round, words = self.copies.restored(client, int(rnd.last_round[0, place]))
+        found.events.append(Event(client, words))
         dated = down.dated(place, last_round) if isinstance(down, SyncedDown) else down
         try:
             arrays = wire.pack(wire.pick(dated, place, full=True))
         except ProtocolError as error:
-            events.append(Event(client, f"cannot be brought back: {error}"))
+            found.events.append(Event(client, f"cannot be brought back: {error}"))
             return None
         return self._message(rnd, place, arrays | state | extra, found.expected)
 
@@ -275,43 +249,20 @@ class RemoteTransport:
         places = np.array(sorted(found.replies))
         accepted = rnd.subset(places)
         ids = accepted.ids[0]
-        at_once = self.participation.aggregator is None and averages(self.method, accepted)
-        mean = RunningMean(accepted) if at_once else None
-        ups, beside = [], []
+        replies = gathering(self.method, accepted, self.participation.aggregator)
+        beside = []
         for number, place in enumerate(places.tolist()):  # one at a time: a large reply is not kept beside the mean
             arrays = found.replies.pop(place)
             beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
             up: Any = wire.unpack(self.method.types()[3], arrays)
-            self._update_copy(rnd.subset(np.array([place])), down, up)
-            if mean is None:
-                ups.append(up)
-            else:
-                mean.add(number, up)
+            self.copies.update(rnd.subset(np.array([place])), down, up)
+            replies.add(number, up)
             del arrays, up
-        up = wire.gather(ups) if mean is None else mean.reply()
         buffers = torch.cat(beside, 1) if beside else None
         self.accepted[ids] += 1
         self.marks[ids] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
-        return Replies(places, up, buffers, found.sent[None], received, events)
-
-    def _update_copy(self, rnd: Round, down: Any, up: Any) -> None:
-        """Renews the copy of the one client of `rnd`."""
-        if not self._copies or self.memory is None:
-            return
-        ids = rnd.ids[0]
-        old = leaked(self.method, replace(self.first, **{n: self._copy(n, ids) for n in self._copies}), rnd)
-        sent = (
-            replace(down, sync=replace(down.sync, last_round=rnd.last_round)) if isinstance(down, SyncedDown) else down
-        )
-        new = self.memory.update_client_state(old, sent, up, rnd)
-        for name, values in wire.pack(new).items():
-            if name in self._copies:
-                self._copies[name].put(ids, values[0])
-
-    def _copy(self, name: str, ids: Ids) -> Vector:
-        assert self._copies is not None
-        return self._copies[name].take(ids).unsqueeze(0)
+        return Replies(places, replies.reply(), buffers, found.sent[None], received, events)
 
     def _expect(self, rnd: Round, down: Any, extra: wire.Arrays) -> wire.Arrays:
         """A reply as it must look, from the method's own step on a flat objective.
@@ -327,22 +278,15 @@ class RemoteTransport:
 
     def save(self) -> wire.Arrays:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
-        copies = save_states(self._copies or {})
         counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
-        counts["usual"] = self.screen.save()
-        return counts | {f"copy.{name}": array for name, array in copies.items()}
+        return counts | {"usual": self.screen.save()} | self.copies.save()
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
-        for states in (self._copies or {}).values():
-            if isinstance(states, OnDisk):
-                states.saved()
+        self.copies.saved()
 
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
         self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
         self.screen.load(arrays["usual"])
-        copies = {name.removeprefix("copy."): array for name, array in arrays.items() if name.startswith("copy.")}
-        if self._copies and not copies:
-            raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
-        load_states(self._copies or {}, copies)
+        self.copies.load(arrays)

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import multiprocessing
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from rich.console import Console
 from torch import nn
 
-from fedspan.api.fit import as_method, as_setting, spec_of
-from fedspan.api.run import as_spec
-from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, path_of, shown, true_or_false
-from fedspan.core.method import Method
-from fedspan.core.spec import Spec, changed
+from fedspan.api.fit import as_method
+from fedspan.core.errors import SpecError, at_least, at_most, path_of, shown, true_or_false
+from fedspan.core.spec import Spec
 from fedspan.study import command
+from fedspan.study.arguments import Grid, MethodLike, call_as_text, named_methods, shared_spec, variants_of
 from fedspan.study.budget import Budget
 from fedspan.study.comparison import Comparison, Tuned
-from fedspan.study.model import COLORS, Part, Study, Variant
-from fedspan.study.propose import Link, Proposal, propose
+from fedspan.study.model import Part, Study
+from fedspan.study.proposal import Link, Proposal
+from fedspan.study.propose import propose
 from fedspan.study.request import prepared
 from fedspan.study.results import STUDY
 
-AnyMethod = Method[Any, Any, Any, Any] | str | Mapping[str, Any]
-Grid = Mapping[str, Any]
-MOST_POINTS = 1000  # values of one key of a grid
-DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
-FIELDS = {one.name for one in dataclasses.fields(Spec)}
-
 
 def compare(
-    methods: Mapping[str, AnyMethod] | Sequence[AnyMethod],
+    methods: Mapping[str, MethodLike] | Sequence[MethodLike],
     model: nn.Module | Spec | Path | str | Mapping[str, Any],
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Any = None,
@@ -102,12 +93,12 @@ def compare(
     if not isinstance(metric, str | None) or metric == "":
         raise SpecError(f"`metric` must be the name of a metric, got {shown(metric)}")
     run_dir = None if run_dir is None else path_of("run_dir", run_dir)
-    named = _named(methods)
-    spec = _base(model, clients, loss, next(iter(named.values())), settings)
+    named = named_methods(methods)
+    spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
     part = Part(
         name="comparison",
         base=spec.table(),
-        variants=_variants(named, {} if tune is None else tune),
+        variants=variants_of(named, {} if tune is None else tune),
         seeds=seeds,
         tune_seeds=tune_seeds,
         tune_rounds=tune_rounds,
@@ -127,7 +118,7 @@ def compare(
     if jobs > 1 and not forks:
         raise SpecError(f"`jobs` {jobs} needs device='cpu' and processes that can be forked; use jobs=1")
     options = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal, "tail": tail}
-    line = _call(named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)})
+    line = call_as_text(named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)})
     console = Console(quiet=not progress)
     with _place(run_dir) as place:
         results = command.produce(study, place, jobs=jobs, line=line, console=console)
@@ -136,7 +127,7 @@ def compare(
 
 @overload
 def tune(
-    method: AnyMethod,
+    method: MethodLike,
     model: nn.Module | Spec | Path | str | Mapping[str, Any],
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Any = None,
@@ -147,7 +138,7 @@ def tune(
 ) -> Tuned: ...
 @overload
 def tune(
-    method: AnyMethod,
+    method: MethodLike,
     model: nn.Module | Spec | Path | str | Mapping[str, Any],
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Any = None,
@@ -158,7 +149,7 @@ def tune(
     **settings: Any,
 ) -> Proposal: ...
 def tune(
-    method: AnyMethod,
+    method: MethodLike,
     model: nn.Module | Spec | Path | str | Mapping[str, Any],
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Any = None,
@@ -193,7 +184,7 @@ def tune(
         A proposal also has the `rounds` that the budget allows, and says why (`.summary()`).
     """
     if tune is None and budget is not None:
-        spec = _base(model, clients, loss, as_method(method), settings)
+        spec = shared_spec(model, clients, loss, as_method(method), settings)
         return propose(spec, budget, link, vary)
     if not tune:
         raise SpecError(
@@ -204,119 +195,6 @@ def tune(
         raise SpecError("`link` and `vary` are for a proposal; leave `tune` out, or leave them out")
     found = compare([method], model, clients, loss, tune=tune, budget=budget, **{"seeds": 1, **settings})
     return Tuned(next(iter(found.best.values())), found)
-
-
-def _call(named: Mapping[str, Method[Any, Any, Any, Any]], model: Any, settings: Mapping[str, Any]) -> str:
-    """The call of `compare` as the page shows it; a model and data are named, other values are written out."""
-    problem = (
-        "model, clients"
-        if isinstance(model, nn.Module)
-        else repr(str(model))
-        if isinstance(model, str | PathLike)
-        else "spec"
-    )
-    plain = (str, int, float, bool, list, tuple, dict)
-    told = {key: value for key, value in settings.items() if value is not None}
-    words = [
-        f"{key}={value!r}"
-        if isinstance(value, plain) and len(repr(value)) < 200 and key not in DATA
-        else f"{key}={key}"
-        for key, value in told.items()
-    ]
-    methods = {label: changed(method) for label, method in named.items()}
-    return f"fedspan.compare({', '.join([repr(methods), problem, *words])})"
-
-
-def _named(methods: Mapping[str, AnyMethod] | Sequence[AnyMethod]) -> dict[str, Method[Any, Any, Any, Any]]:
-    """Label → method; methods without labels have their names, numbered where one occurs twice."""
-    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
-        raise SpecError(f"`methods` must be a dictionary of label → method or a list of methods, got {shown(methods)}")
-    if not methods:
-        raise SpecError("`methods` is empty; give at least one method")
-    if isinstance(methods, Mapping):
-        for label in map(str, methods):
-            if not label.strip() or not label.isprintable() or len(label) > 100:
-                raise SpecError(f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}")
-        return {str(label): as_method(one) for label, one in methods.items()}
-    found: dict[str, Method[Any, Any, Any, Any]] = {}
-    for one in map(as_method, methods):
-        name = registry.name_of(one)
-        count = sum(registry.name_of(other) == name for other in found.values())
-        found[f"{name}-{count + 1}" if count else name] = one
-    return found
-
-
-def _base(model: Any, clients: Any, loss: Any, method: Any, settings: Mapping[str, Any]) -> Spec:
-    """The spec that all methods share."""
-    if isinstance(model, nn.Module):
-        if clients is None:
-            raise SpecError("`clients` is missing; give the data of each client")
-        _check_names(settings, {*inspect.signature(spec_of).parameters, *FIELDS})
-        return spec_of(model, clients, loss, method=method, **settings)
-    if clients is not None or loss is not None:
-        raise SpecError(f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}")
-    if not isinstance(model, Spec | Mapping | str | PathLike):
-        raise SpecError(f"`model` must be a torch.nn.Module or a spec, got {shown(model)}")
-    _check_names(settings, FIELDS)
-    given = {name: as_setting(name, value) for name, value in settings.items() if value is not None}
-    return dataclasses.replace(as_spec(model), method=method, **given)
-
-
-def _check_names(settings: Mapping[str, Any], known: set[str]) -> None:
-    known = known - {"method", "task", "settings"}
-    for name in settings:
-        if name not in known:
-            raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
-
-
-def _variants(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> list[Variant]:
-    """One variant per method with its grid."""
-    grids = _grids(named, tune)
-    return [
-        Variant(label, label, COLORS[n % len(COLORS)], {"method": registry.describe(one)}, grids[label], one)
-        for n, (label, one) in enumerate(named.items())
-    ]
-
-
-def _grids(named: Mapping[str, Method[Any, Any, Any, Any]], tune: Grid) -> dict[str, dict[str, list[Any]]]:
-    """Label → dotted key → values; a grid of one label replaces that for all."""
-    if not isinstance(tune, Mapping) or not all(isinstance(key, str) for key in tune):
-        raise SpecError(f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}")
-    shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
-    for label in tune:
-        if label in shared and label in named:
-            raise SpecError(
-                f"`tune` needs a table for {label!r}, such as {{'lr': [0.1, 0.3]}}, got {shown(tune[label])}"
-            )
-        if label not in shared and label not in named:
-            near = did_you_mean(label, named)
-            raise SpecError(f"`tune` has a grid for {label!r}, which is no label; one of {', '.join(named)}{near}")
-    grids = {}
-    for label, method in named.items():
-        known = [one.name for one in dataclasses.fields(method)] + ["epochs"]  # type: ignore[arg-type]
-        grid = {}
-        for key, values in (shared | dict(tune.get(label, {}))).items():
-            top = key.partition(".")[0]
-            if top not in known:
-                near = did_you_mean(top, known) or f"; give {{'LABEL': {{{top!r}: […]}}}} for the methods that have it"
-                raise SpecError(f"`tune`: {label} has no setting {top!r}{near}")
-            values = [values] if isinstance(values, str | int | float) else _values(key, values)
-            if not values:
-                raise SpecError(f"`tune` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]")
-            grid[key if key == "epochs" else f"method.{key}"] = values
-        grids[label] = grid
-    return grids
-
-
-def _values(key: str, values: Any) -> list[Any]:
-    """The values of a grid's key as plain numbers and words."""
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(values, bytes | Mapping) or not hasattr(values, "__iter__"):
-        raise SpecError(f"`tune` needs a list of values for {key!r}, such as [0.03, 0.1, 0.3], got {shown(values)}")
-    found = [one.item() if hasattr(one, "item") else one for one in values]
-    if len(found) > MOST_POINTS:
-        raise SpecError(f"`tune` has {len(found):,} values for {key!r}; give at most {MOST_POINTS:,}")
-    return found
 
 
 @contextmanager

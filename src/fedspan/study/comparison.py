@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.core.errors import SpecError, one_of, path_of
-from fedspan.core.extras import needs
+from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.study import tables
@@ -84,10 +84,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """`rows` as a pandas DataFrame."""
-        needs("pandas", "pandas")
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        return data_frame(self.rows)
 
     def plot(self, x: str = "total_bytes", metric: str | None = None, ax: Any = None) -> Any:
         """Draws a metric of all methods: lines are means over seeds, bands go from the lowest to the highest seed.
@@ -165,10 +162,7 @@ class Tuned:
 
     def to_pandas(self) -> Any:
         """`rows` as a pandas DataFrame."""
-        needs("pandas", "pandas")
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        return data_frame(self.rows)
 
     def __repr__(self) -> str:
         return f"Tuned({self.method})\n{self.comparison.verdict()}"

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from fedspan.core import registry
+from fedspan.core import building, registry
 from fedspan.core.errors import DataError
 from fedspan.core.sealed import read_table, write_table
+from fedspan.core.source import source_of
 from fedspan.core.spec import Spec, flat
 from fedspan.core.task import Task
 from fedspan.tasks.custom import Custom, Objects, _digest
@@ -34,7 +35,7 @@ def fingerprint(spec: Spec) -> dict[str, str]:
     own = {f"source of {type(value).__name__}": _source(type(value)) for value in _choices(spec)}
     if isinstance(spec.task, Custom) and spec.task.objects is not None:
         return own | _of_objects(spec.task.objects)
-    table = registry.describe(spec.task)
+    table = building.describe(spec.task)
     key = json.dumps(table)
     if key not in _of_tasks:
         _of_tasks[key] = _of_files(table) | _of_module(spec.task)
@@ -110,7 +111,7 @@ def _source(cls: type) -> str:
     """A hash of the file that a class is in; of a script that is run, of the class alone."""
     file = None if cls.__module__ == "__main__" else inspect.getsourcefile(cls)
     if file is None or not Path(file).is_file():
-        return registry.source_of(cls)
+        return source_of(cls)
     return _hash(Path(file).read_bytes())
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedspan.core import registry
+from fedspan.core.files import csv_text
 from fedspan.study.curves import Axis, Tail
 from fedspan.study.model import Part, settings
 from fedspan.study.pareto import reach
@@ -208,7 +207,7 @@ def results_csv(found: Sequence[dict[str, Any]]) -> str:
             else:
                 line[key] = value
         lines.append(line)
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
@@ -227,16 +226,7 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
                     }
                     costs |= {"seconds": float(some.seconds[row])}
                     lines.append(named | {"run": one.label, "seed": seed} | costs | values)
-    return _csv(lines)
-
-
-def _csv(lines: Sequence[dict[str, Any]]) -> str:
-    """Lines under the names of all their values; what a line does not have stays empty."""
-    out = io.StringIO()
-    table = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)
-    return out.getvalue()
+    return csv_text(lines)
 
 
 def _number(value: float) -> str:

@@ -14,9 +14,9 @@ from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.method import Round, Schedule
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus, Problem
-from fedspan.core.projector import LinearMap
+from fedspan.core.round import Round, Schedule
 from fedspan.core.space import check_memory
 
 DIVERGED = 1e6  # a relative error above this will not recover

@@ -81,16 +81,14 @@ def diagnose(
     )  # fmt: skip
 
 
-def corollary_lr(
-    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, effort: Effort | None = None
-) -> tuple[float, float]:
+def corollary_lr(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int) -> tuple[float, float]:
     """`lr` and `server_lr` of the corollary for a run; SpecError for methods that it does not cover."""
     if not isinstance(method, SSF | Scaffold) or _local_optimizer(method):
         name = registry.name_of(method) + _local_optimizer(method)
         raise SpecError(f"lr = 'auto' is the corollary's step, which does not cover {name}; use lr = 'search'")
     if method.server_lr != 1.0:
         raise SpecError(f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}")
-    steps = corollary.steps(setting_of(estimate(problem, effort), method, problem, clients_per_round, rounds))
+    steps = corollary.steps(setting_of(estimate(problem), method, problem, clients_per_round, rounds))
     boost = _steps(_with_lr(method, 1.0), problem.layout).local
     return steps.local / boost, steps.server(method.local_steps)
 

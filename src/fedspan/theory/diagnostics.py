@@ -21,9 +21,9 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus
-from fedspan.core.projector import LinearMap
+from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.theory.gradient_probe import all_clients, client_weights
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.layout import Vector
-from fedspan.core.method import Round
 from fedspan.core.objective import Objective, Problem
+from fedspan.core.round import Round
 
 PROBE_ROUND = 1 << 40  # no run gets this far, so a probe never shares mini-batches with a run
 

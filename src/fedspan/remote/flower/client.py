@@ -11,9 +11,9 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.errors import FedspanError, SpecError, one_line
-from fedspan.core.method import Terms
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.round import Terms
 from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_identity import Identity

@@ -14,7 +14,8 @@ from flwr.serverapp import Grid
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_line
-from fedspan.core.method import DETAILS, Round
+from fedspan.core.method import DETAILS
+from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Line, Loop, Row

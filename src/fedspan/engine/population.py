@@ -1,0 +1,106 @@
+"""The states of all clients of a simulation: one table of rows per field of a state (`engine.states`).
+
+A round reads and writes the rows of its clients only, so its cost grows with S and not with N. No client's copy of x is
+stored: it equals the server's x of an earlier round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from fedspan.core import wire
+from fedspan.core.config import Engine
+from fedspan.core.errors import SpecError
+from fedspan.core.layout import Vector
+from fedspan.core.method import AnyMethod, Replayable
+from fedspan.core.objective import Problem
+from fedspan.core.round import Round
+from fedspan.engine.compact_states import CompactStates
+from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states, states_saved
+from fedspan.engine.worker import without_zeros
+
+
+class Population:
+    """The clients' states in memory, in files, or as the replies that they follow from."""
+
+    def __init__(self, method: AnyMethod, problem: Problem, engine: Engine, *, resume: bool) -> None:
+        self.method, self.problem = method, problem
+        one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
+        self._kind = type(one)
+        rows = problem.x0.shape[0] * problem.clients
+        self.tables: dict[str, States | CompactStates] = {}
+        self._empty: dict[str, Vector] = {}  # fields without numbers
+        for field in dataclasses.fields(one):
+            first = getattr(one, field.name)[0]
+            if not first.numel():
+                self._empty[field.name] = first
+            elif engine.compact_states:
+                self.tables[field.name] = self._compact(one, field.name, rows)
+            elif engine.states_dir is None:
+                self.tables[field.name] = InMemory(first, rows)
+            else:
+                path, dtype = Path(engine.states_dir) / f"{field.name}.states", STORED[engine.states_dtype]
+                self.tables[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
+
+    def take(self, rnd: Round) -> Any:
+        """The states of a round's clients."""
+        return self._state({name: table.take(rnd.rows) for name, table in self.tables.items()}, *rnd.ids.shape)
+
+    def take_all(self) -> Any:
+        """The states of all clients, (runs, N, size)."""
+        rows = {name: table.take_all() for name, table in self.tables.items()}
+        return self._state(rows, self.problem.x0.shape[0], self.problem.clients)
+
+    def _state(self, rows: dict[str, Vector], runs: int, clients: int) -> Any:
+        """Rows of the tables as the states of clients."""
+        full = {name: part.view(runs, clients, -1) for name, part in rows.items()}
+        return self._kind(**full, **{name: first.expand(runs, clients, -1) for name, first in self._empty.items()})
+
+    def put(self, rnd: Round, new: Any, up: Any) -> None:
+        """Stores the states of a round's clients after they replied `up`."""
+        for name, table in self.tables.items():
+            if isinstance(table, CompactStates):
+                assert isinstance(self.method, Replayable)
+                table.append(rnd.rows, rnd.t, self.method.state_change(up, rnd).flatten(0, 1))
+            else:
+                table.put(rnd.rows, getattr(new, name).flatten(0, 1))
+
+    def restart(self, rnd: Round) -> bool:
+        """Whether a round's clients got their first states, as their last ones have been overwritten in memory."""
+        lost = [table for table in self.tables.values() if rnd.overwrite and isinstance(table, InMemory)]
+        for table in lost:
+            table.put(rnd.rows, table.first.expand(len(rnd.rows), -1))
+        return bool(lost)
+
+    def _compact(self, one: Any, field: str, rows: int) -> CompactStates:
+        name, method = type(self.method).__name__, self.method
+        if not isinstance(method, Replayable):
+            raise SpecError(f"{name}'s client states do not follow from its replies; leave `compact_states` out")
+        if method.private:
+            kept = ", ".join(method.private)
+            raise SpecError(f"{name}'s clients keep {kept}, which no reply tells; leave `compact_states` out")
+        problem, clients = self.problem, self.problem.clients
+
+        def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
+            seed, client = problem.seeds[row // clients], np.array([[row % clients]])
+            rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
+            grown = method.replay(dataclasses.replace(one, **{field: state}), entry, rnd)
+            return cast(Vector, getattr(grown, field))
+
+        return CompactStates(getattr(one, field)[0], rows, grow)
+
+    def save(self) -> wire.Arrays:
+        """What a checkpoint must hold of the states."""
+        return save_states(self.tables)
+
+    def saved(self) -> None:
+        """The checkpoint with what `save` gave is on disk."""
+        states_saved(self.tables)
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Goes back to what `save` gave."""
+        load_states(self.tables, arrays)
