@@ -289,7 +289,7 @@ def test_every_seed_has_its_trail(tmp_path: Path) -> None:
         fedspan.run(SPEC | {"clients_per_round": 4, "method": ssf}, tmp_path, seeds=2, progress=False)
     bytes_of = set()
     for seed, trail in enumerate(trails(tmp_path)):
-        drawn = {t: set(loop.cohort_of((seed,), 7, 4, t)[0].tolist()) for t in range(12)}
+        drawn = {t: set(cohort_of((seed,), 7, 4, t)[0].tolist()) for t in range(12)}
         assert {t: drawn[t] - set(clients) for t, clients in trail.rounds.items()} == {
             t: set(trail.not_counted.get(t, ())) for t in range(12)
         }
