@@ -128,11 +128,11 @@ def test_an_interrupted_run_says_how_to_resume(sign: int, tmp_path: Path, monkey
     code = "from fedspan.cli.app import main; main()"
     words = ["run", str(spec_file(tmp_path, 3000)), "--run-dir", str(tmp_path / "o")]
     process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and not (tmp_path / "o/history.jsonl").exists():
         time.sleep(0.02)
     process.send_signal(sign)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in told
     assert told.strip().splitlines()[-1].startswith("interrupted; continue with: fedspan run ")
