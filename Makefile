@@ -14,8 +14,11 @@ demo: .venv/demo
 demo-flower: .venv/dev
 	$(BIN)/python examples/flower/demo.py
 
-test: check docs
-	$(BIN)/pytest -n 2
+# The checks and the site are built at the same time, once both are installed. Files stay together on a worker, which
+# shares their fixtures, and an idle worker takes tests from the other.
+test: .venv/dev .venv/docs
+	$(MAKE) --no-print-directory -j2 -Otarget check docs
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: .venv/dev
 	$(BIN)/pytest -m slow

@@ -2,6 +2,7 @@
 
     python benchmarks/secure.py                    # the table of docs/secure-aggregation.md
     python benchmarks/secure.py --clients 10 --numbers 10000 --bits 64
+    python benchmarks/secure.py --clients 10 --numbers 10000 --signed
 
 Clients and server run one after the other in this process. A tenth of the clients drops out after sending shares, so
 that the server also removes pairwise masks.
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--numbers", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--bits", type=int, nargs="+", default=[32])
+    parser.add_argument("--signed", action="store_true", help="clients sign their keys")
     given = parser.parse_args()
     measure(3, 10, Privacy(secure=True))  # loads the libraries
     print("| clients | numbers | bits | bytes up | more than float32 | bytes down | s per client | s server |")
@@ -61,7 +63,7 @@ def main() -> None:
     for bits in given.bits:
         for clients in given.clients:
             for numbers in given.numbers:
-                found = measure(clients, numbers, Privacy(secure=True, secure_bits=bits))
+                found = measure(clients, numbers, Privacy(secure=True, secure_bits=bits, secure_signed=given.signed))
                 more = found["up"] - numbers * 4
                 print(
                     f"| {clients} | {numbers:,} | {bits} | {found['up']:,.0f} | {more:,.0f} | {found['down']:,.0f} | "

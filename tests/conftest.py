@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -162,6 +164,14 @@ def every_method() -> list[Any]:
         for name in registry.choices("method")
         for number, own in enumerate(METHODS[name])
     ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def browser_is_closed() -> Iterator[None]:
+    """The pages of a test file share one browser, which ends with the file."""
+    yield
+    if "browsing" in sys.modules:
+        sys.modules["browsing"].close()
 
 
 class Interrupt(Callback):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_run_command import main
 from typer.testing import CliRunner
 
 import fedspan
@@ -62,13 +63,15 @@ def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
     assert 'module = "our_model.task"' in path.read_text()
 
 
-def test_the_commands_of_a_projects_readme(tmp_path: Path) -> None:
+def test_the_commands_of_a_projects_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = init(tmp_path / "demo", "tabular")
+    monkeypatch.chdir(path.parent)
     lines = re.findall(r"^    (fedspan .*)$", (path.parent / "README.md").read_text(), re.M)
     assert [line.split()[1] for line in lines] == ["run", "compare", "partition"]
     for line in lines:
         more = [] if "partition" in line else ["--set", "rounds=2"]
-        python("-m", *shlex.split(line), *more, cwd=path.parent)
+        done = CliRunner().invoke(app.app, [*shlex.split(line)[1:], *more])
+        assert done.exit_code == 0, done.output
     assert (path.parent / "runs/compare/tables.md").is_file()
 
 
@@ -120,20 +123,13 @@ def test_a_project_takes_the_data_that_its_readme_asks_for(
     assert "DEMO_DATA" in readme
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo/notes.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
     for name, message in (("demo", "is not empty"), ("Demo 1", "`NAME` must be a Python name")):
-        done = subprocess.run(
-            [sys.executable, "-m", "fedspan", "init", name],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=ENV,
-            check=False,
-        )
-        assert done.returncode == 2
-        assert message in done.stderr
+        assert main(monkeypatch, "init", name) == 2
+        assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["demo", "notes.txt"]
     (tmp_path / "empty").mkdir()
     assert init(tmp_path / "empty", "custom").is_file()

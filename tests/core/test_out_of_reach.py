@@ -55,12 +55,27 @@ def test_two_settings_in_one_change_are_refused() -> None:
         toml_value("1\nb = 2")
 
 
-@pytest.mark.parametrize("words", [["list"], ["list", "ssf"], ["diagnose", "examples/ssf.toml"], ["init", "OUT"]])
-def test_a_terminal_without_utf8_is_enough(words: list[str], tmp_path: Path) -> None:
+COMMANDS = """
+import sys
+from fedspan.cli.app import main
+for words in (["list"], ["list", "ssf"], ["diagnose", "examples/ssf.toml"], ["init", sys.argv[1]]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0, words
+"""
+
+
+def test_a_terminal_without_utf8_is_enough(tmp_path: Path) -> None:
     plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    words = [str(tmp_path / "project") if word == "OUT" else word for word in words]
     done = subprocess.run(
-        [sys.executable, "-m", "fedspan", *words], env=os.environ | plain, capture_output=True, cwd=ROOT, check=False
+        [sys.executable, "-c", COMMANDS, tmp_path / "project"],
+        env=os.environ | plain,
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
+    assert (tmp_path / "project/spec.toml").is_file()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
+from test_run_command import main
 
 import fedspan
 from conftest import RUN, SMALL, advance, small, start
@@ -118,12 +119,11 @@ def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> N
     assert Spec.load(path, ("method.name=ssf",)).method.beta == 0.5  # type: ignore[attr-defined]
 
 
-def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
+def test_the_command_line_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     spec, plugin = tmp_path / "spec.toml", tmp_path / "mine.py"
     spec.write_text(tomli_w.dumps(RUN))
     plugin.write_text(MISTAKES["register"][0])
-    command = [sys.executable, "-m", "fedspan", "run", str(spec), "--plugin", str(plugin)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: plugin file")
-    assert done.stderr.count("\n") == 1
+    assert main(monkeypatch, "run", spec, "--plugin", plugin) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: plugin file")
+    assert told.count("\n") == 1

@@ -35,7 +35,7 @@ from fedspan.nn.projection_rules import projection_rules
 
 ROOT = Path(__file__).parents[2]
 BERT = {
-    "model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
+    "model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "intermediate_size": 256, "max_position_embeddings": 64,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_dry_step_of_peft_holds_what_the_real_one_does(kind: str, states: int,
 
 
 def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
-    written(tmp_path, LLAMA)
+    written(tmp_path, LLAMA | {"num_hidden_layers": 1})
     for given in ({}, {"trained": 40_000}, {"rank": 0.25}):
         found = plan(ModelRequest(model=tmp_path, **given))
         trained = {row.method: row.trained for row in found.rows}

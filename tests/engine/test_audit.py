@@ -108,6 +108,16 @@ def resealed(lines: list[str]) -> list[str]:
     return lines_text(plain, size=LONG)[0].decode().splitlines(keepends=True)
 
 
+def sealed(change: Callable[[list[Any]], list[Any]]) -> Callable[[list[str]], list[str]]:
+    """The same for any change of the lines' contents."""
+
+    def made(lines: list[str]) -> list[str]:
+        plain = [{k: v for k, v in json.loads(line).items() if k != "checksum"} for line in lines]
+        return lines_text(change(plain), size=LONG)[0].decode().splitlines(keepends=True)
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -119,8 +129,21 @@ def resealed(lines: list[str]) -> list[str]:
         (lambda lines: [*lines, lines[-1]], "line 8 of"),  # repeated
         (lambda lines: [], "does not begin with the line of a run"),
         (resealed, "provenance.json holds another last hash"),
+        (sealed(lambda lines: [*lines, {"time": "later"}]), "provenance.json holds another last hash"),
+        (sealed(lambda lines: lines[1:]), "does not begin with the line of a run"),
     ],
-    ids=["edited", "removed", "moved", "headless", "cut-off", "repeated", "empty", "resealed"],
+    ids=[
+        "edited",
+        "removed",
+        "moved",
+        "headless",
+        "cut-off",
+        "repeated",
+        "empty",
+        "resealed",
+        "added",
+        "headless-sealed",
+    ],
 )
 def test_a_changed_trail_shows(change: Any, words: str, copy: Path) -> None:
     changed(copy / "audit.jsonl", change)
@@ -144,6 +167,8 @@ def test_a_removed_card_shows(copy: Path) -> None:
     code, told = audit(copy)
     assert code == 1
     assert "is missing, although the run has ended" in told
+    changed(copy / "audit.jsonl", resealed)  # the other file that holds the last hash
+    assert "result.json holds another last hash" in audit(copy)[1]
 
 
 def reseal_card(copy: Path, **changes: Any) -> None:
@@ -259,7 +284,21 @@ def test_a_killed_run_keeps_its_chain(tmp_path: Path) -> None:
 
 
 def test_every_seed_has_its_trail(tmp_path: Path) -> None:
-    fedspan.run(SPEC, tmp_path, seeds=2, progress=False)
+    with hostile([2], filled(3e38), {5, 7, 9}):
+        ssf = {"name": "ssf", "lr": 0.02, "local_steps": 3, "rank": 4}  # whose bytes depend on who took part
+        fedspan.run(SPEC | {"clients_per_round": 4, "method": ssf}, tmp_path, seeds=2, progress=False)
+    bytes_of = set()
+    for seed, trail in enumerate(trails(tmp_path)):
+        drawn = {t: set(cohort_of((seed,), 7, 4, t)[0].tolist()) for t in range(12)}
+        assert {t: drawn[t] - set(clients) for t, clients in trail.rounds.items()} == {
+            t: set(trail.not_counted.get(t, ())) for t in range(12)
+        }
+        assert trail.not_counted
+        last = fedspan.load(tmp_path / f"seed-{seed}").history[-1]
+        bytes_of.add(trail.down_bytes)
+        assert (trail.up_bytes, trail.down_bytes) == (last["up_bytes"], last["down_bytes"])
+        assert trail.evaluated["loss"] == last["loss"]
+    assert len(bytes_of) == 2
     code, told = audit(tmp_path)
     assert code == 0, told
     assert "seed 0" in told
@@ -298,3 +337,19 @@ def test_lines_are_written_with_evaluations_only(tmp_path: Path, monkeypatch: py
     fedspan.run(SPEC, tmp_path / "run", progress=False)
     assert sum(path.name == "audit.jsonl" for path in written) == 5 + 1  # evaluations, and the end
     assert torch.isfinite(torch.tensor(fedspan.load(tmp_path / "run").history[-1]["loss"]))
+
+
+def test_a_line_holds_no_more_than_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedspan.engine.audit.MOST", 5)
+    fedspan.run(SPEC | {"eval_every": 12}, tmp_path, progress=False)
+    lines = read_lines(tmp_path / "audit.jsonl", LONG)[0]
+    assert [line["rounds"] for line in lines if "rounds" in line] == [[0, 4], [5, 9], [10, 11]]
+
+
+def test_the_card_names_the_round_of_the_model_and_epsilon(tmp_path: Path) -> None:
+    private = {"participation": {"weights": "uniform"}, "privacy": {"clip": 1.0, "noise": 50.0}}
+    result = fedspan.run(SPEC | private | {"callbacks": [{"name": "keep_best"}]}, tmp_path, progress=False)
+    card = read_table(tmp_path / "provenance.json")
+    assert card["rounds"] == 12
+    assert card["model_round"] == result.model_rounds[0] < 12  # with so much noise the last model is not the best
+    assert card["epsilon"] == result.history[-1]["epsilon"] > 0

@@ -70,6 +70,17 @@ def test_mean_of_replies_as_they_arrive_is_that_of_all_of_them(cohort: int, weig
     assert torch.equal(rnd.mean(mean.reply().dy), rnd.mean(dy))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_mean_without_a_reply_that_was_left_out(weighted: bool) -> None:
+    ids, places = np.arange(5)[None], np.array([0, 1, 3, 4])
+    weights = torch.rand(1, 5, 1) if weighted else None
+    rnd = Round(0, (0,), 5, Layout((Block("w", (70,)),)), ids, np.full_like(ids, -1), weights)
+    dy, mean = torch.randn(1, 5, 70), RunningMean(rnd)
+    for place in places:
+        mean.add(int(place), Up(dy[:, place : place + 1].clone()))
+    torch.testing.assert_close(mean.reply().dy, rnd.subset(places).mean(dy[:, places]))
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"participation": fedspan.Participation(weights="examples")}, {"clients_per_round": 3}]
 )

@@ -190,3 +190,11 @@ def test_on_a_network_a_reply_of_3e38_is_refused_and_its_client_rolled_back(
     left_out = sum(2 in cohort_of(problem.seeds, problem.clients, 5, t) for t in (4, 5, 9))
     assert int(end.accepted[2]) == took_part - left_out
     assert np.isfinite(loop.ledger.up).all()
+
+
+def test_all_parts_of_a_reply_are_measured() -> None:
+    up = dataclasses.make_dataclass("Up", ["a", "z"])
+    far = torch.ones(1, 5, 4)
+    far[0, 3] = 1e4
+    for reply in (up(torch.ones(1, 5, 2), far), up(far, torch.ones(1, 5, 2))):
+        assert [one.place for one in Screen(100.0).outliers(reply)] == [3]

@@ -206,6 +206,52 @@ def test_a_short_run_is_not_spent_on_timing(monkeypatch: pytest.MonkeyPatch) -> 
     assert model_after(problem_of(mlp()), method_of("fedavg"), "auto").isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("rounds", "long_run", "large", "timed"),
+    [
+        (8, 0.0, 1 << 22, True),  # loop and batched: eight rounds are enough for two ways
+        (7, 0.0, 1 << 22, False),
+        (8, 1e9, 1 << 22, False),  # seconds
+        (8, 0.0, 1, False),  # the states of a large cohort exist once
+    ],
+)
+def test_what_is_worth_timing(
+    rounds: int, long_run: float, large: int, timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "_seconds", lambda run: 1.0)
+    monkeypatch.setattr(simulator, "LONG_RUN", long_run)
+    monkeypatch.setattr(simulator, "LARGE", large)
+    method, problem = method_of("fedavg"), problem_of(mlp())
+    with Simulator(method, problem, Engine(simulate="auto", workers=1), rounds=rounds) as clients:
+        clients._choose(Loop(method, problem, clients, (0,), 4)._round(), None, None, 1.0)
+        assert bool(clients.times) == timed
+        assert clients.way == LOOP
+
+
+def test_ways_take_turns_and_the_least_time_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(ways.time, "perf_counter", lambda: float(next(clock)))
+    took = {LOOP: iter([3.0, 1.0, 2.0, 2.0]), BATCHED: iter([2.0, 2.0, 2.0, 2.0]), POOL: iter([None])}
+    monkeypatch.setattr(ways, "_seconds", lambda run: next(took[run]))
+    runs = {way: way for way in took}
+    assert ways.timed(runs, budget=1e9) == {LOOP: 1.0, BATCHED: 2.0}  # type: ignore[arg-type]
+    took = {LOOP: iter([3.0]), BATCHED: iter([2.0])}
+    assert ways.timed({way: way for way in took}, budget=0.0) == {LOOP: 3.0, BATCHED: 2.0}  # type: ignore[arg-type, misc]
+
+
+def test_a_way_that_fails_is_left_out_and_a_mistake_of_the_user_is_not() -> None:
+    def raises(error: Exception) -> Any:
+        def run() -> None:
+            raise error
+
+        return run
+
+    assert ways.timed({LOOP: lambda: None, BATCHED: raises(RuntimeError("vmap"))}, 0.0).keys() == {LOOP}
+    with pytest.raises(fedspan.FedspanError, match="client 3"):
+        ways.timed({LOOP: raises(fedspan.FedspanError("client 3"))}, 0.0)
+    assert ways.fastest({}) == LOOP
+
+
 def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator, "LONG_RUN", 0.0)
     torch.manual_seed(0)

@@ -65,6 +65,7 @@ NETWORKS: dict[str, Callable[[], TorchProblem]] = {
     "strides": lambda: problem_of(*images(nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)))),
     "more channels": lambda: problem_of(*images(nn.Conv2d(6, 4, 3)), shape=(6, 8, 8)),
     "groups": lambda: problem_of(*images(nn.Conv2d(6, 4, 3, groups=2, bias=False)), shape=(6, 8, 8)),
+    "few groups": lambda: problem_of(*images(nn.Conv2d(2, 4, 3, groups=2))),
     "windows": lambda: problem_of(*images(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, 2, 1, ceil_mode=True))),
     "pooled first": lambda: problem_of(nn.MaxPool2d(2), *images(nn.Conv2d(2, 4, 3)), shape=(2, 16, 16)),
     "nested": lambda: problem_of(nn.Sequential(nn.Flatten(), nn.Linear(128, 9)), nn.ReLU(), nn.Linear(9, 3)),

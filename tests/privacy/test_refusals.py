@@ -35,6 +35,7 @@ SSF: dict[str, Any] = {"name": "ssf", "lr": 0.1, "projector": {"name": "coordina
         ({"clip": 1.0, "noise": 1.0, "noise_at": "moon"}, "noise_at` must be one of clients, server"),
         ({"clip": 1.0, "noise": 1.0, "sigma": 1.0}, "sigma"),
         ({"clip": 1.0, "noise": 1.0, "delta": 0.2}, "`delta` 0.2 is not below 1/7"),
+        ({"clip": 1.0, "noise": 1.0, "delta": 1 / 7}, "is not below 1/7"),
     ],
 )
 def test_wrong_values(own: dict[str, Any], words: str) -> None:

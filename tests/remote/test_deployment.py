@@ -68,7 +68,7 @@ def same_as_simulated(spec: Spec, out: Path, folder: Path) -> None:
 
 
 def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_path: Path) -> None:
-    spec = spec_of(3, 3, 2)
+    spec = spec_of(2, 3, 2)  # of three clients one takes part twice, with the state that it has stored
     with Cluster(tmp_path, nodes=3, tls=True) as cluster:
         stranger = tmp_path / "stranger"
         quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(stranger))

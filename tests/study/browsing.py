@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 from collections.abc import Iterator
@@ -31,22 +32,38 @@ SHORT = """
 """
 
 
+@functools.cache
+def _browser() -> tuple[Any, Any]:
+    """Chromium and its driver, started at first use."""
+    from playwright.sync_api import sync_playwright
+
+    driver = sync_playwright().start()
+    return driver, driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+
+
+def close() -> None:
+    """Ends Chromium where it was started."""
+    if _browser.cache_info().currsize:
+        driver, browser = _browser()
+        browser.close()
+        driver.stop()
+        _browser.cache_clear()
+
+
 @contextmanager
 def browser_page(address: str, width: int = 1100, **options: Any) -> Iterator[Any]:
     """An open page; what it writes to the console as an error, or asks of another machine, fails the test."""
-    from playwright.sync_api import sync_playwright
-
     faults: list[str] = []
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    context = _browser()[1].new_context(viewport={"width": width, "height": 900}, **options)
+    try:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
         page.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(HERE) else None)
         page.goto(address)
         yield page
-        browser.close()
+    finally:
+        context.close()
     assert faults == []
 
 

@@ -17,6 +17,8 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
 
+ROUNDS = 9  # in which most clients take part several times, and some after a pause
+
 
 def _across(method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]) -> tuple[Loop, Any]:
     """A run with clients on their own machines, after `prepare` has arranged faults."""
@@ -28,14 +30,14 @@ def _across(method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]
 
 def machines(method: AnyMethod) -> None:
     """Server and clients on several machines give the simulator's result."""
-    here = simulated(method, small(), 12)
-    there, end = _across(method, 12, lambda *_: None)
+    here = simulated(method, small(), ROUNDS)
+    there, end = _across(method, ROUNDS, lambda *_: None)
     hold(not there.events, f"a client failed: {' '.join(there.events[:1])}")
     near(model(there), model(here), 1e-12, "clients on other machines give another model than the simulator")
     for name in ("up", "down"):
         counted = [getattr(loop.ledger, name) for loop in (there, here)]
         hold((counted[0] == counted[1]).all(), f"the bytes {name} of clients on other machines are not the simulator's")
-    hold(end.accepted.sum() == 12 * 3, "not every reply was accepted")
+    hold(end.accepted.sum() == ROUNDS * 3, "not every reply was accepted")
 
 
 def dropped(method: AnyMethod) -> None:
@@ -48,8 +50,8 @@ def dropped(method: AnyMethod) -> None:
             missing.add((t, client))
             channel.faults[t, client] = lambda m: [channel.client(m.client).reply(m)][:0]  # works, and is not heard
 
-    loop, _ = _across(method, 12, prepare)
-    here = simulated(method, small(), 12, missing)
+    loop, _ = _across(method, ROUNDS, prepare)
+    here = simulated(method, small(), ROUNDS, missing)
     near(model(loop), model(here), 1e-12, "a reply that was lost on its way still has an effect")
 
 
@@ -68,19 +70,19 @@ def restored(method: AnyMethod) -> None:
     problem = small()
     with tempfile.TemporaryDirectory() as states_dir:
         loop, _, _ = remote(method, problem, Path(states_dir))
-        advance(loop, 7)
+        advance(loop, 6)
         for path in Path(states_dir).rglob("*.safetensors"):
             path.unlink()
-        advance(loop, 8)
+        advance(loop, 6)
     here = start(method, problem)
-    advance(here, 7)
+    advance(here, 6)
     assert isinstance(here.transport, Simulator)
     first = method.init_client(problem.x0, problem.layout)
     for field in private_fields(method):  # what no server can know begins again
         states = here.transport.population.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
-    near(model(loop), model(advance(here, 8)), 1e-10, "a state that was restored from replies is another one")
+    near(model(loop), model(advance(here, 6)), 1e-10, "a state that was restored from replies is another one")
 
 
 LAWS = (machines, dropped, twice, restored)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fedspan.core.config import Simulate
-from fedspan.core.errors import FedspanError
 
 WAYS: tuple[Simulate, ...] = ("auto", "loop", "batched", "pool")
 LONG_RUN = 10.0  # seconds of a run in a loop from which other ways are tried
@@ -67,8 +66,6 @@ def _seconds(run: Callable[[], Any]) -> float | None:
     began = time.perf_counter()
     try:
         run()
-    except FedspanError:
-        raise
     except (RuntimeError, TypeError, ValueError, AttributeError):  # what vmap raises for networks it cannot batch
         return None
     return time.perf_counter() - began
