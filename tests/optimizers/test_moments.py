@@ -93,10 +93,10 @@ class Written:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("ssf", {"projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}}),
-        ("ssf", {"projector": {"name": "coordinate", "rank": 7}, "optimizer": ADAMW}),
+        ("ssf", {"correction": "always", "projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}}),
+        ("ssf", {"correction": "always", "projector": {"name": "coordinate", "rank": 7}, "optimizer": ADAMW}),
         ("subavg", {"projector": {"name": "hadamard", "rank": 5}, "momentum": 0.6}),
-        ("ssf", {"projector": {"name": "coordinate", "rank": 7}, "momentum": 0.6}),
+        ("ssf", {"correction": "always", "projector": {"name": "coordinate", "rank": 7}, "momentum": 0.6}),
     ],
 )
 def test_moments_are_what_is_said_of_them(name: str, settings: dict[str, Any], refresh: int, moments: str) -> None:

@@ -90,8 +90,9 @@ def test_a_memory_goes_on_where_it_was(optimizer: Optimizer) -> None:
 @pytest.mark.parametrize("extra", [{"optimizer": ADAMW}, {"optimizer": ADAMW | {"decay": 0.2}}])
 def test_in_the_whole_space_ssf_is_scaffold_and_subavg_is_fedavg(extra: dict[str, Any]) -> None:
     problem = small()
-    for inside, outside in (("ssf", "scaffold"), ("subavg", "fedavg")):
-        one, other = start(build(inside, projector=IDENTITY, **extra), problem), start(build(outside, **extra), problem)
+    always = {"projector": IDENTITY, "correction": "always"}
+    for inside, outside, own in (("ssf", "scaffold", always), ("subavg", "fedavg", {"projector": IDENTITY})):
+        one, other = start(build(inside, **own, **extra), problem), start(build(outside, **extra), problem)
         for _ in range(30):
             advance(one, 1)
             advance(other, 1)
@@ -99,12 +100,9 @@ def test_in_the_whole_space_ssf_is_scaffold_and_subavg_is_fedavg(extra: dict[str
             if inside == "ssf":
                 close(one.transport.clients().c, other.transport.clients().c, 1e-11)
                 close(one.server.c, one.transport.clients().c.mean(1, keepdim=True))
-    plain = advance(start(build("ssf", projector=IDENTITY), problem), 30)
+    plain = advance(start(build("ssf", **always), problem), 30)
     assert one.ledger.up.sum() == plain.ledger.up.sum()  # SubAvg's, as ever
-    assert (
-        advance(start(build("ssf", projector=IDENTITY, **extra), problem), 30).ledger.up.sum()
-        == 2 * one.ledger.up.sum()
-    )
+    assert advance(start(build("ssf", **always, **extra), problem), 30).ledger.up.sum() == 2 * one.ledger.up.sum()
 
 
 def test_controls_take_client_drift_out_of_scaled_steps_too() -> None:

@@ -98,7 +98,7 @@ class Correction:
         known = test.numpy(force=True).copy()  # a few numbers: numpy handles them faster than torch
         mode, mean, count, due = np.moveaxis(known, -1, 0)
         n, d = np.moveaxis(sums.double().numpy(force=True), -1, 0)
-        told = d > 0
+        told = (d > 0) & np.isfinite(n) & np.isfinite(d)  # nothing follows from replies that have diverged
         count[told] += 1
         s = np.clip(n[told] / d[told], 0, 1)  # 3
         mean[told] += 3 / (count[told] + 2) * (s - mean[told])  # 4
