@@ -27,7 +27,7 @@ SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy
     "cifar100": ["smoke", "laptop", "paper"],
     "options": ["smoke", "laptop", "full"],
     "privacy": ["smoke", "laptop"],
-    "preconditioner": ["smoke", "laptop"],
+    "preconditioner": ["smoke", "laptop", "full"],
     "bytes": ["smoke", "laptop"],
 }
 
