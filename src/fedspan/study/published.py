@@ -96,7 +96,7 @@ def orders(part: Part, entries: list[Entry]) -> list[str]:
 
 def _order(part: Part, better: Entry, worse: Entry) -> str:
     points = part.metric == "accuracy"
-    unit, scale, digits = ("points", 100.0, 1) if points else (f"of {part.metric}", 1.0, 2)
+    unit, scale = ("points", 100.0) if points else (f"of {part.metric}", 1.0)
     sign = 1 if part.goal == "max" else -1
     gap = scale * (better.final.mean - worse.final.mean)
     spread = scale * math.hypot(better.final.spread, worse.final.spread)
@@ -106,6 +106,7 @@ def _order(part: Part, better: Entry, worse: Entry) -> str:
         word = "holds"
     else:
         word = "reversed" if sign * gap < -spread else "within the spread"
-    around = "" if math.isnan(spread) else f" ± {spread:.{digits}f}"
+    digits = ".1f" if points else ".2f" if abs(gap) >= 0.1 else ".1e"
+    around = "" if math.isnan(spread) else f" ± {spread:{digits}}"
     labels = f"{better.series.label} {'>' if sign > 0 else '<'} {worse.series.label}"
-    return f"{labels}: {word} ({gap:+.{digits}f}{around} {unit})"
+    return f"{labels}: {word} ({gap:+{digits}}{around} {unit})"
