@@ -25,7 +25,7 @@ QUIET = Console(quiet=True)
 ROOT = Path(__file__).parents[2]
 SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy": ["smoke", "paper"]} | {
     "cifar100": ["smoke", "laptop", "paper"],
-    "options": ["smoke", "laptop", "full"],
+    "options": ["smoke", "laptop", "full", "regression"],
     "privacy": ["smoke", "laptop"],
     "preconditioner": ["smoke", "laptop", "full"],
     "bytes": ["smoke", "laptop"],
