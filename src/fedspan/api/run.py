@@ -183,7 +183,7 @@ def _run(
             privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, callbacks, out,
-            aggregator=spec.participation.aggregator, privacy=privacy,
+            aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
         )  # fmt: skip
         problem.drop_start()
         if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:

@@ -46,8 +46,7 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     with _kept_trials(spec, run_dir) as (done, keep):
-        aggregator = spec.participation.aggregator
-        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, aggregator)
+        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, spec.participation)
     trials = [dataclasses.asdict(trial) for trial in found.trials]
     spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}

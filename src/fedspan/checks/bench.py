@@ -48,10 +48,16 @@ def small(
     return Regression(**(SMALL | task)).build(seeds, settings(batch, dtype, weights))
 
 
-def start(method: AnyMethod, problem: Problem, clients_per_round: int = 3, transport: Transport | None = None) -> Loop:
-    """A loop at round 0."""
+def start(
+    method: AnyMethod,
+    problem: Problem,
+    clients_per_round: int = 3,
+    transport: Transport | None = None,
+    **others: Any,
+) -> Loop:
+    """A loop at round 0; `others` are fields of the loop."""
     end = transport or Simulator(method, problem)
-    return Loop(method, problem, end, problem.seeds, clients_per_round, rounds=ROUNDS)
+    return Loop(method, problem, end, problem.seeds, clients_per_round, rounds=ROUNDS, **others)
 
 
 def advance(loop: Loop, rounds: int) -> Loop:

@@ -27,6 +27,7 @@ class LocalChannel:
     def __init__(self, method: AnyMethod, problem: Problem, states_dir: Path, **settings: Any) -> None:
         self.method, self.problem, self.states_dir, self.settings = method, problem, states_dir, settings
         self.kind: Callable[..., RemoteClient] = RemoteClient
+        self.known_start = False
         self.faults: dict[tuple[Any, ...], Fault] = {}
         self.messages: list[tuple[RoundMessage, RoundMessage | None]] = []
 
@@ -34,7 +35,8 @@ class LocalChannel:
         """A new object each time, as on Flower: only the files remain."""
         state_file = StateFile.of(self.states_dir, "run", f"c{number}")
         agreement = agree(self.method, self.problem, **self.settings)
-        return self.kind(self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, ROUNDS)
+        own = (self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, ROUNDS)
+        return self.kind(*own, known_start=self.known_start)
 
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
         """The replies, or what a fault makes of them."""
@@ -61,12 +63,15 @@ def remote(
     problem: Problem,
     states_dir: Path,
     kind: type[RemoteTransport] = RemoteTransport,
+    *,
+    known_start: bool = False,
     **options: Any,
 ) -> tuple[Loop, LocalChannel, RemoteTransport]:
     """A run across a channel; `options` are those of the transport."""
     channel, agreement = LocalChannel(method, problem, states_dir), agree(method, problem)
+    channel.known_start = known_start
     end = kind(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
-    return start(method, problem, transport=end), channel, end
+    return start(method, problem, transport=end, known_start=known_start), channel, end
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:

@@ -51,6 +51,7 @@ class Round:
     everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
+    known_start: bool = False  # whether clients have the initial x, so that new ones need only its changes
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
     privacy: Terms | None = None  # what clients do to their replies
@@ -76,6 +77,8 @@ class Round:
         if self.everyone is None:
             return self.t + 1
         copies = self._last_rounds(self.everyone)
+        if self.known_start:
+            copies = copies.clip(min=0)
         return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
 
     def still_last(self, rounds: Collection[int]) -> set[int]:

@@ -2,7 +2,8 @@
 
 A client keeps its copy of x and the round it is from. The server keeps a `Log` of the changes of x in the last rounds,
 each as it is sent: r numbers in the subspace of its round, or a compressed change. It sends the changes that the client
-missed, or x in full when that is fewer bytes or the client is new. `ModelSync` is this download for a whole cohort. In
+missed, or x in full when that is fewer bytes or the client is new. A client that has the initial x by itself is not new
+but behind: its copy is from round 0. `ModelSync` is this download for a whole cohort. In
 one process `x` is simply there. Over a network, `pick` selects what one client is sent and `open` rebuilds x there.
 """
 
@@ -20,6 +21,7 @@ import torch
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
+from fedspan.core.round import Round
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
@@ -75,17 +77,28 @@ class ModelSync:
 
     x: Vector | None  # the server's; at a client on its own machine only if it was sent in full
     log: Log  # the changes of x in the last rounds
-    last_round: npt.NDArray[np.int64]  # (runs, clients): the round of each client's copy, -1 for none
+    last_round: npt.NDArray[np.int64]  # (runs, clients): the round in which each client last took part, -1 for none
     keep: Keep = "none"
+    known_start: bool = False  # whether new clients have a copy from round 0
+
+    @staticmethod
+    def of(x: Vector, log: Log, rnd: Round, keep: Keep = "none") -> ModelSync:
+        """What the clients of a round lack of x."""
+        return ModelSync(x, log, rnd.last_round, keep, rnd.known_start)
+
+    @property
+    def copy_round(self) -> npt.NDArray[np.int64]:
+        """The round of each client's copy, -1 for none."""
+        return self.last_round.clip(min=0) if self.known_start else self.last_round
 
     @property
     def full(self) -> npt.NDArray[np.bool_]:
         """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
         log = self.log
         if not log.entries or self.keep == "all":
-            return self.last_round < 0
+            return self.copy_round < 0
         worth = worth_sending(log.entries[-1], bytes_of(self.model), self.keep)
-        return self.last_round < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
+        return self.copy_round < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
 
     @property
     def model(self) -> Vector:
@@ -107,7 +120,7 @@ class ModelSync:
         """Bytes sent to each client, (runs, clients)."""
         entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
         if self.keep == "none":
-            sizes = (self.log.end - self.last_round) * entry
+            sizes = (self.log.end - self.copy_round) * entry
             sizes[self.full] = bytes_of(self.model)
             return sizes
         return self.full * bytes_of(self.model) + self.entries_sent * entry
@@ -119,7 +132,7 @@ class ModelSync:
             sent = int(self.keep == "first" and self.last_round[0, client] >= 0)
         entries = tuple(self.log.at(t) for t in range(start, start + sent))
         x = self.x if full or self.full[0, client] else None
-        return ModelSync(x, Log(entries, start + sent), self.last_round[:, client : client + 1], self.keep)
+        return replace(self, x=x, log=Log(entries, start + sent), last_round=self.last_round[:, client : client + 1])
 
     def arrays(self) -> dict[str, Vector]:
         """What is sent to one client: x, or the missed entries in order, or both."""

@@ -79,7 +79,8 @@ def _without_clients(spec: Spec) -> Problem:
 def price(spec: Spec) -> Cost:
     """Bytes of the spec's run."""
     problem = outline(spec).problem
-    return cost(spec.method, problem, spec.clients_per_round or problem.clients, spec.rounds, spec.seed)
+    per_round, known_start = spec.clients_per_round or problem.clients, spec.participation.known_start
+    return cost(spec.method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
 
 
 def check(spec: Spec) -> None:

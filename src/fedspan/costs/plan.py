@@ -86,17 +86,19 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
     spec = source if isinstance(source, Spec) else Spec.from_table(source)
     chosen = list(registry.choices("method")) if methods is None else methods
     built = ((name, building.build("method", sibling(spec, name, RANK))) for name in chosen)
-    return _planned(built, outline(spec), spec.clients_per_round, spec.rounds, spec.seed)
+    known_start = spec.participation.known_start
+    return _planned(built, outline(spec), spec.clients_per_round, spec.rounds, spec.seed, known_start=known_start)
 
 
 def _planned(
-    methods: Iterable[tuple[str, AnyMethod]], found: Outline, clients_per_round: int | None, rounds: int, seed: int
-) -> Plan:
+    methods: Iterable[tuple[str, AnyMethod]], found: Outline, clients_per_round: int | None, rounds: int, seed: int,
+    *, known_start: bool = False,
+) -> Plan:  # fmt: skip
     problem = found.problem
     cohort = clients_per_round or problem.clients
     rows = []
     for name, method in methods:
-        spent = cost(method, problem, cohort, rounds, seed)
+        spent = cost(method, problem, cohort, rounds, seed, known_start=known_start)
         trained = method.footprint(problem.layout).trained
         memory = rehearsed(method, found.sketch)
         picks = memory is not None and isinstance(getattr(method, "projector", None), Coordinate)

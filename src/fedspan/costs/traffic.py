@@ -142,21 +142,23 @@ class Cost:
     course: Course
 
 
-def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, seed: int) -> Cost:
+def cost(
+    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, seed: int, *, known_start: bool = False
+) -> Cost:
     """Bytes of a run of a method on a problem's model and clients."""
     method.check(problem.layout)
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
     layout = dataclasses.replace(problem.layout)  # of its own, so that no cache gives these P to anybody else
     flat = FlatProblem(layout, problem.clients, buffers)
     short = dataclasses.replace(method, lr=1.0, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
-    walked = min(rounds, max(WALKED, 2 * problem.clients // clients_per_round))
+    walked = min(rounds, DRAWN if known_start else max(WALKED, 2 * problem.clients // clients_per_round))
     totals, server = [(0, 0)], [0]
     dry = (WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn)) if flat.x0.is_meta else ()
     with contextlib.ExitStack() as stack, torch.inference_mode():
         for context in dry:
             stack.enter_context(context)
         transport = _Forgetful(short, flat)
-        loop = Loop(short, flat, transport, (seed,), clients_per_round, rounds=rounds)
+        loop = Loop(short, flat, transport, (seed,), clients_per_round, rounds=rounds, known_start=known_start)
         downloads = _Downloads()
         while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
             before, last_round = loop.ledger.down.copy(), loop.last_round.copy()
@@ -165,7 +167,7 @@ def cost(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: in
             server.append(_bytes(loop.server))
             downloads.note(loop.t - 1, last_round[0], (loop.ledger.down - before)[0])
         step = _server_step(loop)
-    totals += downloads.after(loop, totals, min(rounds, DRAWN))
+    totals += [] if known_start else downloads.after(loop, totals, min(rounds, DRAWN))
     late = max(1, (len(totals) - 1) // 4 * 2)  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))

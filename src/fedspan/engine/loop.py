@@ -72,6 +72,7 @@ class Loop:
     run_dir: Path | None = None
     rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
     aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
+    known_start: bool = False  # whether clients have the initial model
     privacy: Mechanism | None = None
     t: int = 0
     seconds: float = 0.0
@@ -226,6 +227,7 @@ class Loop:
             everyone=self.last_round,
             local_steps=self.method.local_steps,
             schedule=schedule,
+            known_start=self.known_start,
             rounds=self.rounds,
             overwrite=overwrite,
             privacy=None if self.privacy is None else self.privacy.terms(),

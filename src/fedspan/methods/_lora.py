@@ -130,7 +130,7 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
         return NoState()
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(ModelSync(server.base, Log(), rnd.last_round), server.u, self.start(rnd).probe)  # 2 of both boxes
+        return Down(ModelSync.of(server.base, Log(), rnd), server.u, self.start(rnd).probe)  # 2 of both boxes
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         delta = self.server_lr * rnd.mean(up.du)

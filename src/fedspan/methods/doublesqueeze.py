@@ -45,7 +45,7 @@ class DoubleSqueeze(Feedback[ServerState, SyncedDown], LogsChanges[ServerState])
         return ServerState(x0, torch.zeros_like(x0), Log())
 
     def broadcast(self, server: ServerState, rnd: Round) -> SyncedDown:
-        return SyncedDown(ModelSync(server.x, server.log, rnd.last_round))  # 1
+        return SyncedDown(ModelSync.of(server.x, server.log, rnd))  # 1
 
     def client_step(self, client: Unsent, down: SyncedDown, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
         return self.feed_back(client, down.sync.model, f, rnd)  # 2 to 5

@@ -79,7 +79,7 @@ class FedSub(
 
     def broadcast(self, server: LoggedModel, rnd: Round) -> ProbedDown:
         keep: Literal["all", "first"] = "all" if self.variant == "stale" else "first"
-        return ProbedDown(ModelSync(server.x, server.log, rnd.last_round, keep), self.subspace(rnd).probe)  # 2
+        return ProbedDown(ModelSync.of(server.x, server.log, rnd, keep), self.subspace(rnd).probe)  # 2
 
     def client_step(self, client: ClientState, down: ProbedDown, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1

@@ -144,7 +144,7 @@ class PowerSGD(
         return ClientState(torch.zeros_like(x0))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(ModelSync(server.x, server.log, rnd.last_round), self.basis(server, rnd))  # 1
+        return Down(ModelSync.of(server.x, server.log, rnd), self.basis(server, rnd))  # 1
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.side(rnd).subspace(down.basis), down.sync.model

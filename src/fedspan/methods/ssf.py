@@ -156,7 +156,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
-        sync = ModelSync(_joined(server) if self.keep_control else server.x, server.log, rnd.last_round)
+        sync = ModelSync.of(_joined(server) if self.keep_control else server.x, server.log, rnd)
         switch, Pc = self.switch(server.test) if self.tests else None, None if self.keep_control else P @ server.c
         v = server.v if self.scaled and not self.keep_control else None
         if Pc is None or self.down_compressor is None:

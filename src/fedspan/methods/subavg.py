@@ -63,7 +63,7 @@ class SubAvg(Preconditioned[ServerState, ClientState, Down, Up], Restorable[Clie
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
         v = server.v if self.scaled else None
-        return Down(ModelSync(server.x, server.log, rnd.last_round), P.probe, v)  # 2
+        return Down(ModelSync.of(server.x, server.log, rnd), P.probe, v)  # 2
 
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1

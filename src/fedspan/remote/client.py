@@ -17,9 +17,11 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
+from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, Terms
+from fedspan.core.sync import SyncedDown
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.privacy.clipping import after as after_reply
 from fedspan.privacy.clipping import leaked
@@ -121,6 +123,7 @@ class RemoteClient:
     agreement: Agreement
     rounds: int  # length of the run, which the agreement covers under a schedule
     privacy: Terms | None = None
+    known_start: bool = False  # whether the client has the initial model by itself
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -157,21 +160,26 @@ class RemoteClient:
         return sent
 
     def _train(self, message: RoundMessage) -> _Trained:
-        before = self._replica(message)
         down = {name: array for name, array in message.arrays.items() if not name.startswith((RESTORE, "secure."))}
-        rnd = Round(
-            t=message.t,
+        before = self._replica(message)
+        rnd = replace(self._round(message.t), last_round=np.array([[before.last_round]]))
+        after, up = answer(self.method, self.problem, before, down, rnd)
+        return _Trained(before, after, up, down, rnd)
+
+    def _round(self, t: int) -> Round:
+        """A round of this client alone, as one that never took part."""
+        return Round(
+            t=t,
             seeds=(self.seed,),
             clients=self.problem.clients,
             layout=self.problem.layout,
             ids=np.array([[self.client]]),
-            last_round=np.array([[before.last_round]]),
+            last_round=np.array([[-1]]),
             local_steps=self.method.local_steps,
+            known_start=self.known_start,
             rounds=self.rounds,
             privacy=self.privacy,
         )
-        after, up = answer(self.method, self.problem, before, down, rnd)
-        return _Trained(before, after, up, down, rnd)
 
     def _settle(self, done: _Trained, arrived: wire.Arrays) -> Any:
         """The state that follows from a reply as the server reads it."""
@@ -188,6 +196,12 @@ class RemoteClient:
             return self.state_file.load(message.accepted, message.mark, kind, self.agreement.fingerprint)
         first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if not brought:
-            return Replica(first)
+            return Replica(first, self._start() if self.known_start else None)
         last_round = int(brought.pop(LAST_ROUND))
         return Replica(wire.unpack(kind, wire.pack(first) | brought), None, last_round)
+
+    def _start(self) -> Vector | None:
+        """What a new client has of the server's vectors before round 0; None if the method sends them in any case."""
+        server = self.method.init_server(self.problem.x0, self.problem.layout)
+        down = self.method.broadcast(server, self._round(0))
+        return down.sync.model if isinstance(down, SyncedDown) else None

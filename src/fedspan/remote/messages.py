@@ -19,7 +19,7 @@ import torch
 import fedspan
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, one_of
-from fedspan.core.layout import Layout
+from fedspan.core.layout import Layout, Vector
 
 PROTOCOL = 2
 Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
@@ -78,11 +78,20 @@ class RoundMessage:
 
 def mark_of(arrays: wire.Arrays) -> int:
     """A hash of a reply's arrays, by which both ends know which update a state follows from."""
+    return int.from_bytes(_digest(arrays), "little") or 1
+
+
+def fingerprint_of(x0: Vector) -> str:
+    """A hash of the initial model, for clients that are not sent it."""
+    return _digest({"x": x0}).hex()
+
+
+def _digest(arrays: wire.Arrays) -> bytes:
     digest = hashlib.blake2b(digest_size=7)
     for name in sorted(arrays):
         digest.update(name.encode())
         digest.update(arrays[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return int.from_bytes(digest.digest(), "little") or 1
+    return digest.digest()
 
 
 class DisagreementError(ProtocolError):
@@ -124,6 +133,11 @@ class Agreement:
             return message.reason
         if differing == ["model"]:
             return "the model differs: give both ends the same tensors, projection and frozen weights"
+        if differing == ["start"]:
+            return (
+                "the initial model differs, and with `participation.known_start` clients are not sent it; give both "
+                "ends the same weights, or leave it out"
+            )
         key = differing[differing[0] == "model"]  # other settings explain why the model differs
         client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))
         return f"{key} is {client} on the client and {server} on the server; give both the same spec"

@@ -110,8 +110,8 @@ class _Room:
     def run(self, one: Candidate, share: float) -> Candidate:
         """A setting for a share of its rounds, at the learning rate that a search finds for it."""
         method, rounds = one.spec.method, max(4, int(share * one.spec.rounds))
-        means = self.spec.participation.aggregator
-        trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None, means)
+        counted = self.spec.participation
+        trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None, counted)
         self.metric = trials.metric
         one.lr = self.rate(one)
         trial = trials(one.lr, min(rounds, one.spec.rounds))
@@ -123,8 +123,8 @@ class _Room:
         """The learning rate; bits do not change it much, so it is searched once for all of them."""
         key = tuple((name, str(value)) for name, value in one.point.items() if name != "bits")
         if key not in self.rates:
-            spec, means = one.spec, self.spec.participation.aggregator
-            found = search(spec.method, self.problem, self.cohort, spec.rounds, spec.search, aggregator=means)
+            spec, counted = one.spec, self.spec.participation
+            found = search(spec.method, self.problem, self.cohort, spec.rounds, spec.search, participation=counted)
             self.rates[key] = found.lr
             self.spent += found.rounds
         return self.rates[key]

@@ -25,8 +25,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.aggregator import Aggregator
-from fedspan.core.config import Search
+from fedspan.core.config import Participation, Search
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
@@ -88,7 +87,7 @@ def budget_of(how: Search, rounds: int) -> int:
 def search(
     method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
     how: Search | None = None, done: Sequence[RateTrial] = (), keep: Callable[[RateTrial], None] = lambda _: None,
-    aggregator: Aggregator | None = None,
+    participation: Participation | None = None,
 ) -> SearchResult:  # fmt: skip
     """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
 
@@ -96,7 +95,7 @@ def search(
     """
     how = how or Search()
     budget = budget_of(how, rounds)
-    run = TrialRunner(method, problem, clients_per_round, rounds, done, keep, aggregator)
+    run = TrialRunner(method, problem, clients_per_round, rounds, done, keep, participation)
     probes = _highest_stable(run, how.start, min(rounds, max(4, budget // 30)), budget // 3)
     known = run.metric == "rel_err"
     if _alike(probes):
@@ -198,9 +197,9 @@ class TrialRunner:
 
     def __init__(
         self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
-        done: Sequence[RateTrial], keep: Callable[[RateTrial], None], aggregator: Aggregator | None = None,
+        done: Sequence[RateTrial], keep: Callable[[RateTrial], None], participation: Participation | None = None,
     ) -> None:  # fmt: skip
-        self.done, self.keep, self.aggregator = list(done), keep, aggregator
+        self.done, self.keep, self.participation = list(done), keep, participation or Participation()
         self.method, self.problem = method.without_tests(), problem
         self.clients_per_round, self.rounds = clients_per_round, rounds
         start = problem.evaluate(problem.x0, problem.buffers0)
@@ -228,7 +227,7 @@ class TrialRunner:
         with Simulator(method, self.problem) as clients:
             loop = Loop(
                 method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds,
-                aggregator=self.aggregator,
+                aggregator=self.participation.aggregator, known_start=self.participation.known_start,
             )  # fmt: skip
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = self._measure(row.metrics)

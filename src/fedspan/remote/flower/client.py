@@ -19,7 +19,7 @@ from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
-from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage
+from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage, fingerprint_of
 from fedspan.remote.secure_client import SecureClient
 
 IDENTITY, UNKNOWN = "identity", -1
@@ -48,9 +48,11 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
         ours = (spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds, terms_of(spec, problem))
-        client_end = RemoteClient(*ours)
+        known_start = spec.participation.known_start
+        client_end = RemoteClient(*ours, known_start=known_start)
         if spec.secure is not None:
-            client_end = SecureClient(*ours, secure=spec.secure, identity=identity_of(spec.secure, context))
+            identity = identity_of(spec.secure, context)
+            client_end = SecureClient(*ours, known_start=known_start, secure=spec.secure, identity=identity)
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
@@ -119,6 +121,8 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     server_only = SERVER_ONLY - {"clients_per_round"} if at_clients else SERVER_ONLY
     settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
+    if spec.participation.known_start:
+        settings["start"] = fingerprint_of(problem.x0)
     return Agreement.of(settings, problem.layout, spec.seed)
 
 

@@ -241,7 +241,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     callbacks = (*spec.callbacks, run_log)
     loop = Loop(
         method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
-        aggregator=spec.participation.aggregator, privacy=privacy,
+        aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
     )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)

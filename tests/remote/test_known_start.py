@@ -1,0 +1,91 @@
+"""Clients that hold the initial model are sent only what has changed since."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import advance, build, every_method, model, small
+from fedspan import Participation
+from fedspan.checks.bench import start
+from fedspan.checks.channel import remote
+from fedspan.core.spec import Spec
+from fedspan.core.sync import SyncedDown
+from fedspan.costs.outline import price
+from fedspan.methods import SSF
+from fedspan.remote.flower.client import agreement_of
+from fedspan.remote.messages import RoundMessage
+from fedspan.tasks.regression import Regression
+
+ROUNDS = 8
+
+
+@pytest.mark.parametrize(("name", "settings"), every_method())
+def test_both_ends_agree_and_count_the_same_bytes(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    method, problem = build(name, **settings), small(torch.float32)
+    apart, _, _ = remote(method, problem, tmp_path, known_start=True)
+    here = start(method, problem, known_start=True)
+    plain = advance(start(method, problem), ROUNDS)
+    advance(apart, ROUNDS), advance(here, ROUNDS)
+    assert not apart.events
+    assert torch.equal(model(apart), model(plain))
+    np.testing.assert_array_equal(apart.ledger.down, here.ledger.down)
+    if issubclass(method.types()[2], SyncedDown):
+        assert here.ledger.down.sum() < plain.ledger.down.sum()
+    else:
+        assert here.ledger.down.sum() == plain.ledger.down.sum()
+
+
+@pytest.mark.parametrize("keep_control", [False, True])
+def test_a_new_client_is_sent_the_changes_of_all_rounds_or_the_model(keep_control: bool) -> None:
+    problem = small(torch.float32)
+    method = SSF(rank=2, lr=0.01, local_steps=2, correction="always", keep_control=keep_control)
+    loop = advance(start(method, problem, 1, known_start=True), 30)
+    assert (loop.last_round >= 0).all()
+    r, d = 2 * 2, problem.layout.size
+    first, seen, before = [], set[int](), np.zeros(problem.clients, np.int64)
+    again = start(method, problem, 1, known_start=True)
+    for t in range(30):
+        (client,) = again._round().ids[0].tolist()
+        advance(again, 1)
+        if client not in seen:
+            first.append((t, int(again.ledger.down[0, client] - before[client])))
+            seen.add(client)
+        before = again.ledger.down[0].copy()
+    probe = 8
+    for t, sent in first:
+        changes, full = (r + 2) * 4 * t if keep_control else r * 4 * t, 2 * d * 4 if keep_control else d * 4
+        assert sent == min(changes, full) + (0 if keep_control else r * 4) + probe
+
+
+def test_a_plan_knows_what_new_clients_are_sent() -> None:
+    spec = Spec(
+        rounds=60,
+        method=SSF(rank=2, lr=0.01),
+        task=Regression(clients=30, dim=40, outputs=2, samples=12),
+        batch_size=4,
+        clients_per_round=2,
+        participation=Participation(known_start=True),
+    )
+    problem = spec.task.build((0,), spec)
+    loop = advance(start(spec.method, problem, 2, known_start=True), 60)
+    assert price(spec).down == loop.ledger.down.sum()
+    without = dataclasses.replace(spec, participation=Participation())
+    assert price(spec).down < price(without).down
+
+
+def test_an_initial_model_that_differs_is_refused() -> None:
+    spec = Spec(rounds=2, method=SSF(rank=2, lr=0.01), task=Regression(), participation=Participation(known_start=True))
+    problem = spec.task.build((0,), spec)
+    server = agreement_of(spec, problem)
+    problem.x0 = problem.x0 + 1e-6
+    client = agreement_of(spec, problem)
+    message = RoundMessage("refused", 0, 0, 0, client.fingerprint, settings=client.text)
+    assert "the initial model differs" in server.explain(message)
+    unknown = dataclasses.replace(spec, participation=Participation())
+    assert agreement_of(unknown, problem) == agreement_of(unknown, spec.task.build((0,), spec))
