@@ -133,9 +133,26 @@ def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:
     assert ends[0.2] < 0.9 * ends[1.0]
 
 
-def test_momentum_without_a_compressor_is_refused() -> None:
+@pytest.mark.parametrize("clients_per_round", [3, 7])
+def test_running_means_without_a_compressor(clients_per_round: int) -> None:
+    """In the whole space SCALLION; in a subspace the same as with a compressor that leaves nothing out."""
+    whole, identity = {"projector": {"name": "identity"}}, {"compressor": {"name": "identity"}}
+    shared = {"server_lr": 0.6, "correction": "always"}
+    pairs = [
+        (build("ssf", beta=0.4, **whole, **shared), build("scallion", alpha=0.4, server_lr=0.6, **identity)),
+        (build("ssf", beta=0.4, projector=GAUSSIAN), build("ssf", beta=0.4, projector=GAUSSIAN, **identity)),
+    ]
+    for ours, theirs in pairs:
+        one, other = (advance(start(m, small(), clients_per_round), ROUNDS) for m in (ours, theirs))
+        assert relative(model(one), model(other)) < 1e-12
+        assert relative(one.transport.clients().c, other.transport.clients().c) < 1e-12
+        assert one.transport.clients().u.numel() == 0
+        torch.testing.assert_close(one.server.c, one.transport.clients().c.mean(1, keepdim=True), rtol=1e-9, atol=1e-11)
+
+
+def test_beta_is_a_share_and_needs_the_exact_control() -> None:
     for beta in (0.0, 1.5):
         with pytest.raises(SpecError, match=r"`method\.beta` must be above 0 and at most 1"):
             build("ssf", projector=GAUSSIAN, compressor={"name": "sign"}, beta=beta)
     with pytest.raises(SpecError, match="leave `beta` at 1"):
-        build("ssf", projector=GAUSSIAN, beta=0.5)
+        build("ssf", projector=GAUSSIAN, beta=0.5, control="paper")

@@ -15,13 +15,16 @@ so that c = mean c_i still holds. c_i then is the memory of an error feedback: w
 c_i too, and so is part of the client's next a_i. A second memory would count it twice; there is none. C must be
 contractive, as top-k is, and QSGD with many levels: an unbiased C with ω ≥ 1 would add more error than it removes.
 
-Near the optimum a_i is mostly the noise of this round's mini-batches, and so is what C leaves out of it. With `beta`
-below 1 the client keeps a running mean v_i of its gradients, as u_i = v_i − c_i, and compresses u_i:
+Near the optimum a_i is mostly the noise of this round's mini-batches. With `beta` below 1 line 5 sends β a_i, so that
+c_i, c and the direction of line 7 are running means of gradients. With P = I it is SCALLION without a compressor. With
+a compressor, what C leaves out of a_i is mostly noise too. The client keeps the running mean v_i of its gradients, as
+u_i = v_i − c_i, and compresses u_i:
 
     5'  P u_i ← (1 − β) P u_i + β (−z/(η_l K) − P c);  a_i ← C(P u_i), sent;  u_i ← u_i − Pᵀ a_i
 
 Outside the subspace u_i stays, as c_i does. This is momentum for error feedback with noisy gradients (Fatkhullin et
-al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers of its own memory.
+al. 2023, arXiv:2305.15155), and with P = I it is SCAFCOM. It costs the client d more numbers of its own memory. Without
+a compressor u_i is always 0, and nothing is kept.
 
 The paper always corrects; that is correction = "always". By default, "tested", the server decides by a test whether
 line 4 uses u (`_correction`), and with "never" line 4 leaves out u. Lines 5 to 8 stay the same: where u was left out,
@@ -80,7 +83,7 @@ class ClientState:
     """The client's control, d numbers in its own memory, never sent; the other fields are empty by default."""
 
     c: Vector
-    u: Vector  # v_i − c_i; empty if β = 1
+    u: Vector  # v_i − c_i; empty if β = 1 or without a compressor
     moments: Vector  # of the optimizer; empty if they are reset
 
 
@@ -116,7 +119,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
     correction: Literal["always", "tested", "never"] = "tested"  # whether clients correct local steps; paper: "always"
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
-    beta: float = 1.0  # β: weight of this round's gradient in what is compressed
+    beta: float = 1.0  # β: weight of this round's gradient in controls that are running means
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,8 +129,8 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         if self.keep_control and self.control == "paper":
             raise SpecError("`keep_control` needs control = 'exact', after which c follows from the changes of x")
         positive_share("beta", self.beta)
-        if self.beta < 1 and self.compressor is None:
-            raise SpecError(f"`beta` {self.beta!r} needs a `compressor`; set one, or leave `beta` at 1")
+        if self.beta < 1 and self.control == "paper":
+            raise SpecError(f"`beta` {self.beta!r} needs control = 'exact'; with 'paper' leave `beta` at 1")
 
     @property
     def needs_each_reply(self) -> bool:
@@ -137,7 +140,12 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
     @property
     def private(self) -> tuple[str, ...]:
         """Moments, and what a client has not sent yet."""
-        return (*super().private, *(("u",) if self.beta < 1 else ()))
+        return (*super().private, *(("u",) if self.keeps_unsent else ()))
+
+    @property
+    def keeps_unsent(self) -> bool:
+        """Whether clients keep u_i."""
+        return self.beta < 1 and self.compressor is not None
 
     def check(self, layout: Layout) -> None:
         """The compressor must not leave out more of a_i than it sends, or c_i would never catch up."""
@@ -151,7 +159,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         return ServerState(x0, zeros, Log(), m, e, copied, self.no_tests(x0), v)
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        unsent = torch.zeros_like(x0 if self.beta < 1 else x0[..., :0])
+        unsent = torch.zeros_like(x0 if self.keeps_unsent else x0[..., :0])
         return ClientState(torch.zeros_like(x0), unsent, self.no_moments(x0, layout))
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
@@ -215,7 +223,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
 
     def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
         P = self.subspace(rnd)
-        u = client.u - P.T @ change if self.beta < 1 else client.u
+        u = client.u - P.T @ change if self.keeps_unsent else client.u
         return ClientState(P.T.plus(change, client.c, rnd.overwrite), u, client.moments)  # 6
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
@@ -249,8 +257,8 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
 
     def _running_mean(self, u: Vector, a: Vector, P: LinearMap) -> tuple[Vector, Vector]:
         """Line 5' up to what is sent: P u_i after this round, and u_i with that inside the subspace."""
-        if self.beta == 1:
-            return a, u
+        if not self.keeps_unsent:
+            return a if self.beta == 1 else self.beta * a, u
         Pu = P @ u
         mixed = (1 - self.beta) * Pu + self.beta * a
         return mixed, u + P.T @ (mixed - Pu)
