@@ -115,6 +115,19 @@ def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path:
     assert sum(one["payload_down"] for one in rounds) == there["down_bytes"]
 
 
+def test_clients_with_the_initial_model_are_not_sent_it(tmp_path: Path) -> None:
+    method = SSF | {"server_momentum": 0.5, "keep_control": True}
+    spec = spec_of(method, participation={"known_start": True})
+    here = run(spec, tmp_path / "here").history[-1]
+    there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
+    assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
+    assert there["down_bytes"] == here["down_bytes"] < run(spec_of(method), progress=False).history[-1]["down_bytes"]
+    grid = FakeGrid(spec, tmp_path / "others")
+    grid.app = flower.client_app(spec_of(method))
+    events = events_of(serve(dataclasses.replace(spec, rounds=1), grid, tmp_path / "refused"))
+    assert "refused: participation.known_start is the default on the client" in events[0]
+
+
 class Lossy(FakeGrid):
     """Errors, silence and nonsense from some clients in some rounds."""
 

@@ -31,6 +31,7 @@ HEADER: dict[str, type] = {
 }  # fmt: skip
 REPLY_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_REASON = 300  # characters
+KNOWN_START = "participation.known_start"  # whose value in an agreement is a hash of the initial model
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +134,10 @@ class Agreement:
             return message.reason
         if differing == ["model"]:
             return "the model differs: give both ends the same tensors, projection and frozen weights"
-        if differing == ["start"]:
+        if differing == [KNOWN_START] and KNOWN_START in here and KNOWN_START in there:
             return (
-                "the initial model differs, and with `participation.known_start` clients are not sent it; give both "
-                "ends the same weights, or leave it out"
+                f"the initial model differs, and with `{KNOWN_START}` clients are not sent it; give both ends the same "
+                "weights, or leave it out"
             )
         key = differing[differing[0] == "model"]  # other settings explain why the model differs
         client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))

@@ -19,7 +19,7 @@ from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
-from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage, fingerprint_of
+from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage, fingerprint_of
 from fedspan.remote.secure_client import SecureClient
 
 IDENTITY, UNKNOWN = "identity", -1
@@ -122,7 +122,7 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
     if spec.participation.known_start:
-        settings["start"] = fingerprint_of(problem.x0)
+        settings[KNOWN_START] = fingerprint_of(problem.x0)
     return Agreement.of(settings, problem.layout, spec.seed)
 
 
