@@ -77,11 +77,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3, "momentum": 0.5, "moments": "keep"},
         {"projector": GAUSSIAN, "refresh": 2, "optimizer": ADAMW, "moments": "project"},
-        {"projector": {"name": "coordinate", "rank": 0.5}, "server_momentum": 0.5},
+        {"projector": {"name": "coordinate", "rank": 0.5}, "server_momentum": 0.5, "beta": 0.5},
         {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
         {"projector": GAUSSIAN, "correction": "never", "momentum": 0.5, "extrapolate": True},
         {"projector": GAUSSIAN, "keep_control": True, "server_momentum": 0.5, "correction": "always"},
-        {"projector": GAUSSIAN, "keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}},
+        {"projector": GAUSSIAN, "keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}, "beta": 0.7},
         {"projector": {"name": "coordinate", "rank": 0.5}, "down_compressor": {"name": "sign"}, "server_momentum": 0.5},
         {"projector": GAUSSIAN, "preconditioner": "rows", "compressor": QSGD | {"bucket": 3}},
         {"projector": {"name": "coordinate", "rank": 0.5}, "preconditioner": "rows", "server_momentum": 0.5}
