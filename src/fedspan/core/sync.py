@@ -105,12 +105,10 @@ class ModelSync:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
-        entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
+        entry, model, full = bytes_of(self.log.entries[-1]) if self.log.entries else 0, bytes_of(self.model), self.full
         if self.keep == "none":
-            sizes = (self.log.end - self.last_round) * entry
-            sizes[self.full] = bytes_of(self.model)
-            return sizes
-        return self.full * bytes_of(self.model) + self.entries_sent * entry
+            return np.where(full, model, (self.log.end - self.last_round) * entry)
+        return full * model + self.entries_sent * entry
 
     def pick(self, client: int, full: bool = False) -> ModelSync:
         """What is sent to one client of a single run; `full` sends x in any case."""
