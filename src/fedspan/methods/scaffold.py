@@ -119,6 +119,7 @@ class Scaffold(
             dc = self._control_change(dy, c, rnd)
         alone = self.option == "II" and self.solver.plain and (self.correction != "always" or self.uplink == "control")
         up = Up(None if alone else dy, dc, test)
+        del u, direction, watched  # not to be held while the new state is made
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:

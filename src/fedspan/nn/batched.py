@@ -166,6 +166,7 @@ class CohortDirection(SteppingDirection):
             self._run(drawn.parts, drawn.place)
             for block, more in plus:
                 block.sub_(more, alpha=lr)
+        self._run.release()
         return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
 
     def __call__(self, y: Vector) -> Vector:
