@@ -6,7 +6,7 @@
 100 clients of 100 examples 1 × 28 × 28, 10 clients per round, batches of 20, one epoch of local steps; the MLP
 784-128-10 and a CNN of two convolutions. `simulation_peers.py` says how FedJAX and pfl are installed, apart from
 fedspan. Without them their columns are empty. `--how` also times the ways of simulating that fedspan chooses from.
-`--warmup` is the number of rounds before the first that is timed: SSF's correction is off in the first 200.
+`--warmup` is the number of rounds before the first that is timed: SSF's correction is off in the first 179 on the MLP.
 
 All contestants take turns, for about a third of a second each. A table holds their best turns: by CPU time with one
 thread, which other programs on the machine disturb little, and by wall time with more. Writes out/bench-simulation.md.
