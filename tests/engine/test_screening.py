@@ -18,7 +18,7 @@ from fedspan.checks.bench import Scripted, same, tensors
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
-from fedspan.engine import running_mean, states
+from fedspan.engine import running_mean, simulator, states
 from fedspan.engine.cohorts import cohort_of
 from fedspan.engine.loop import Loop
 from fedspan.engine.screening import Screen
@@ -64,6 +64,20 @@ def test_a_finite_reply_of_3e38_does_not_end_the_run(name: str, own: dict[str, A
     told = [event for event in held.events if "left out" in event]
     assert [event.split(": reply")[0] for event in told] == [f"round {t}: client {liar}" for t in sorted(took_part)]
     assert all("times the median" in event for event in told)
+
+
+@pytest.mark.parametrize("own", [{}, {"compressor": {"name": "topk", "k": 0.5}, "beta": 0.3}], ids=["plain", "coded"])
+def test_states_written_over_their_copies_are_the_same(own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a client whose reply is left out: what was overwritten is its copy."""
+    found = []
+    for least in (0, 1 << 62):
+        monkeypatch.setattr(simulator, "COPIES", least)
+        with hostile([2], HUGE, {4, 5, 9}):
+            found.append(run("ssf", own, seeds=(0, 1)))
+    (loop, clients), (other, others) = found
+    assert any("left out" in event for event in loop.events)
+    assert same(tensors(loop.server), tensors(other.server))
+    assert same(tensors(clients.clients()), tensors(others.clients()))
 
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,54 @@ def test_the_measured_numbers_are_those_of_their_definition(name: str, settings:
     h = torch.stack(seen[1:]).mean(0) + b * v
     expected = b * torch.cat([(v * (h - c)).sum(-1, keepdim=True), (v * v).sum(-1, keepdim=True)], -1)
     torch.testing.assert_close(up.test, expected)
+
+
+def one_by_one(make: Any) -> Any:
+    """Makes directions that tell their values and take no steps."""
+
+    def made(*args: Any, **settings: Any) -> Any:
+        direction = make(*args, **settings)
+        return lambda y: direction(y)
+
+    return made
+
+
+@pytest.mark.parametrize("mode", [OFF, ON, TRIAL])
+@pytest.mark.parametrize(("name", "settings"), NAMES)
+def test_steps_taken_together_tell_the_same_as_steps_one_by_one(name: str, settings: dict[str, Any], mode: int) -> None:
+    """Of a direction that takes the steps itself only the end points are known; of any other, each value."""
+    method = build(name, correction="tested", **settings)
+    loop = advance(start(method, small(), 7), 40)
+    rnd, client = loop._round(), loop.transport.clients()
+    down = replace(method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8))
+    replies = []
+    for together in (True, False):
+        f = loop.problem.cohort(rnd)
+        if not together:
+            asked = "restrict" if name == "ssf" else "direction"
+            setattr(f, asked, one_by_one(getattr(f, asked)))
+        replies.append(vars(method.client_step(client, down, f, rnd)[1]))
+    for field, value in replies[0].items():
+        torch.testing.assert_close(value, replies[1][field], rtol=1e-8, atol=1e-10)
+    assert replies[0]["test"].any() == (mode != OFF)
+
+
+@pytest.mark.parametrize(("name", "settings"), NAMES)
+def test_the_ways_of_naming_who_corrects_agree(name: str, settings: dict[str, Any]) -> None:
+    """One number for all clients, and one for each of them."""
+    method = build(name, correction="tested", **settings)
+    loop = advance(start(method, small(), 7), 40)
+    rnd, client = loop._round(), loop.transport.clients()
+    for mode in (OFF, ON):
+        down = replace(method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8))
+        assert method.corrects(down.switch, rnd) == mode
+        replies = []
+        for b in (mode, torch.full((1, 7, 1), float(mode), dtype=torch.float64)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(method), "corrects", lambda *_, b=b: b)
+                replies.append(vars(method.client_step(client, down, loop.problem.cohort(rnd), rnd)[1]))
+        for field, value in replies[0].items():
+            assert value is None or torch.equal(value, replies[1][field]), field
 
 
 @pytest.mark.parametrize(("name", "settings"), NAMES)

@@ -18,6 +18,7 @@ from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold
+from fedspan.methods._correction import First
 from fedspan.nn.batched import Cohort
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.loss_gradient import loss_gradient
@@ -127,6 +128,26 @@ def test_fused_steps_are_those_of_the_local_solver(name: str, inside: bool, plus
         ends.append(solver.descend(start, direction if fused else lambda y, d=direction: d(y), 0.1, 6)[0])
     assert torch.allclose(*ends, rtol=1e-10, atol=1e-12)
     assert ends[0].shape == (1, len(LENGTHS), start.shape[-1])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_fused_steps_tell_the_product_with_the_first_gradient(inside: bool) -> None:
+    problem, solver = NETWORKS["mlp"](), FedAvg(lr=0.1).solver
+    rnd, x = round_of(problem), problem.x0
+    P = draw(Coordinate(rank=0.5), problem.layout, (0,), 0)
+    start = x.new_zeros(1, len(LENGTHS), P.rank) if inside else x
+    u = torch.randn(1, len(LENGTHS), start.shape[-1]).double()
+    for steps in (1, 6):
+        firsts, ends = [], []
+        for fused in (True, False):
+            f = problem.cohort(rnd)
+            direction: Any = f.restrict(x, P, u) if inside else f.direction(u)
+            firsts.append(First(direction if fused else lambda y, d=direction: d(y), u))
+            assert firsts[-1].takes_steps == fused
+            ends.append(solver.descend(start, firsts[-1], 0.1, steps)[0])
+        assert torch.allclose(*ends, rtol=1e-10, atol=1e-12)
+        assert torch.allclose(*[first.along for first in firsts], rtol=1e-9, atol=1e-10)
+        assert firsts[0].along.shape == (1, len(LENGTHS), 1)
 
 
 def test_equal_numbers_in_a_window_share_no_gradient() -> None:

@@ -6,7 +6,7 @@ blocks: `P @ v` goes from d numbers to r, `P.T @ z` back. P is never a d × d ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -64,14 +64,15 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
-    sizes: tuple[int, ...] = field(init=False)  # numbers that each block has inside the subspace
-    rank: int = field(init=False)  # numbers that are sent instead of d
+    sizes: tuple[int, ...] = ()  # numbers that each block has inside the subspace; computed if they are not known
+    rank: int = 0  # their sum: numbers that are sent instead of d
 
     def __post_init__(self) -> None:
-        pairs = zip(self.factors, self.layout.blocks, strict=True)
-        sizes = tuple([b.size if f is None else f.rank * b.rest for f, b in pairs])
-        object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "rank", sum(sizes))
+        if not self.sizes:
+            pairs = zip(self.factors, self.layout.blocks, strict=True)
+            sizes = tuple([b.size if f is None else f.rank * b.rest for f, b in pairs])
+            object.__setattr__(self, "sizes", sizes)
+            object.__setattr__(self, "rank", sum(sizes))
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
@@ -90,7 +91,8 @@ class LinearMap:
 
     def cut(self, runs: slice) -> LinearMap:
         """The same for some of the runs."""
-        return LinearMap(self.layout, tuple(f and f.cut(runs) for f in self.factors), self.probe[runs])
+        factors = tuple([f and f.cut(runs) for f in self.factors])
+        return LinearMap(self.layout, factors, self.probe[runs], self.sizes, self.rank)
 
     def agree(self, probe: torch.Tensor) -> None:
         """Raises ProtocolError unless the other end drew the same P."""

@@ -53,7 +53,7 @@ class Round:
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     known_start: bool = False  # whether clients have the initial x, so that new ones need only its changes
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
-    overwrite: bool = False  # whether a new state may take the place of the old one, except x: both are large
+    overwrite: bool = False  # whether a new state may take the place of the old one, except x: large, or a copy
     privacy: Terms | None = None  # what clients do to their replies
     q: float | None = None  # with privacy: the probability to take part, which is the share that counts
 

@@ -94,11 +94,14 @@ class ModelSync:
     @property
     def full(self) -> npt.NDArray[np.bool_]:
         """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
+        return self._too_old(self.copy_round)
+
+    def _too_old(self, copies: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         log = self.log
         if not log.entries or self.keep == "all":
-            return self.copy_round < 0
+            return copies < 0
         worth = worth_sending(log.entries[-1], bytes_of(self.model), self.keep)
-        return self.copy_round < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
+        return copies < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
 
     @property
     def model(self) -> Vector:
@@ -118,12 +121,12 @@ class ModelSync:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
-        entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
+        entry, model = bytes_of(self.log.entries[-1]) if self.log.entries else 0, bytes_of(self.model)
+        copies = self.copy_round
+        full = self._too_old(copies)
         if self.keep == "none":
-            sizes = (self.log.end - self.copy_round) * entry
-            sizes[self.full] = bytes_of(self.model)
-            return sizes
-        return self.full * bytes_of(self.model) + self.entries_sent * entry
+            return np.where(full, model, (self.log.end - copies) * entry)
+        return full * model + self.entries_sent * entry
 
     def pick(self, client: int, full: bool = False) -> ModelSync:
         """What is sent to one client of a single run; `full` sends x in any case."""

@@ -12,7 +12,7 @@ import functools
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,8 @@ def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
 
 def sizes(message: Any) -> Counts | int:
     """Payload bytes of a cohort's message for each client: (runs, clients), or one number where all are alike."""
-    fixed, own = 0, cast(Counts | int, 0)
+    fixed = 0
+    own: Counts | int = 0
     for name in _names(type(message)):
         value = getattr(message, name)
         if isinstance(value, torch.Tensor):

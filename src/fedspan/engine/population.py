@@ -34,6 +34,7 @@ class Population:
         rows = problem.x0.shape[0] * problem.clients
         self.tables: dict[str, States | CompactStates] = {}
         self._empty: dict[str, Vector] = {}  # fields without numbers
+        self._empties: dict[tuple[int, int], dict[str, Vector]] = {}  # the same for so many runs and clients
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
             if not first.numel():
@@ -58,7 +59,10 @@ class Population:
     def _state(self, rows: dict[str, Vector], runs: int, clients: int) -> Any:
         """Rows of the tables as the states of clients."""
         full = {name: part.view(runs, clients, -1) for name, part in rows.items()}
-        return self._kind(**full, **{name: first.expand(runs, clients, -1) for name, first in self._empty.items()})
+        if (empty := self._empties.get((runs, clients))) is None:
+            empty = {name: first.expand(runs, clients, -1) for name, first in self._empty.items()}
+            self._empties[runs, clients] = empty
+        return self._kind(**full, **empty)
 
     def put(self, rnd: Round, new: Any, up: Any) -> None:
         """Stores the states of a round's clients after they replied `up`."""

@@ -32,6 +32,7 @@ from fedspan.engine.transport import Replies
 from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
 from fedspan.engine.worker import local_work
 
+COPIES = 1 << 16  # numbers of the models of all clients of a round from which new states take the place of copies
 LARGE = 1 << 25  # numbers of the models of all clients of a round above which only one of them is in memory
 
 
@@ -74,7 +75,8 @@ class Simulator:
         cohort, how = rnd.ids.shape[1], self.way.how
         if how == "batched" or cohort == 1:
             try:
-                new, up, beside = local_work(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+                own, theirs = self.population.take(rnd), _overwriting(rnd)
+                new, up, beside = local_work(self.method, self.problem, own, down, buffers, theirs)
             except RuntimeError as error:
                 if cohort == 1 or "vmap: called random operation" not in str(error):
                     raise
@@ -215,6 +217,12 @@ class Simulator:
         self.way = Way(WAYS[how], number)
         self.screen.load(arrays["usual"])
         self.population.load(arrays)
+
+
+def _overwriting(rnd: Round) -> Round:
+    """The round for clients whose states were copied to be read, as those of several clients are."""
+    copies = rnd.ids.shape[1] > 1 and rnd.ids.size * rnd.layout.size >= COPIES
+    return dataclasses.replace(rnd, overwrite=True) if copies else rnd
 
 
 Answer = tuple[Any, Any, Vector | None]

@@ -19,6 +19,7 @@ trial that fails costs little. Clients compute c_i from their gradients alone, s
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -28,23 +29,34 @@ import torch
 from fedspan import Round, Vector
 from fedspan.core import seeds
 from fedspan.core.errors import one_of
-from fedspan.core.objective import Direction
+from fedspan.core.objective import Direction, SteppingDirection
 
 OFF, ON, TRIAL = 0, 1, 2
 SHARE = 0.25  # of the clients that correct in a trial
 
 
-class First:
+class First(SteppingDirection):
     """A direction that remembers the product of its first value with u, one number per client."""
 
     def __init__(self, direction: Direction, u: Vector) -> None:
         self.direction, self.u, self.along = direction, u, torch.empty(0)
+
+    @property
+    def takes_steps(self) -> bool:
+        return isinstance(self.direction, SteppingDirection) and self.direction.takes_steps
 
     def __call__(self, y: Vector) -> Vector:
         g = self.direction(y)
         if not self.along.numel():
             self.along = (self.u * g).sum(-1, keepdim=True)
         return g
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The first step is taken alone, and its length tells the first value."""
+        assert isinstance(self.direction, SteppingDirection)
+        y = self.direction.descend(start, lr, 1)
+        self.along = (self.u * (start - y)).sum(-1, keepdim=True) / lr
+        return self.direction.descend(y, lr, steps - 1) if steps > 1 else y
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,41 +86,42 @@ class Correction:
         """One byte for each run: OFF, ON or TRIAL; None if nothing is tested."""
         return test[..., :1].to(torch.uint8) if self.tests else None
 
-    def corrects(self, switch: torch.Tensor | None, rnd: Round) -> Vector | None:
-        """b_i of a cohort, (runs, S, 1): 1 for clients that correct their steps; None if all do."""
-        if self.correction == "always":
-            return None
-        if switch is None:
-            return torch.zeros(*rnd.ids.shape, 1, dtype=rnd.layout.dtype)
+    def corrects(self, switch: torch.Tensor | None, rnd: Round) -> Vector | int:
+        """b_i: 1 for clients that correct their steps; one number if all are alike, otherwise (runs, S, 1)."""
+        if not self.tests:
+            return int(self.correction == "always")
+        modes = {OFF} if switch is None or switch.is_meta else set(switch.flatten().tolist())
+        if len(modes) == 1 and TRIAL not in modes:
+            return int(ON in modes)
         coin = seeds.uniform(seeds.children(seeds.keys(rnd.seeds, "trial", rnd.t)[:, None], rnd.ids), 1)
         return ((switch == ON) | ((switch == TRIAL) & torch.from_numpy(coin < SHARE))).to(rnd.layout.dtype)
 
-    def measured(self, u: Vector, Pc: Vector, b: Vector, mean: Vector, first: Vector, steps: int) -> Vector:
-        """(n_i, d_i) of a cohort, from u = −v, the mean of the directions P g_i − b v, and ⟨u, the first of them⟩."""
+    def watched(self, direction: Direction, u: Vector, b: Vector | int) -> Direction:
+        """The direction of the local steps, from which `measured` learns its first value where it is tested."""
+        off = not self.tests or (isinstance(b, int) and not b)
+        return direction if off else First(direction, u)
+
+    def measured(
+        self, u: Vector, Pc: Vector, b: Vector | int, mean: Vector, direction: Direction, steps: int
+    ) -> Vector | None:
+        """(n_i, d_i) of a cohort, from u = −v, the mean of the directions P g_i − b v, and the watched direction."""
+        if not isinstance(direction, First):
+            return u.new_zeros(*u.shape[:-1], 2) if self.tests else None
         along = (u * mean).sum(-1, keepdim=True)
-        along = (steps * along - first) / (steps - 1) if steps > 1 else along  # 1: ⟨u, h − b v⟩
+        along = (steps * along - direction.along) / (steps - 1) if steps > 1 else along  # 1: ⟨u, h − b v⟩
         size = (u * u).sum(-1, keepdim=True)
         n = b * size + (u * Pc).sum(-1, keepdim=True) - along
-        return b * (u != Pc).any(-1, keepdim=True) * torch.cat([n, size], -1)  # 2
+        filled: torch.Tensor = torch.linalg.vector_norm(u - Pc, dim=-1, keepdim=True) > 0  # P c_i ≠ 0
+        return b * filled * torch.cat([n, size], -1)  # 2
 
     def judged(self, test: Vector, sums: Vector, rho: float, rnd: Round) -> Vector:
         """What the server knows after the replies of a round, from the mean of (n_i, d_i)."""
         if test.is_meta:  # a rehearsal without numbers
             return test
-        known = test.numpy(force=True).copy()  # a few numbers: numpy handles them faster than torch
-        mode, mean, count, due = np.moveaxis(known, -1, 0)
-        n, d = np.moveaxis(sums.double().numpy(force=True), -1, 0)
-        told = (d > 0) & np.isfinite(n) & np.isfinite(d)  # nothing follows from replies that have diverged
-        count[told] += 1
-        s = np.clip(n[told] / d[told], 0, 1)  # 3
-        mean[told] += 3 / (count[told] + 2) * (s - mean[told])  # 4
-        failed = told & (mean <= 0.5)
-        mode[told] = ON  # 5
-        mode[failed] = OFF
-        due[failed] = 2 * (rnd.t + 1)
-        starts = (mode == OFF) & (np.maximum(due, 2 * rnd.clients / (rho * max(rnd.ids.shape[1], 1))) <= rnd.t + 1)
-        mode[starts], mean[starts], count[starts] = TRIAL, 0, 0
-        return torch.from_numpy(known).to(test.device)
+        filled = 2 * rnd.clients / (rho * max(rnd.ids.shape[1], 1))
+        runs = zip(test.flatten(0, 1).tolist(), sums.flatten(0, 1).tolist(), strict=True)  # faster than in tensors
+        known = [_after(before, told, filled, rnd.t + 1) for before, told in runs]
+        return test.new_tensor(known).view_as(test)
 
     def test_values(self, test: Vector) -> dict[str, np.ndarray]:
         """For the history: whether the correction is on, and s̄."""
@@ -116,3 +129,30 @@ class Correction:
             return {}
         mode, mean = test[..., 0, :2].unbind(-1)
         return {"correction": (mode == ON).double().numpy(), "correction_test": mean.numpy()}
+
+
+def corrected(b: Vector | int, u: Vector) -> Vector | None:
+    """b u, which is added to the gradients; None for zeros."""
+    if isinstance(b, int):
+        return u if b else None
+    return b * u
+
+
+def completed(v: Vector, b: Vector | int, u: Vector) -> Vector:
+    """v + (1 − b) u: with u where the steps left it out."""
+    if isinstance(b, int):
+        return v if b else v + u
+    return v + (1 - b) * u
+
+
+def _after(known: list[float], told: list[float], filled: float, t: int) -> list[float]:
+    """What is known of one run before round t, after replies that told n and d. Controls are full from `filled` on."""
+    (mode, mean, count, due), (n, d) = known, told
+    if d > 0 and math.isfinite(n) and math.isfinite(d):  # nothing follows from replies that have diverged
+        s, count = min(max(n / d, 0.0), 1.0), count + 1  # 3
+        mean += 3 / (count + 2) * (s - mean)  # 4
+        mode = ON if mean > 0.5 else OFF  # 5
+        due = due if mode == ON else 2 * t
+    if mode == OFF and max(due, filled) <= t:
+        return [TRIAL, 0.0, 0.0, due]
+    return [mode, mean, count, due]

@@ -221,7 +221,7 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
                 "`moments` to 'project'"
             )
 
-    @property
+    @functools.cached_property
     def keeps_moments(self) -> bool:
         """Whether clients keep the optimizer's memory between rounds."""
         return self.moments != "reset"
@@ -289,8 +289,9 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
 
     def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
         """The log with this round's change, and as many before it as are worth sending: beyond d/r x is cheaper."""
-        keep = max(1, self.copied * rnd.layout.size * rnd.layout.dtype.itemsize // bytes_of(entry))
-        if bytes_of(entry) * len(log.entries) > LARGE_LOG:
+        size = bytes_of(entry)
+        keep = max(1, self.copied * rnd.layout.size * rnd.layout.dtype.itemsize // size)
+        if size * len(log.entries) > LARGE_LOG:
             keep = min(keep, rnd.missed_by_any)
         return log.push(entry, keep)
 

@@ -28,7 +28,7 @@ import torch
 from fedspan import Layout, Objective, Restorable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of
 from fedspan.core.method import Measures
-from fedspan.methods._correction import Correction, First
+from fedspan.methods._correction import Correction, completed, corrected
 from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import Averaged, LocalSteps
 
@@ -101,9 +101,7 @@ class Scaffold(
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
         u, b = c - c_i, self.corrects(down.switch, rnd)
-        direction = first = f.direction(u if b is None else b * u)
-        if self.tests:
-            direction = first = First(direction, u)
+        direction = watched = self.watched(f.direction(corrected(b, u)), u, b)
         if not self.solver.plain:
             direction = Averaged(direction)
         dy = self.descend(x, direction, self.rate(rnd)).sub_(x)  # 10
@@ -111,16 +109,17 @@ class Scaffold(
         dc = test = None
         if self.option == "I":
             dc = f.full_grad(x) - c_i  # 12
-        elif b is not None:
+        elif self.correction != "always":
             mean = dy / (-self.local_steps * self.rate(rnd)) if mean is None else mean
-            dc = mean - c + (1 - b) * u
-            test = self.measured(u, c, b, mean, first.along, self.local_steps) if isinstance(first, First) else None
+            dc = completed(mean - c, b, u)
+            test = self.measured(u, c, b, mean, watched, self.local_steps)
         elif mean is not None:
             dc = mean - c
         elif self.uplink != "one":
             dc = self._control_change(dy, c, rnd)
-        alone = self.option == "II" and self.solver.plain and (b is not None or self.uplink == "control")
+        alone = self.option == "II" and self.solver.plain and (self.correction != "always" or self.uplink == "control")
         up = Up(None if alone else dy, dc, test)
+        del u, direction, watched  # not to be held while the new state is made
         return self.update_client_state(client, down, up, rnd), up
 
     def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:

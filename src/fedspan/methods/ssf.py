@@ -58,7 +58,7 @@ from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Measures
 from fedspan.core.seeds import Keys
 from fedspan.core.sync import Log, ModelSync, SyncedDown
-from fedspan.methods._correction import Correction, First
+from fedspan.methods._correction import Correction, completed, corrected
 from fedspan.methods._kept_control import KeptControl, with_factors
 from fedspan.methods._preconditioner import Scaled
 from fedspan.methods.base import Averaged
@@ -192,9 +192,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         P.agree(down.probe)
         x, Pc, v = self.received(down, P, rnd)
         u, b = Pc - P @ client.c, self.corrects(down.switch, rnd)  # 3
-        direction = first = f.restrict(x, P, plus=u if b is None else b * u)
-        if self.tests:
-            direction = first = First(direction, u)
+        direction = watched = self.watched(f.restrict(x, P, plus=corrected(b, u)), u, b)
         if not self.solver.plain:
             direction = Averaged(direction)
         D = self.scales(v, P) if self.scaled else None
@@ -202,10 +200,8 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         z, moments = self.descend_inside(x, P, steps, client.moments, rnd)  # 4
         mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
         mean = mean if D is None else mean / D
-        a = mean - Pc if b is None else mean - Pc + (1 - b) * u  # 5
-        test = None
-        if isinstance(first, First) and b is not None:
-            test = self.measured(u, Pc, b, mean, first.along, self.local_steps)
+        a = completed(mean - Pc, b, u)  # 5
+        test = self.measured(u, Pc, b, mean, watched, self.local_steps)
         Pg = a + P @ client.c if self.control == "paper" else None
         a, unsent = self._running_mean(client.u, a, P)  # 5'
         up = Up(a, Pg, None if self.solver.plain else z, None, test)

@@ -50,7 +50,7 @@ class Cohort(Objective):
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
         self.problem, self.rnd, self.training = problem, rnd, problem.training
         self.clients: list[int] = rnd.ids[0].tolist()
-        self.batches = self._draw()
+        self.batches = _draw(problem, rnd, self.clients)
         problem.model.train()
 
     @functools.cached_property
@@ -83,23 +83,6 @@ class Cohort(Objective):
             return None
         return (chain, loss) if loss.fits(data.parts[1].unsqueeze(0), chain.width) else None
 
-    def _draw(self) -> Iterator[Drawn]:
-        """Mini-batches without end. Those of K steps are gathered at once."""
-        data, steps = [self.problem.client_data[client] for client in self.clients], self.rnd.local_steps
-        batch = min(self.problem.batch_size, len(data[0]))
-        keys = seeds.children(seeds.keys(self.rnd.seeds[:1], "examples", self.rnd.t), self.rnd.ids[0])
-        for start in itertools.count(0, steps):
-            parts = _gathered(data, _examples(keys, [len(one) for one in data], start * batch, steps * batch))
-            drawn = [Drawn(parts, slice(k * batch, (k + 1) * batch)) for k in range(steps)]
-            if self.problem.augment is not None:
-                drawn = [self._augmented(one, start + k) for k, one in enumerate(drawn)]
-            yield from drawn
-
-    def _augmented(self, drawn: Drawn, number: int) -> Drawn:
-        clients = zip(self.alone, *drawn.batch, strict=True)
-        batches = [one.augmented(batch, number) for one, *batch in clients]
-        return Drawn(tuple(map(torch.stack, zip(*batches, strict=True))), slice(None))
-
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
@@ -112,6 +95,28 @@ class Drawn:
     def batch(self) -> tuple[torch.Tensor, ...]:
         """(clients, batch, …) of each part."""
         return tuple(part[:, self.place] for part in self.parts)
+
+
+def _draw(problem: TorchProblem, rnd: Round, clients: list[int]) -> Iterator[Drawn]:
+    """Mini-batches without end. Those of K steps are gathered at once.
+
+    It does not know the `Cohort` that holds it: in a cycle, what was gathered would wait for the garbage collector.
+    """
+    data, steps = [problem.client_data[client] for client in clients], rnd.local_steps
+    batch = min(problem.batch_size, len(data[0]))
+    keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
+    for start in itertools.count(0, steps):
+        parts = _gathered(data, _examples(keys, [len(one) for one in data], start * batch, steps * batch))
+        drawn = [Drawn(parts, slice(k * batch, (k + 1) * batch)) for k in range(steps)]
+        if problem.augment is not None:
+            alone = [TorchObjective(problem, rnd, client) for client in clients]
+            drawn = [_augmented(alone, one, start + k) for k, one in enumerate(drawn)]
+        yield from drawn
+
+
+def _augmented(alone: list[TorchObjective], drawn: Drawn, number: int) -> Drawn:
+    batches = [one.augmented(batch, number) for one, *batch in zip(alone, *drawn.batch, strict=True)]
+    return Drawn(tuple(map(torch.stack, zip(*batches, strict=True))), slice(None))
 
 
 def _examples(keys: seeds.Keys, lengths: list[int], start: int, count: int) -> torch.Tensor:
@@ -161,6 +166,7 @@ class CohortDirection(SteppingDirection):
             self._run(drawn.parts, drawn.place)
             for block, more in plus:
                 block.sub_(more, alpha=lr)
+        self._run.release()
         return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
 
     def __call__(self, y: Vector) -> Vector:

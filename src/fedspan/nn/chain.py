@@ -53,6 +53,11 @@ class Chain:
             d = layer.backward(d)
         self.first.backward(d)
 
+    def release(self) -> None:
+        """Drops what the layers keep of the last pass."""
+        for layer in (*self.before, self.first, *self.after):
+            layer.release()
+
 
 class ChainRun:
     """Gradients and steps of a cohort along one direction of a round."""
@@ -80,6 +85,11 @@ class ChainRun:
                 self._seen.append(self.chain.seen(parts[0][share]))
             outputs = self.chain.forward(tuple(part[:, place] for part in self._seen[number]))
             self.chain.backward(self.loss(outputs, *(part[share, place] for part in self._targets)))
+
+    def release(self) -> None:
+        """Drops the point, whose memory the work after the steps can use. What was seen of the inputs stays."""
+        self.weights = []
+        self.chain.release()
 
 
 def chain_of(model: nn.Module, layout: Layout, dims: int) -> Chain | None:

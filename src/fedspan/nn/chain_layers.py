@@ -113,6 +113,11 @@ class Layer:
         """Writes the gradients of the weights; returns that of the input."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Drops what it keeps of the last pass."""
+        for name in [name for name, kept in vars(self).items() if isinstance(kept, Tensor | Weight)]:
+            delattr(self, name)
+
 
 class Flatten(Layer):
     """Each example as one row."""

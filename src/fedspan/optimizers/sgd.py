@@ -5,6 +5,7 @@ g is the direction of the method: in `scaffold` the corrected gradient ∇f_i + 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         below_one("momentum", self.momentum)
 
-    @property
+    @functools.cached_property
     def plain(self) -> bool:  # type: ignore[override]
         """Without momentum."""
         return not self.momentum

@@ -74,6 +74,37 @@ class RegressionProblem(Problem):
         first = torch.from_numpy(clients * self.samples)[:, None, :, None]
         return self.picks(of_runs, numbers, part, rounds.ids, steps).add_(first).flatten(1).unbind(0)
 
+    def rows_of(self, rnd: Round) -> torch.Tensor:
+        """[A −B] of a cohort, (runs · S, n, d + m)."""
+        return self.by_client.index_select(0, torch.from_numpy(rnd.rows))
+
+    def batches(self, rnd: Round, width: int, inside: torch.Tensor | None = None) -> Iterator[Batch]:
+        """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P.
+
+        It is the problem's and not the objective's, which holds it: in a cycle, batches would wait for the collector.
+        """
+        count, steps, m = rnd.ids.size, max(1, rnd.local_steps), self.layout.blocks[0].shape[0]
+        for part in itertools.count():
+            if self.batch == "full":
+                taken = (self.rows_of(rnd) if inside is None else inside).view(1, count, self.samples, -1)
+            else:
+                flat, index = (
+                    self.by_row if inside is None else inside,
+                    self._index(rnd, part, steps, inside is not None),
+                )
+                taken = flat.index_select(0, index).view(steps, count, self.batch, -1)
+            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, m).mT
+            yield from zip(left.unbind(0), left.mT.unbind(0), right.unbind(0), strict=True)
+
+    def _index(self, rnd: Round, part: int, steps: int, inside: bool) -> torch.Tensor:
+        """Which rows the mini-batches of `steps` local steps take, one after the other."""
+        if part > 0 or rnd.schedule is None:
+            return self.index(rnd.seeds, Schedule(rnd.t, rnd.ids[None], rnd.rows[None]), part, steps, inside)[0]
+        key = (rnd.schedule, steps, inside)
+        if self.ahead is None or self.ahead[0] != key:
+            self.ahead = (key, self.index(rnd.seeds, rnd.schedule, 0, steps, inside))
+        return self.ahead[1][rnd.t - rnd.schedule.first]
+
     def cohort(self, rnd: Round) -> RegressionObjective:
         """The objectives of the clients in a round."""
         return RegressionObjective(self, rnd)
@@ -118,7 +149,7 @@ class RegressionObjective(Objective):
         self.problem, self.rnd = problem, rnd
         self.runs, self.cohort = rnd.ids.shape
         self.m, self.d = problem.layout.blocks[0].shape
-        self._batches = self._draw(self.d)
+        self._batches = problem.batches(rnd, self.d)
 
     def grad(self, y: Vector) -> Vector:
         """(A y − B)ᵀ A / |batch| + λ y on the next mini-batch."""
@@ -129,7 +160,7 @@ class RegressionObjective(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """The same on all rows."""
-        rows, offset = (self._own() * self._all_rows()).split([self.d, self.m], -1)
+        rows, offset = (self.problem.rows_of(self.rnd) * self._all_rows()).split([self.d, self.m], -1)
         return self._along(iter([(rows, rows.mT, offset.mT)]))(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
@@ -139,9 +170,9 @@ class RegressionObjective(Objective):
             return super().restrict(x, P, plus)
         below, beside = _frame(self.runs, d, factor.rank, m, x.dtype)
         right = torch.cat([torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1), beside], 2)
-        inside = torch.bmm(self._own().view(self.runs, -1, d + m), right.mT)  # [A Pᵀ, A x − B, 0]
+        inside = torch.bmm(self.problem.rows_of(self.rnd).view(self.runs, -1, d + m), right.mT)  # [A Pᵀ, A x − B, 0]
         ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
-        return self._along(self._draw(factor.rank, inside.view(-1, right.shape[1])), ridge)
+        return self._along(self.problem.batches(self.rnd, factor.rank, inside.view(-1, right.shape[1])), ridge)
 
     def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Descent:
         count = self.runs * self.cohort
@@ -152,33 +183,6 @@ class RegressionObjective(Objective):
         """The factor from rows scaled for a mini-batch to rows scaled for all n_i."""
         factor = 1 / (np.sqrt(self.problem.counts) * self.problem.scale)
         return torch.from_numpy(factor[self.rnd.ids.ravel()]).to(self.problem.data.dtype).view(-1, 1, 1)
-
-    def _own(self) -> torch.Tensor:
-        """[A −B] of the cohort, (runs · S, n, d + m)."""
-        return self.problem.by_client.index_select(0, torch.from_numpy(self.rnd.rows))
-
-    def _draw(self, width: int, inside: torch.Tensor | None = None) -> Iterator[Batch]:
-        """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P."""
-        count, steps = self.runs * self.cohort, max(1, self.rnd.local_steps)
-        for part in itertools.count():
-            if self.problem.batch == "full":
-                taken = (self._own() if inside is None else inside).view(1, count, self.problem.samples, -1)
-            else:
-                flat = self.problem.by_row if inside is None else inside
-                index = self._index(part, steps, inside is not None)
-                taken = flat.index_select(0, index).view(steps, count, self.problem.batch, -1)
-            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m).mT
-            yield from zip(left.unbind(0), left.mT.unbind(0), right.unbind(0), strict=True)
-
-    def _index(self, part: int, steps: int, inside: bool) -> torch.Tensor:
-        """Which rows the mini-batches of `steps` local steps take, one after the other."""
-        rnd, problem = self.rnd, self.problem
-        if part > 0 or rnd.schedule is None:
-            return problem.index(rnd.seeds, Schedule(rnd.t, rnd.ids[None], rnd.rows[None]), part, steps, inside)[0]
-        key = (rnd.schedule, steps, inside)
-        if problem.ahead is None or problem.ahead[0] != key:
-            problem.ahead = (key, problem.index(rnd.seeds, rnd.schedule, 0, steps, inside))
-        return problem.ahead[1][rnd.t - rnd.schedule.first]
 
 
 class Descent(SteppingDirection):
