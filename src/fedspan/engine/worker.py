@@ -30,8 +30,13 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {f.name: value for f in dataclasses.fields(state) if not (value := getattr(state, f.name)).any()}
+    zeros = {f.name: value for f in dataclasses.fields(state) if _is_zero(value := getattr(state, f.name))}
     return replace(state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()})
+
+
+def _is_zero(v: Vector) -> bool:
+    """Whether all numbers are zero; without a vector of answers."""
+    return not v.numel() or all(bool(end == 0) for end in torch.aminmax(v))
 
 
 BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays

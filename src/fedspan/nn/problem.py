@@ -90,6 +90,8 @@ class TorchProblem(Problem):
         on_server = self.in_memory and not on_client and not self.local_data  # nothing is trained here
         if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
+            if self.in_memory:
+                self.module.forget()
         elif on_server or (self.in_memory and self.layout.size >= LARGE):
             self.x0 = self.module.flat.view(1, 1, -1)
             self.module.shown = True
