@@ -19,6 +19,7 @@ trial that fails costs little. Clients compute c_i from their gradients alone, s
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -28,7 +29,7 @@ import torch
 from fedspan import Round, Vector
 from fedspan.core import seeds
 from fedspan.core.errors import one_of
-from fedspan.core.objective import Direction
+from fedspan.core.objective import Direction, InPlaceDirection
 
 OFF, ON, TRIAL = 0, 1, 2
 SHARE = 0.25  # of the clients that correct in a trial
@@ -45,6 +46,20 @@ class First:
         if not self.along.numel():
             self.along = (self.u * g).sum(-1, keepdim=True)
         return g
+
+    @staticmethod
+    def of(direction: Direction, u: Vector) -> First:
+        """The same kind of direction: steps in place stay so."""
+        return (FirstInPlace if isinstance(direction, InPlaceDirection) else First)(direction, u)
+
+
+class FirstInPlace(First, InPlaceDirection):
+    """The same for steps in place."""
+
+    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
+        """See `InPlaceDirection`."""
+        assert isinstance(self.direction, InPlaceDirection)
+        return self.direction.in_place(start)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ class Scaffold(
         u, b = c - c_i, self.corrects(down.switch, rnd)
         direction = first = f.direction(u if b is None else b * u)
         if self.tests:
-            direction = first = First(direction, u)
+            direction = first = First.of(direction, u)
         if not self.solver.plain:
             direction = Averaged(direction)
         dy = self.descend(x, direction, self.rate(rnd)).sub_(x)  # 10
