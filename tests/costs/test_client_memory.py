@@ -117,7 +117,8 @@ def test_what_a_method_holds_from_step_to_step() -> None:
 
     (without, r), (controls, same) = held("subavg", rank=0.25), held("ssf", rank=0.25)
     assert r == same < layout.size
-    assert 0 <= controls.controls - without.controls - 4 * r <= 16  # P c − P c_i, and the numbers of the test
+    assert 0 <= controls.controls - without.controls - 8 * r <= 16  # u, what is added of it, and numbers of the test
+    assert 0 <= held("ssf", rank=0.25, correction="always")[0].controls - without.controls - 4 * r <= 16
     (plain, d), (heavy, _), (adam, _) = held("fedavg"), held("fedavg", momentum=0.5), held("fedavg", optimizer=ADAMW)
     assert (plain.optimizer, heavy.optimizer, adam.optimizer) == (0, 4 * d, adam.optimizer)
     assert adam.optimizer >= 8 * d
