@@ -78,6 +78,7 @@ def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arra
             raise ProtocolError(
                 f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
             )
-        return method.apply_entry(copy, entry, replace(rnd, t=t))
+        own = copy is not replica.x  # made here for the change before, so that this one may be added in place
+        return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
 
     return message.opened(replica.x, replica.last_round, apply) if isinstance(message, SyncedDown) else message
