@@ -17,6 +17,7 @@ from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
 from fedspan.core.round import Round
 
+PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
 Norms = list[list[float]]  # of every client of every run
 KINDS = ("norm", "norm of its buffers")
@@ -86,9 +87,9 @@ def norms(parts: Iterable[Any]) -> Norms:
 
 
 def _size(v: Vector) -> torch.Tensor:
-    # in float64, in which no square of a float32 overflows
-    size: torch.Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
-    return size
+    # in float64, in which no square of a float32 overflows; torch makes a copy in that type, so piece by piece
+    found = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in v.split(PIECE, -1)]
+    return found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
 
 
 def _floats(parts: Iterable[Any]) -> list[Vector]:
