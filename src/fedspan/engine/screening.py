@@ -89,7 +89,8 @@ def norms(parts: Iterable[Any]) -> Norms:
 def _size(v: Vector) -> torch.Tensor:
     # in float64, in which no square of a float32 overflows; torch makes a copy in that type, so piece by piece
     found = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in v.split(PIECE, -1)]
-    return found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
+    size: torch.Tensor = found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
+    return size
 
 
 def _floats(parts: Iterable[Any]) -> list[Vector]:
