@@ -42,7 +42,7 @@ from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import memory
 from fedspan.costs.model import ModelRequest, comparable
 from fedspan.costs.sketch import OneBatch, Sketch
-from fedspan.engine.worker import Replica, answer
+from fedspan.engine.worker import Replica, answer, without_zeros
 from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
@@ -50,6 +50,7 @@ from fedspan.nn.client_data import Items
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import ProjectionRule, layout_of, projection_rules
 from fedspan.remote.client import StateFile
+from fedspan.remote.messages import RoundMessage
 
 ROOT = Path(__file__).parents[1]
 STEADY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -127,8 +128,11 @@ def make(kind: str, model: nn.Module) -> tuple[Step, int]:
         step, _, trained = lora(model, loss, rules, method.footprint(layout_of(rules)))
         return step, trained
     settings = Settings(batch_size=1, device="cpu", engine=Engine(recompute=kind.endswith("recompute")))
+    weights = torch.cat([dict(model.named_parameters())[b.name].detach().flatten() for b in layout_of(rules).blocks])
     problem = TorchProblem(model, [OneBatch(batch)], own_loss, rules, settings, on_client=True)
     problem.module.checked = True
+    problem.module.load(weights)  # a client is sent them
+    del weights
     rnd = Round(0, (0,), 1, problem.layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=1)
     f, x = problem.cohort(rnd), problem.module.flat.view(1, 1, -1)
     if kind.startswith("ssf"):
@@ -176,14 +180,15 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal t
-        before = store.load(t, method.types()[1], "") if t else Replica(method.init_client(problem.x0, problem.layout))
+        kind, zeros = method.types()[1], torch.zeros(1, 1, 0 if t else problem.layout.size)
+        before = store.load(t, t, kind, "") if t else Replica(without_zeros(method.init_client(zeros, problem.layout)))
         rnd = Round(t, (0,), 1, problem.layout, np.array([[0]]), np.array([[before.last_round]]), local_steps=2)
-        sync = {"sync.missed": torch.zeros(1, 1, method.subspace(rnd).rank)} if t else {"sync.x": problem.x0}
+        sync = {"sync.missed": torch.zeros(1, 1, method.subspace(rnd).rank)} if t else {"sync.x": zeros}
         probe = method.subspace(rnd).probe
         down: wire.Arrays = sync | {"Pc": torch.zeros(1, 1, method.subspace(rnd).rank), "probe": probe}
         after, _ = answer(method, problem, before, down, rnd)
         problem.release()
-        store.save(t, before, after, "")
+        store.save(RoundMessage("train", t, 0, t, "", mark=t), t + 1, before, after)
         t += 1
 
     return step
@@ -214,10 +219,12 @@ def measure(kind: str, dropout: float) -> dict[str, Any]:
         gc.collect()
         if kind.startswith("round"):
             with Watch() as watch:
-                step(), step()
+                step()
+                step()
             return {"peak": watch.peak - before, "trained": trained}
         Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
-        step(), step()
+        step()  # two statements: in one, what the first gives would be kept
+        step()
         return {"peak": status("VmHWM") - before, "trained": trained}
 
 

@@ -27,6 +27,7 @@ from torch import nn
 
 from fedspan.core import building
 from fedspan.core.projector import draw
+from fedspan.costs.dry_run import Live
 from fedspan.nn.models import build
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.objective import InPlaceGradient
@@ -48,10 +49,10 @@ class Kind:
     trained: int  # numbers
     beside: int = 0  # numbers kept beside the parameters
 
-    def memory(self, loss: Loss, layers: list[str]) -> dict[str, float]:
+    def memory(self, loss: Loss, batch: torch.Tensor, layers: list[str]) -> dict[str, float]:
         """MB of each part."""
         parameters = sum(p.numel() for p in self.model.parameters()) + self.beside
-        kept, covered = kept_by(self.model, loss, layers)
+        kept, covered = kept_by(self.model, loss, batch), kept_inside(self.model, loss, layers)
         parts = {
             "parameters": 4 * parameters,
             "gradients": 4 * self.trained,
@@ -93,19 +94,35 @@ class _Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def kept_by(model: nn.Module, loss: Loss, layers: list[str]) -> tuple[int, int]:
-    """Bytes that a forward pass keeps, the module's own tensors apart, each storage once: (in all, in these layers)."""
+def kept_by(model: nn.Module, loss: Loss, batch: torch.Tensor) -> int:
+    """Bytes that a forward pass keeps, the module's own tensors apart, each storage once; the batch if it is saved."""
+    saved: set[int] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        loss(model)
+    with Live(torch.device("cpu")) as live:
+        with live.pause():
+            live.count([*model.parameters(), *model.buffers(), batch])
+        keep = loss(model)
+        size = live.restart()
+    del keep
+    return size + batch.nbytes * (batch.untyped_storage().data_ptr() in saved)
+
+
+def kept_inside(model: nn.Module, loss: Loss, layers: list[str]) -> int:
+    """The same of some layers alone, by what they save themselves."""
     own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
-    sizes: dict[int, int] = {}
     inside: dict[int, int] = {}
     depth = 0
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            if depth:
-                inside[storage.data_ptr()] = storage.nbytes()
+        if depth and storage.data_ptr() not in own:
+            inside[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def enter(*_: Any) -> None:
@@ -123,7 +140,7 @@ def kept_by(model: nn.Module, loss: Loss, layers: list[str]) -> tuple[int, int]:
     del keep
     for hook in hooks:
         hook.remove()
-    return sum(sizes.values()), sum(inside.values())
+    return sum(inside.values())
 
 
 def full(model: nn.Module, loss: Loss) -> Kind:
@@ -171,16 +188,17 @@ def lora(model: nn.Module, loss: Loss, numbers: int) -> Kind | None:
     return full(get_peft_model(model, config), loss)
 
 
-def workloads() -> dict[str, tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]]:
-    """Name → (model, loss on a fixed batch)."""
+def workloads() -> dict[str, tuple[nn.Module, Loss, torch.Tensor]]:
+    """Name → (model, loss on a fixed batch, inputs of the batch)."""
     torch.manual_seed(0)
     flat, images, words = torch.randn(1024, 768), torch.randn(32, 3, 32, 32), torch.randn(16, 64, 256)
     mlp = nn.Sequential(nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 10))
+    resnet = build("resnet20", (3, 32, 32), 10)
     labels = {n: torch.arange(n) % 10 for n in (1024, 32, 16)}
     return {
-        "MLP 768-768-768-10, batch 1024": (mlp, lambda m: F.cross_entropy(m(flat), labels[1024])),
-        "transformer encoder, 6 × 256, 16 × 64": (Encoder(), lambda m: F.cross_entropy(m(words), labels[16])),
-        "ResNet-20, batch 32": (build("resnet20", (3, 32, 32), 10), lambda m: F.cross_entropy(m(images), labels[32])),
+        "MLP 768-768-768-10, batch 1024": (mlp, lambda m: F.cross_entropy(m(flat), labels[1024]), flat),
+        "transformer encoder, 6 × 256, 16 × 64": (Encoder(), lambda m: F.cross_entropy(m(words), labels[16]), words),
+        "ResNet-20, batch 32": (resnet, lambda m: F.cross_entropy(m(images), labels[32]), images),
     }
 
 
@@ -188,7 +206,7 @@ def short() -> list[bench.Row]:
     """For `make bench`."""
     torch.set_num_threads(1)
     rows = []
-    for name, (model, loss) in workloads().items():
+    for name, (model, loss, _) in workloads().items():
         steps = {
             "full": full(copy.deepcopy(model), loss).step,
             "ssf": subspace(copy.deepcopy(model), loss, "coordinate", 0.1).step,
@@ -207,7 +225,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = []
-    for name, (model, loss) in workloads().items():
+    for name, (model, loss, batch) in workloads().items():
         layers = [c.layer for c in projection_rules(model) if c.how == "fused"]
         ready = {"full": full(copy.deepcopy(model), loss)}
         for projector in ("coordinate", "gaussian"):
@@ -217,7 +235,7 @@ def main() -> None:
         if peer is not None:
             ready["LoRA (PEFT)"] = peer
         times = bench.cpu_times({kind: one.step for kind, one in ready.items()}, args.repeats)
-        memory = {kind: one.memory(loss, layers) for kind, one in ready.items()}
+        memory = {kind: one.memory(loss, batch, layers) for kind, one in ready.items()}
         parts = ["parameters", "gradients", "kept", "optimizer", "sum", "covered"]
         header = ["step", "trained", "ms", "time / full", *(f"{part}, MB" for part in parts), "covered / full"]
         lines += ["", f"**{name}**", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]

@@ -90,14 +90,18 @@ def watched(cluster: Any) -> Iterator[dict[str, int]]:
     thread.join()
 
 
-def run(cluster: Any, place: Path, name: str, method: str, rounds: int, sizes: str) -> dict[str, int]:
+def run(place: Path, name: str, method: str, rounds: int, sizes: str) -> dict[str, int]:
     """A run of a transformer of some size: the peak of each kind of process."""
+    from cluster import Cluster
+
     module = place / f"{name}.py"
     module.write_text(MODULE.format(here=str(Path(__file__).parent), sizes=sizes))
     task = f'{{name = "custom", module = {json.dumps(str(module))}, clients = {CLIENTS}}}'
     chosen = f'{{name = "{method}", {METHODS[method]}lr = 0.01, local_steps = 2}}'
     changes = f"rounds = {rounds}; eval_every = 1; batch_size = 1; task = {task}; method = {chosen}"
-    with watched(cluster) as peak:
+    cluster = Cluster(place / f"{name}-cluster", nodes=CLIENTS, module=str(module))  # nodes choose what they import
+    cluster.env |= STEADY
+    with cluster, watched(cluster) as peak:
         ended = cluster.wait(cluster.run(run_dir=str(place / name), run_name=name, set=changes, timeout=1200.0), 2400)
     if ended["status"] != "finished:completed":
         raise SystemExit(f"the run ended as {ended['status']}: {ended.get('status-details')}")
@@ -112,14 +116,9 @@ def run(cluster: Any, place: Path, name: str, method: str, rounds: int, sizes: s
 def deployment(method: str, rounds: int) -> dict[str, float]:
     """Peak of the server's and of a client's process, in models above a tiny one."""
     sys.path.insert(0, str(ROOT / "examples" / "flower"))
-    from cluster import Cluster
-
     with tempfile.TemporaryDirectory() as folder:
-        place, cluster = Path(folder), Cluster(Path(folder), nodes=CLIENTS)
-        cluster.env |= STEADY
-        with cluster:
-            tiny = run(cluster, place, "tiny", method, 1, "n_layer=1, n_embd=64, n_head=2, vocab_size=97")
-            large = run(cluster, place, "large", method, rounds, "")
+        tiny = run(Path(folder), "tiny", method, 1, "n_layer=1, n_embd=64, n_head=2, vocab_size=97")
+        large = run(Path(folder), "large", method, rounds, "")
     model = 4 * 124_439_808
     return {kind: (large[kind] - tiny[kind]) / model for kind in KINDS}
 

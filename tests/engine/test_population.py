@@ -125,9 +125,17 @@ def test_compact_states_are_few_arrays_however_many_clients_there_are(tmp_path: 
     assert torch.equal(again.take(np.array([4, 5, 1_999_999]))[:, 0], torch.tensor([2.0, 3.0, 0.0]))
 
 
-@pytest.mark.parametrize(("name", "many"), [("ssf", 1000), ("fedsub", 400), ("doublesqueeze", 400)])
+@pytest.mark.parametrize(
+    ("name", "few", "many"),
+    [
+        ("ssf", 50, 1000),
+        ("fedsub", 50, 400),
+        ("doublesqueeze", 50, 400),
+        pytest.param("ssf", 100, 10_000, marks=pytest.mark.slow),
+    ],
+)
 def test_a_checkpoint_does_not_grow_with_the_rounds(
-    name: str, many: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, few: int, many: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its bytes nor the calls that write it, with evaluations or the log of changes; the arrays are as many."""
     method = {"name": name, "lr": 0.01, "local_steps": 1} | ({} if name == "doublesqueeze" else {"rank": 2})
@@ -135,7 +143,7 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(
     spec = {"rounds": 20, "clients_per_round": 2, "batch_size": "full", "method": method, "task": task}
     sizes, arrays, ends, counts, save = [], [], list[int](), list[int](), _Files.save
     monkeypatch.setattr(_Files, "save", lambda files: counts.append(calls(lambda: save(files))))
-    for rounds in (50, many):
+    for rounds in (few, many):
         out = tmp_path / f"{rounds}"
         fedspan.run(spec | {"rounds": rounds}, out, keep_checkpoint=True, progress=False)
         sizes.append((out / CHECKPOINT).stat().st_size)

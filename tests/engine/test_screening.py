@@ -18,10 +18,10 @@ from fedspan.checks.bench import Scripted, same, tensors
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
-from fedspan.engine import running_mean, simulator, states
+from fedspan.engine import running_mean, screening, simulator, states
 from fedspan.engine.cohorts import cohort_of
 from fedspan.engine.loop import Loop
-from fedspan.engine.screening import Screen
+from fedspan.engine.screening import Screen, norms
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
 
@@ -212,3 +212,12 @@ def test_all_parts_of_a_reply_are_measured() -> None:
     far[0, 3] = 1e4
     for reply in (up(torch.ones(1, 5, 2), far), up(far, torch.ones(1, 5, 2))):
         assert [one.place for one in Screen(100.0).outliers(reply)] == [3]
+
+
+def test_the_norm_of_a_large_reply_is_that_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = torch.randn(2, 3, 1000)
+    v[0, 0] *= 1e30
+    v[1, 1, 7], v[1, 2, 900] = math.inf, math.nan
+    whole = torch.tensor(norms([v, v[..., :10]]))
+    monkeypatch.setattr(screening, "PIECE", 64)
+    torch.testing.assert_close(torch.tensor(norms([v, v[..., :10]])), whole, rtol=1e-12, atol=0, equal_nan=True)

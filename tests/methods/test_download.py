@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_equivalences import relative
 
 from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
 from fedspan.core.errors import SpecError
+from fedspan.core.layout import Block, Layout
+from fedspan.core.round import Round
+from fedspan.engine.worker import Replica, opened
 from fedspan.methods import SSF
 
 QSGD = {"name": "qsgd", "levels": 127}
@@ -105,3 +109,22 @@ def test_settings_that_make_no_sense_are_named() -> None:
         SSF(keep_control=True, momentum=0.5)
     with pytest.raises(SpecError, match="`down_compressor` 'randk' is not contractive"):
         start(build("ssf", projector=GAUSSIAN, down_compressor={"name": "randk", "k": 0.3}), small())
+
+
+@pytest.mark.parametrize("projector", ["coordinate", "gaussian"])
+def test_missed_changes_lead_to_the_servers_bits(projector: str) -> None:
+    """The first change makes a new vector, to which the others are added in place; the copy on disk stays."""
+    method = SSF(projector={"name": projector, "rank": 0.3}, lr=0.1)  # type: ignore[arg-type]
+    layout = Layout((Block("w", (8, 20), 1), Block("b", (8,))), torch.float32)
+    copy, ids = torch.randn(1, 1, layout.size), np.zeros((1, 1), np.int64)
+    copy[..., ::7] = -0.0
+    before = copy.numpy().tobytes()
+    rounds = [Round(t, (0,), 1, layout, ids, np.full((1, 1), 0)) for t in range(5)]
+    entries = [torch.randn(1, 1, method.subspace(rnd).rank) for rnd in rounds]
+    server = copy
+    for entry, rnd in zip(entries, rounds, strict=True):
+        server = method.subspace(rnd).T.plus(entry, server)
+    down = {"sync.missed": torch.cat(entries, 1), "probe": torch.zeros(1, 1, 1), "switch": torch.zeros(1, 1, 1)}
+    found = opened(method, Replica(method.init_client(copy, layout), copy, 0), down, rounds[-1]).sync.model
+    assert found.numpy().tobytes() == server.numpy().tobytes()
+    assert copy.numpy().tobytes() == before

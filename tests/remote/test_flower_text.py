@@ -71,6 +71,22 @@ def test_a_text_task_gives_the_simulators_model_and_bytes(task: dict[str, Any], 
 
 
 @pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("name", ["ssf", "ssf, kept", "fedit"])
+def test_clients_that_hold_the_model_are_not_sent_it(name: str, tmp_path: Path) -> None:
+    kept = {"name": "ssf", "rank": 0.25, "keep_control": True, "server_momentum": 0.5, "preconditioner": "rows"}
+    table = {
+        "rounds": 4, "eval_every": 2, "task": CLASSIFY, "clients_per_round": 2, "batch_size": 8,
+        "participation": {"known_start": True},
+        "method": {"lr": 0.1, "local_steps": 3, **(METHODS | {"ssf, kept": kept})[name]},
+    }  # fmt: skip
+    here, there = both(Spec.from_table(table), 4, tmp_path)
+    assert same(here, there)
+    sent = run(Spec.from_table(table | {"participation": {}}), progress=False).history
+    assert [row["loss"] for row in here] == [row["loss"] for row in sent]
+    assert here[-1]["down_bytes"] < sent[-1]["down_bytes"]
+
+
+@pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("task", [CLASSIFY, SPEAK], ids=lambda task: task["name"])
 def test_a_machine_has_its_own_client_alone(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It tokenizes no other's texts, scores nothing, and has no x0; the server has no client's texts."""

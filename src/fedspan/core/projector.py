@@ -140,5 +140,6 @@ def _ahead(projector: Projector, layout: Layout) -> int:
 @functools.lru_cache(maxsize=16)
 def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
-    drawn, runs = projector.of_epochs(layout, of_runs, range(part * ahead, (part + 1) * ahead)), len(of_runs)
+    with torch.device("cpu"):  # whatever the caller's default is
+        drawn, runs = projector.of_epochs(layout, of_runs, range(part * ahead, (part + 1) * ahead)), len(of_runs)
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

@@ -14,6 +14,7 @@ from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, memory
+from fedspan.costs.process import client_peak
 from fedspan.costs.sketch import Sketch, sketched
 from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
 from fedspan.nn.problem import TorchProblem
@@ -28,6 +29,7 @@ SHARED = (
 )  # settings that one method takes from another
 MODEL = ("task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine")
 KEPT = 8  # outlines of different models
+CANNOT_REHEARSE = (FedspanError, ImportError, RuntimeError, ValueError, TypeError)  # such as an adapter PEFT lacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,15 @@ def rehearsed(method: AnyMethod, sketch: Sketch | None) -> Memory | None:
     """The memory of a local step; None where there is no network, or it does not run without numbers."""
     try:
         return None if sketch is None else memory(method, sketch)
-    except (FedspanError, ImportError, RuntimeError, ValueError, TypeError):  # PEFT is not here, or has no such adapter
+    except CANNOT_REHEARSE:
+        return None
+
+
+def client_process(method: AnyMethod, sketch: Sketch | None, lag: int) -> int | None:
+    """Bytes at the peak of a client's process that takes part in every `lag`-th round; None as for `rehearsed`."""
+    try:
+        return None if sketch is None else client_peak(method, sketch, lag)
+    except CANNOT_REHEARSE:
         return None
 
 

@@ -13,9 +13,8 @@ from fedspan.core.layout import Layout
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory
 from fedspan.costs.model import ModelRequest, comparable
-from fedspan.costs.outline import Outline, outline, rehearsed, sibling
+from fedspan.costs.outline import Outline, client_process, outline, rehearsed, sibling
 from fedspan.costs.traffic import AnyMethod, Cost, cost
-from fedspan.projectors.coordinate import Coordinate
 
 RANK = 0.1  # of a subspace where a spec has none
 
@@ -29,15 +28,7 @@ class Row:
     trained: int  # numbers that a local step trains
     cost: Cost
     memory: Memory | None  # of one client; None: not a network, or it does not run without numbers
-    downloaded: int = 0  # bytes of x beside the weights; none where they lie in x itself
-
-    @property
-    def client_peak(self) -> int | None:
-        """Bytes of a client's process across machines, besides Python and torch: a step, and then the new state."""
-        if self.memory is None:
-            return None
-        after = self.memory.peak - self.memory.activations + self.cost.client_state
-        return self.downloaded + max(self.memory.peak, after)
+    client_peak: int | None  # bytes of a client's process across machines, besides Python, torch and Flower
 
 
 @dataclass(frozen=True)
@@ -100,11 +91,8 @@ def _planned(
     for name, method in methods:
         spent = cost(method, problem, cohort, rounds, seed, known_start=known_start)
         trained = method.footprint(problem.layout).trained
-        memory = rehearsed(method, found.sketch)
-        picks = memory is not None and isinstance(getattr(method, "projector", None), Coordinate)
-        x = problem.layout.size * problem.layout.dtype.itemsize
-        beside = 0 if picks and memory is not None and memory.weights >= x else x
-        rows.append(Row(name, _rank(method), trained, spent, memory, beside))
+        peak = client_process(method, found.sketch, max(1, problem.clients // cohort))
+        rows.append(Row(name, _rank(method), trained, spent, rehearsed(method, found.sketch), peak))
     return Plan(found.parameters, problem.layout, problem.clients, cohort, rounds, tuple(rows))
 
 

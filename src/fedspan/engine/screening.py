@@ -17,6 +17,7 @@ from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
 from fedspan.core.round import Round
 
+PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
 Norms = list[list[float]]  # of every client of every run
 KINDS = ("norm", "norm of its buffers")
@@ -86,7 +87,9 @@ def norms(parts: Iterable[Any]) -> Norms:
 
 
 def _size(v: Vector) -> torch.Tensor:
-    # in float64, in which no square of a float32 overflows
+    # in float64, in which no square of a float32 overflows; torch makes a copy in that type, so piece by piece
+    if v.shape[-1] > PIECE:
+        return torch.stack([_size(part) for part in v.split(PIECE, -1)]).norm(dim=0)
     size: torch.Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
     return size
 

@@ -30,8 +30,13 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {f.name: value for f in dataclasses.fields(state) if not (value := getattr(state, f.name)).any()}
+    zeros = {f.name: value for f in dataclasses.fields(state) if _is_zero(value := getattr(state, f.name))}
     return replace(state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()})
+
+
+def _is_zero(v: Vector) -> bool:
+    """Whether all numbers are zero; without a vector of answers."""
+    return not v.numel() or all(bool(end == 0) for end in torch.aminmax(v))
 
 
 BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays
@@ -73,6 +78,7 @@ def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arra
             raise ProtocolError(
                 f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
             )
-        return method.apply_entry(copy, entry, replace(rnd, t=t))
+        own = copy is not replica.x  # made here for the change before, so that this one may be added in place
+        return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
 
     return message.opened(replica.x, replica.last_round, apply) if isinstance(message, SyncedDown) else message

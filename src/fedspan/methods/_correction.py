@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -28,8 +29,8 @@ import torch
 
 from fedspan import Round, Vector
 from fedspan.core import seeds
-from fedspan.core.errors import one_of
-from fedspan.core.objective import Direction, SteppingDirection
+from fedspan.core.errors import ProtocolError, one_of
+from fedspan.core.objective import Direction, InPlaceDirection, SteppingDirection
 
 OFF, ON, TRIAL = 0, 1, 2
 SHARE = 0.25  # of the clients that correct in a trial
@@ -57,6 +58,20 @@ class First(SteppingDirection):
         y = self.direction.descend(start, lr, 1)
         self.along = (self.u * (start - y)).sum(-1, keepdim=True) / lr
         return self.direction.descend(y, lr, steps - 1) if steps > 1 else y
+
+    @staticmethod
+    def of(direction: Direction, u: Vector) -> First:
+        """The same kind of direction: steps in place stay so."""
+        return (FirstInPlace if isinstance(direction, InPlaceDirection) else First)(direction, u)
+
+
+class FirstInPlace(First, InPlaceDirection):
+    """The same for steps in place."""
+
+    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
+        """See `InPlaceDirection`."""
+        assert isinstance(self.direction, InPlaceDirection)
+        return self.direction.in_place(start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +105,9 @@ class Correction:
         """b_i: 1 for clients that correct their steps; one number if all are alike, otherwise (runs, S, 1)."""
         if not self.tests:
             return int(self.correction == "always")
-        modes = {OFF} if switch is None or switch.is_meta else set(switch.flatten().tolist())
+        if switch is None:
+            raise ProtocolError("the download does not say whether to correct; both ends must use the same settings")
+        modes = {ON} if switch.is_meta else set(switch.flatten().tolist())  # ON costs most, in a rehearsal
         if len(modes) == 1 and TRIAL not in modes:
             return int(ON in modes)
         coin = seeds.uniform(seeds.children(seeds.keys(rnd.seeds, "trial", rnd.t)[:, None], rnd.ids), 1)
@@ -99,7 +116,7 @@ class Correction:
     def watched(self, direction: Direction, u: Vector, b: Vector | int) -> Direction:
         """The direction of the local steps, from which `measured` learns its first value where it is tested."""
         off = not self.tests or (isinstance(b, int) and not b)
-        return direction if off else First(direction, u)
+        return direction if off else First.of(direction, u)
 
     def measured(
         self, u: Vector, Pc: Vector, b: Vector | int, mean: Vector, direction: Direction, steps: int

@@ -110,6 +110,10 @@ class CompressedMoves(ServerMomentum, InSubspace[LoggedState, ClientState, Down,
         P = self.subspace(rnd)
         return P.T @ self.opened(entry, P, rnd)
 
+    def apply_entry(self, copy: Vector, entry: Entry, rnd: Round) -> Vector:
+        P = self.subspace(rnd)
+        return P.T.plus(self.opened(entry, P, rnd), copy, rnd.overwrite)
+
     def no_move(self, x: Vector, rnd: Round) -> Entry:
         """The log entry of a round that leaves x as it is."""
         P = self.subspace(rnd)

@@ -263,7 +263,7 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         self, x: Vector, P: LinearMap, direction: Direction, held: Vector, rnd: Round
     ) -> tuple[Vector, Vector]:
         """(z, moments to keep) of K local steps from z = 0 inside x + range(Pᵀ)."""
-        start = x.new_zeros(*rnd.ids.shape, P.rank)
+        start = x.new_zeros(()).expand(*rnd.ids.shape, P.rank)
         origin = P @ x if self.solver.decay else None
         begin = self.carried(held, P, rnd) if self.keeps_moments else None
         z, memory = self.solver.descend(start, direction, self.step(P, rnd), self.local_steps, origin, begin)

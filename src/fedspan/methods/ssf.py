@@ -190,6 +190,13 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
     def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
         P = self.subspace(rnd)  # 1
         P.agree(down.probe)
+        up, unsent, moments = self._steps(client, down, f, P, rnd)  # its other vectors are gone before line 6
+        return self.update_client_state(ClientState(client.c, unsent, moments), down, up, rnd), up
+
+    def _steps(
+        self, client: ClientState, down: Down, f: Objective, P: LinearMap, rnd: Round
+    ) -> tuple[Up, Vector, Vector]:
+        """Lines 3 to 5': the reply, u_i and the moments."""
         x, Pc, v = self.received(down, P, rnd)
         u, b = Pc - P @ client.c, self.corrects(down.switch, rnd)  # 3
         direction = watched = self.watched(f.restrict(x, P, plus=corrected(b, u)), u, b)
@@ -198,7 +205,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         D = self.scales(v, P) if self.scaled else None
         steps = direction if D is None else Scaled(direction, D)
         z, moments = self.descend_inside(x, P, steps, client.moments, rnd)  # 4
-        mean = direction.mean if isinstance(direction, Averaged) else z / (-self.step(P, rnd) * self.local_steps)
+        mean = direction.mean if isinstance(direction, Averaged) else z.div_(-self.step(P, rnd) * self.local_steps)
         mean = mean if D is None else mean / D
         a = completed(mean - Pc, b, u)  # 5
         test = self.measured(u, Pc, b, mean, watched, self.local_steps)
@@ -207,7 +214,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         up = Up(a, Pg, None if self.solver.plain else z, None, test)
         if self.compressor is not None:
             up = replace(up, a=None, q=self.compressor.compress(a, self.compressor.keys(rnd)))
-        return self.update_client_state(ClientState(client.c, unsent, moments), down, up, rnd), up
+        return up, unsent, moments
 
     def state_change(self, up: Up, rnd: Round) -> Vector:
         """a_i as it was sent."""

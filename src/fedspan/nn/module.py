@@ -67,6 +67,11 @@ class FlatModule:
         self._move(empty.set_(x.untyped_storage(), x.storage_offset(), [x.numel()], [1]))
         self.shown = True
 
+    def forget(self) -> None:
+        """Lets go of the weights, which are zeros that take no memory until the next x comes."""
+        self._move(self.flat.new_zeros(1).expand(self.layout.size))
+        self.shown = True
+
     def own(self) -> None:
         """Gives the module memory of its own, without numbers, where it shows a vector."""
         if self.shown:

@@ -53,7 +53,7 @@ class TorchProblem(Problem):
         settings: Batch size, device, clip, weight decay and so on.
         seed: Decides the mini-batches, dropout and augmentation.
         evaluate: `evaluate(model)` gives the metrics. None: there are none.
-        on_client: Whether this is one client's machine, which is sent x and needs no copy of the start.
+        on_client: Whether this is one client's machine, which needs no copy of the start unless the settings say so.
         names: The clients' names. None: their numbers.
         client_tests: What each client is evaluated on. None: clients are not evaluated.
     """
@@ -87,10 +87,12 @@ class TorchProblem(Problem):
         self.module = FlatModule(model, self.layout)
         self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
         self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
-        on_server = self.in_memory and not on_client and not self.local_data  # nothing is trained here
-        if on_client:  # a client is sent x: its own x0 is a shape, and zeros that take no memory
+        on_server = not on_client and not self.local_data  # nothing is trained here
+        if on_client and not settings.participation.known_start:  # it is sent x: its x0 is a shape, and takes no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
-        elif on_server or (self.in_memory and self.layout.size >= LARGE):
+            if self.in_memory:
+                self.module.forget()
+        elif self.in_memory and (on_server or on_client or self.layout.size >= LARGE):
             self.x0 = self.module.flat.view(1, 1, -1)
             self.module.shown = True
         else:
