@@ -88,9 +88,11 @@ def norms(parts: Iterable[Any]) -> Norms:
 
 def _size(v: Vector) -> torch.Tensor:
     # in float64, in which no square of a float32 overflows; torch makes a copy in that type, so piece by piece
+    size: torch.Tensor
     if v.shape[-1] > PIECE:
-        return torch.stack([_size(part) for part in v.split(PIECE, -1)]).norm(dim=0)
-    size: torch.Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+        size = torch.stack([_size(part) for part in v.split(PIECE, -1)]).norm(dim=0)
+    else:
+        size = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
     return size
 
 
