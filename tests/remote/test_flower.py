@@ -125,7 +125,7 @@ def test_clients_with_the_initial_model_are_not_sent_it(tmp_path: Path) -> None:
     grid = FakeGrid(spec, tmp_path / "others")
     grid.app = flower.client_app(spec_of(method))
     events = events_of(serve(dataclasses.replace(spec, rounds=1), grid, tmp_path / "refused"))
-    assert "refused: participation.known_start is the default on the client" in events[0]
+    assert "refused: participation.known_start is false on the client and true on the server" in events[0]
 
 
 class Lossy(FakeGrid):

@@ -17,7 +17,7 @@ from fedspan.checks.channel import remote
 from fedspan.core.spec import Spec
 from fedspan.core.sync import SyncedDown
 from fedspan.costs.outline import price
-from fedspan.methods import SSF
+from fedspan.methods import SSF, Scaffold
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.messages import RoundMessage
 from fedspan.tasks.regression import Regression
@@ -81,11 +81,15 @@ def test_a_plan_knows_what_new_clients_are_sent() -> None:
 
 def test_an_initial_model_that_differs_is_refused() -> None:
     spec = Spec(rounds=2, method=SSF(rank=2, lr=0.01), task=Regression(), participation=Participation(known_start=True))
-    problem = spec.task.build((0,), spec)
-    server = agreement_of(spec, problem)
-    problem.x0 = problem.x0 + 1e-6
-    client = agreement_of(spec, problem)
+    problem, other = spec.task.build((0,), spec), spec.task.build((0,), spec)
+    other.x0 = other.x0 + 1e-6
+    server, client = agreement_of(spec, problem), agreement_of(spec, other)
     message = RoundMessage("refused", 0, 0, 0, client.fingerprint, settings=client.text)
     assert "the initial model differs" in server.explain(message)
+    seeded = agreement_of(dataclasses.replace(spec, seed=9), other)  # which explains why the model differs
+    message = RoundMessage("refused", 0, 0, 0, seeded.fingerprint, settings=seeded.text)
+    assert "seed is 9 on the client and 0 on the server" in server.explain(message)
+    plain = dataclasses.replace(spec, method=Scaffold(lr=0.01))  # sends x in every round
+    assert agreement_of(plain, problem) == agreement_of(plain, other)
     unknown = dataclasses.replace(spec, participation=Participation())
     assert agreement_of(unknown, problem) == agreement_of(unknown, spec.task.build((0,), spec))

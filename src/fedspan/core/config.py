@@ -69,9 +69,9 @@ class Participation:
             of SSF and SCAFFOLD do. They count in the objective, in averages and in the mean of controls.
         aggregator: What takes the place of the mean of the replies, such as `TrimmedMean(share=0.2)` or its name, so
             that hostile clients cannot move it. None is the mean.
-        known_start: Whether clients hold the initial model, such as public pre-trained weights. By methods that log the
-            changes of the model, a new client is then sent only what has changed since. Across machines, a client whose
-            initial model differs is refused.
+        known_start: Whether clients hold the initial model, such as public pre-trained weights. If so,
+            methods that log the model's changes send a new client only what has changed since round 0. Across machines,
+            a client whose initial model differs is refused.
         screen: A reply whose norm is above `screen` times the usual one is left out, and an event says so. The usual
             norm is the largest median norm of a round so far. None lets every finite reply count.
     """

@@ -2,8 +2,8 @@
 
 A client keeps its copy of x and the round it is from. The server keeps a `Log` of the changes of x in the last rounds,
 each as it is sent: r numbers in the subspace of its round, or a compressed change. It sends the changes that the client
-missed, or x in full when that is fewer bytes or the client is new. A client that has the initial x by itself is not new
-but behind: its copy is from round 0. `ModelSync` is this download for a whole cohort. In
+missed, or x in full when that is fewer bytes or the client is new. A client that has the initial x by itself counts as
+one whose copy is from round 0. `ModelSync` is this download for a whole cohort. In
 one process `x` is simply there. Over a network, `pick` selects what one client is sent and `open` rebuilds x there.
 """
 
@@ -100,8 +100,12 @@ class ModelSync:
         log = self.log
         if not log.entries or self.keep == "all":
             return copies < 0
-        worth = worth_sending(log.entries[-1], bytes_of(self.model), self.keep)
-        return copies < log.end - min(worth, len(log.entries))  # -1 of new clients is below any round
+        model, kept = bytes_of(self.model), len(log.entries)
+        old = copies < log.end - min(worth_sending(log.entries[-1], model, self.keep), kept)  # -1 is below any round
+        if self.known_start and self.keep == "first":  # no entry is sent beside x to a new client
+            new = copies < log.end - min(worth_sending(log.entries[-1], model), kept)
+            return np.where(self.last_round < 0, new, old)
+        return old
 
     @property
     def model(self) -> Vector:

@@ -92,6 +92,8 @@ def _planned(
         spent = cost(method, problem, cohort, rounds, seed, known_start=known_start)
         trained = method.footprint(problem.layout).trained
         peak = client_process(method, found.sketch, max(1, problem.clients // cohort))
+        if peak is not None and known_start:  # the initial weights stay
+            peak += problem.layout.size * problem.layout.dtype.itemsize
         rows.append(Row(name, _rank(method), trained, spent, rehearsed(method, found.sketch), peak))
     return Plan(found.parameters, problem.layout, problem.clients, cohort, rounds, tuple(rows))
 

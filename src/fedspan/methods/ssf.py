@@ -16,9 +16,9 @@ c_i too, and so is part of the client's next a_i. A second memory would count it
 contractive, as top-k is, and QSGD with many levels: an unbiased C with ω ≥ 1 would add more error than it removes.
 
 Near the optimum a_i is mostly the noise of this round's mini-batches. With `beta` below 1 line 5 sends β a_i, so that
-c_i, c and the direction of line 7 are running means of gradients. With P = I it is SCALLION without a compressor. With
-a compressor, what C leaves out of a_i is mostly noise too. The client keeps the running mean v_i of its gradients, as
-u_i = v_i − c_i, and compresses u_i:
+c_i, c and, with plain steps, the direction of line 7 are running means of gradients. With P = I it is SCALLION without
+a compressor. With a compressor, what C leaves out of a_i is mostly noise too. The client keeps the running mean v_i of
+its gradients, as u_i = v_i − c_i, and compresses u_i:
 
     5'  P u_i ← (1 − β) P u_i + β (−z/(η_l K) − P c);  a_i ← C(P u_i), sent;  u_i ← u_i − Pᵀ a_i
 
@@ -119,7 +119,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
     correction: Literal["always", "tested", "never"] = "tested"  # whether clients correct local steps; paper: "always"
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
     compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
-    beta: float = 1.0  # β: weight of this round's gradient in controls that are running means
+    beta: float = 1.0  # β: weight of this round's gradient in the controls; below 1 they are running means
 
     def __post_init__(self) -> None:
         super().__post_init__()

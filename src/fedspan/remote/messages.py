@@ -132,14 +132,18 @@ class Agreement:
         differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
         if not differing:
             return message.reason
-        if differing == ["model"]:
+        others = [key for key in differing if key not in ("model", KNOWN_START)]  # which explain why these differ
+        if "model" in differing and not others:
             return "the model differs: give both ends the same tensors, projection and frozen weights"
-        if differing == [KNOWN_START] and KNOWN_START in here and KNOWN_START in there:
+        if not others and KNOWN_START in here and KNOWN_START in there:
             return (
                 f"the initial model differs, and with `{KNOWN_START}` clients are not sent it; give both ends the same "
-                "weights, or leave it out"
+                f"weights, or remove `{KNOWN_START}`"
             )
-        key = differing[differing[0] == "model"]  # other settings explain why the model differs
+        if not others:
+            client, server = (str(KNOWN_START in one).lower() for one in (there, here))
+            return f"{KNOWN_START} is {client} on the client and {server} on the server; give both the same spec"
+        key = others[0]
         client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))
         return f"{key} is {client} on the client and {server} on the server; give both the same spec"
 

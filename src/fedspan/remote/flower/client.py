@@ -15,6 +15,7 @@ from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
+from fedspan.core.sync import SyncedDown
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
@@ -121,9 +122,14 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     server_only = SERVER_ONLY - {"clients_per_round"} if at_clients else SERVER_ONLY
     settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
-    if spec.participation.known_start:
-        settings[KNOWN_START] = fingerprint_of(problem.x0)
+    if spec.participation.known_start and issubclass(spec.method.types()[2], SyncedDown):
+        settings[KNOWN_START] = _start_of(problem)
     return Agreement.of(settings, problem.layout, spec.seed)
+
+
+@functools.lru_cache(maxsize=4)  # for all messages that one process replies to
+def _start_of(problem: Problem) -> str:
+    return fingerprint_of(problem.x0)
 
 
 def client_of(context: Context) -> int:
