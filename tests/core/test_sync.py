@@ -219,3 +219,10 @@ def test_the_log_of_fedsub_does_not_grow_while_a_client_stays_away(
     assert len(whole.server.log.entries) >= len(short.server.log.entries)
     assert torch.equal(model(short), model(whole))
     assert short.transport.down_bytes == whole.transport.down_bytes
+
+
+def test_a_new_client_that_has_the_start_is_sent_no_more_than_the_model() -> None:
+    """One that comes back is sent an entry beside x by FedSub, so changes as large as both are worth sending to it."""
+    log = Log(tuple(torch.zeros(1, 1, 3) for _ in range(4)), 4)
+    sync = ModelSync(torch.zeros(1, 1, 10), log, np.array([[-1, 0]]), "first", known_start=True)
+    assert sync.sizes().tolist() == [[40, 48]]

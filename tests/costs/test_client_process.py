@@ -102,3 +102,12 @@ def test_clients_that_missed_rounds_hold_the_changes_of_all_of_them() -> None:
     often, seldom = (client_peak(spec.method, sketch, lag) for lag in (1, 3))
     assert often < seldom <= often + 2 * 4 * spec.method.footprint(sketch.problem().layout).trained
     assert plan(spec, ["ssf"])["ssf"].client_peak == often
+
+
+def test_initial_weights_that_stay_are_counted() -> None:
+    peaks = []
+    for known_start in (False, True):
+        spec = spec_of({"name": "ssf", "rank": 0.1}, participation={"known_start": known_start})
+        planned = plan(spec, ["ssf"])
+        peaks.append(planned.rows[0].client_peak or 0)
+    assert peaks[1] - peaks[0] == 4 * planned.layout.size
