@@ -1,12 +1,17 @@
 # Two commands do all set-up:  make demo   and   make test
-PYTHON ?= python3.11
+# Other interpreters and builds:  make demo PYTHON=python3.12 TORCH='torch==2.9.1 --index-url https://…'
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
+TORCH_VERSION := 2.13.0
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
+# Modules are compiled when they are first imported: most never are, and nobody waits for them.
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-PIP := $(BIN)/pip install -qq -c constraints.txt
+export PIP_NO_COMPILE = 1
+PIP := $(BIN)/pip install -c constraints.txt
+SYNC := $(if $(filter output-sync,$(.FEATURES)),-Otarget)
 
-.PHONY: demo demo-flower test test-slow check bench reproduce docs clean
+.PHONY: demo demo-flower test test-slow test-matrix test-fresh check bench reproduce docs dist clean
 
 demo: .venv/demo
 	$(BIN)/python examples/quickstart.py
@@ -14,14 +19,22 @@ demo: .venv/demo
 demo-flower: .venv/dev
 	$(BIN)/python examples/flower/demo.py
 
-# The checks and the site are built at the same time, once both are installed. Files stay together on a worker, which
-# shares their fixtures, and an idle worker takes tests from the other.
-test: .venv/dev .venv/docs
-	$(MAKE) --no-print-directory -j2 -Otarget check docs
+# The checks and the site are built at the same time. Files stay together on a worker, which shares their fixtures, and
+# an idle worker takes tests from the other.
+test: .venv/dev
+	+$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j2) $(SYNC) check docs
 	$(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: .venv/dev
 	$(BIN)/pytest -m slow
+
+# A short suite on other versions of Python, torch and NumPy, each in an environment of its own under out/matrix.
+test-matrix:
+	.ci/matrix $(MATRIX)
+
+# Everything that README and docs promise, in a fresh clone with an empty home directory; FRESH=--quick for a part.
+test-fresh:
+	tests/fresh.sh $(FRESH)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .
@@ -30,7 +43,7 @@ check: .venv/dev
 	$(BIN)/lint-imports
 
 # Fails on a broken link or a public name without description (not with --quiet, which hides warnings from --strict).
-docs: .venv/docs
+docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore $(BIN)/mkdocs build --strict
 
 bench: .venv/dev
@@ -39,22 +52,27 @@ bench: .venv/dev
 reproduce: .venv/demo
 	$(BIN)/fedspan reproduce toy --seeds 3 --jobs 2 --out out/toy
 
-# What the demo needs. torch comes first and alone: with its pinned CPU build in place nothing asks for another one.
-.venv/demo: pyproject.toml constraints.txt
+# The files of a release.
+dist: .venv/dev
+	rm -rf dist
+	$(BIN)/pip install build twine
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+# What the demo needs. torch comes first and alone: what is in place is not replaced by a larger build.
+.venv/demo: pyproject.toml constraints.txt .ci/install-torch
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedspan needs Python 3.11 or newer, and this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
+	.ci/install-torch $(BIN)/pip $(TORCH_VERSION)
+	@echo "Installing fedspan and what the demo needs …"
 	$(PIP) -e '.[plot,vision]'
 	touch $@
 
-# What the checks need as well.
+# What the checks and the documentation site need as well.
 .venv/dev: .venv/demo
-	$(PIP) -e '.[dev]'
-	touch $@
-
-# What the documentation site needs.
-.venv/docs: .venv/demo
-	$(PIP) -e '.[docs]'
+	@echo "Installing what the checks need …"
+	$(PIP) -e '.[dev,docs]'
 	touch $@
 
 clean:
-	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

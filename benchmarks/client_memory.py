@@ -21,8 +21,8 @@ import dataclasses
 import gc
 import json
 import os
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 from torch import nn
@@ -264,11 +265,9 @@ def timed(repeats: int, dropout: float) -> dict[str, float]:
 
 def measured(kinds: Sequence[str], dropout: float) -> dict[str, dict[str, Any]]:
     """Each kind in a process of its own, with an allocator that gives memory back at once."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--kinds", ";".join(kinds), "--dropout", str(dropout)],
-        env={**os.environ, **STEADY, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return {kind: one for line in done.stdout.splitlines() for kind, one in json.loads(line).items()}
+    words = [sys.executable, __file__, "--kinds", ";".join(kinds), "--dropout", str(dropout)]
+    said = bench.output(words, env={**os.environ, **STEADY, "OMP_NUM_THREADS": "1"})
+    return {kind: one for line in said.splitlines() for kind, one in json.loads(line).items()}
 
 
 def forked(kinds: Sequence[str], dropout: float) -> None:
@@ -280,12 +279,17 @@ def forked(kinds: Sequence[str], dropout: float) -> None:
         if not (child := os.fork()):
             print(json.dumps({kind: measure(kind, dropout)}), flush=True)
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, kind
+        try:
+            ended = os.waitpid(child, 0)[1]
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        assert os.waitstatus_to_exitcode(ended) == 0, kind
 
 
 def main() -> None:
     """Measure every kind and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--kinds", help=argparse.SUPPRESS)
@@ -294,8 +298,9 @@ def main() -> None:
     if args.kinds:
         forked(args.kinds.split(";"), args.dropout)
         return
-    found = measured(KINDS, args.dropout)
-    seconds = timed(args.repeats, args.dropout) if args.repeats else {}
+    folder()  # before anything is measured
+    found = measured(("ssf", "lora", "full, momentum") if args.short else KINDS, args.dropout)
+    seconds = timed(args.repeats, args.dropout) if args.repeats and not args.short else {}
     full, peer = found["full, momentum"]["peak"], found["lora"]["peak"]
     heads = "client", "trained", "peak, MB", "/ LoRA", "/ full", "predicted, MB", "/ measured", "seconds", "/ LoRA"
     lines = [f"MiniLM, 16 × 64, dropout {args.dropout:g}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -314,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -11,7 +11,6 @@ out/bench-client-step.md.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 import math
@@ -202,7 +201,7 @@ def workloads() -> dict[str, tuple[nn.Module, Loss, torch.Tensor]]:
     }
 
 
-def short() -> list[bench.Row]:
+def short(repeats: int = 8) -> list[bench.Row]:
     """For `make bench`."""
     torch.set_num_threads(1)
     rows = []
@@ -211,7 +210,7 @@ def short() -> list[bench.Row]:
             "full": full(copy.deepcopy(model), loss).step,
             "ssf": subspace(copy.deepcopy(model), loss, "coordinate", 0.1).step,
         }
-        best = {kind: 1e3 * seconds for kind, seconds in bench.cpu_times(steps, 8).items()}
+        best = {kind: 1e3 * seconds for kind, seconds in bench.cpu_times(steps, repeats).items()}
         wanted = next(value for word, value in WANTED.items() if name.startswith(word))
         peer, own, ratio = f"full step {best['full']:.1f}", f"{best['ssf']:.1f}", best["ssf"] / best["full"]
         rows.append(bench.Row(f"a client's step, {name}, ms", peer, own, ratio, wanted, larger_is_better=False))
@@ -220,9 +219,12 @@ def short() -> list[bench.Row]:
 
 def main() -> None:
     """Time every kind of step on every model."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
+    if args.short:
+        print(bench.table(short(repeats=2)))
+        return
     torch.set_num_threads(1)
     lines = []
     for name, (model, loss, batch) in workloads().items():
@@ -251,4 +253,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

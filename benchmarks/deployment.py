@@ -5,7 +5,6 @@ python benchmarks/deployment.py --rounds 5
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -13,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import bench
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
 from cluster import Cluster
@@ -71,10 +72,12 @@ def _mega(size: float) -> str:
 
 def main() -> None:
     """Start, run, show, stop."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", type=float, default=0.1)
     given = parser.parse_args()
+    if given.short:
+        given.rounds = 1
     with tempfile.TemporaryDirectory() as place, Cluster(Path(place), nodes=2, module=MODULE) as cluster:
         out, memory = Path(place) / "out", Memory(cluster)
         status = cluster.wait(cluster.run(run_dir=str(out), set=spec(given.rounds, given.rank)), 1800)
@@ -84,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -15,10 +15,10 @@ the output head alone. Writes out/bench-drift.md.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 
@@ -78,11 +78,13 @@ def measure(problem: Problem, method: Any, rounds: int) -> dict[str, dict[str, f
 
 def main() -> None:
     """Measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--lr", type=float, nargs="+", default=[0.3, 0.1, 0.03])
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 5])
     args = parser.parse_args()
+    if args.short:
+        args.rounds, args.lr, args.steps = 1, [0.1], [2]
     torch.set_num_threads(1)
     lines = ["| η | K | rounds | moved | control | apart | head: moved | control | apart |", "|---" * 9 + "|"]
     for steps in args.steps:
@@ -97,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -1,6 +1,6 @@
 """Whether stopping hopeless settings early changes which setting wins: the tunings of the committed studies, replayed.
 
-    FEDSPAN_DATA=… python benchmarks/halving.py [--studies options privacy mnist] [--jobs 1] [--made]
+    python benchmarks/halving.py [--studies options privacy mnist] [--jobs 1] [--made]
     python benchmarks/halving.py --replay
 
 The committed results of a study have the end of every run of its tuning, but not the curves by which a run is stopped.
@@ -16,7 +16,6 @@ of `options` on CIFAR-100: their committed results were made with the rule, and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 from rich.console import Console
 
@@ -126,12 +126,13 @@ def curve_of(seeds: list[list[float]], grid: Grid) -> Curve:
 
 def main() -> None:
     """Make the runs, or read their curves, and print the winners."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--studies", nargs="+", default=["options", "privacy", "mnist"])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--made", action="store_true", help="run nothing; only grids whose runs are there")
     parser.add_argument("--replay", action="store_true", help="from the committed curves")
     given = parser.parse_args()
+    given.replay |= given.short
     known = [json.loads(line) for line in CURVES.read_text().splitlines()] if CURVES.exists() else []
     for name in [] if given.replay else given.studies:
         known = [grid for grid in known if grid["study"] != name] + list(grids(name, given.jobs, given.made))
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

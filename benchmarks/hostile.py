@@ -16,13 +16,13 @@ run again. The tables are out/bench-hostile.md.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 
@@ -143,11 +143,14 @@ def mean(values: list[float | None], digits: int) -> str:
 
 def main() -> None:
     """Runs what is missing and writes the table."""
-    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse = bench.arguments(__doc__)
     parse.add_argument("--seeds", type=int, default=1)
     parse.add_argument("--rounds", type=int, default=80)
     parse.add_argument("--only", choices=METHODS)
     given = parse.parse_args()
+    if given.short:
+        print(run("ssf", "median", "scaling", 0, rounds=MARK))
+        return
     OUT.mkdir(exist_ok=True)
     path = OUT / "bench-hostile.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -169,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

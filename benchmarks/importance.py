@@ -1,6 +1,6 @@
 """Whether drawing coordinates by importance pays: MNIST, ten clients with two digits each, as in the study `options`.
 
-    FEDSPAN_DATA=… python benchmarks/importance.py [--seeds 3] [--rounds 120] [--share 0.3]
+    python benchmarks/importance.py [--seeds 3] [--rounds 120] [--share 0.3]
 
 A coordinate of a network is an input of a layer, with a whole column of weights, so a server could afford to name the
 drawn ones: one index per column. It would draw input j with probability (1 − κ) ‖c_:j‖ / Σ + κ/d, where c_:j is the
@@ -10,11 +10,11 @@ without counting the indices. Prints the accuracy of uniform and of important co
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 
@@ -76,11 +76,13 @@ def accuracies(method: SSF, seeds: int, rounds: int) -> list[float]:
 
 def main() -> None:
     """All learning rates of both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--share", type=float, default=0.3)
     args = parser.parse_args()
+    if args.short:
+        args.seeds, args.rounds = 1, 5
     torch.set_num_threads(1)
     shared: dict[str, Any] = {"rank": 0.2, "server_momentum": 0.5}
     for lr in (0.1, 0.2, 0.3):
@@ -93,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

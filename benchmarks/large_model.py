@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -153,8 +152,7 @@ def simulated(method: str, width: int, layers: int = 8, on_disk: bool = False) -
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--simulate", method, "--width", str(width), "--layers", str(layers)]
     command += ["--on-disk"] if on_disk else []
-    done = subprocess.run(command, env={**os.environ, **STEADY}, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    return float(bench.output(command, env={**os.environ, **STEADY}))
 
 
 def rows(width: int) -> list[bench.Row]:
@@ -175,7 +173,7 @@ def short() -> list[bench.Row]:
 
 def main() -> None:
     """Measure what is asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--method", choices=METHODS, default="ssf")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--simulator", action="store_true")
@@ -184,6 +182,9 @@ def main() -> None:
     parser.add_argument("--simulate", help=argparse.SUPPRESS)
     parser.add_argument("--on-disk", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.short:
+        print(bench.table(rows(512)))
+        return
     torch.set_num_threads(1)
     if given.simulate:
         simulate(given.simulate, given.width, given.layers, given.on_disk)
@@ -196,4 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

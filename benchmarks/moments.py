@@ -10,11 +10,11 @@ in every round would be `reset`. Writes out/bench-moments.md.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 
@@ -58,13 +58,15 @@ def line(name: str, table: dict[str, Any], rates: tuple[float, ...], problems: l
 
 def main() -> None:
     """Measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--method", choices=("ssf", "subavg"), default="ssf")
     parser.add_argument("--rank", type=float, default=0.25)
     parser.add_argument("--projector", choices=("coordinate", "gaussian", "hadamard"), default="coordinate")
     args = parser.parse_args()
+    if args.short:
+        args.rounds, args.seeds = 5, 1
     torch.set_num_threads(1)
     problems = [
         building.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
@@ -86,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -115,7 +114,7 @@ class Replies:
 def replies_per_minute(cohort: int = 200, rounds: int = 3) -> float:
     """How many replies of r = 10,000 the server's end takes, with copies of states of d = 100,000 on disk."""
     layout = Layout((Block("w", (100, 1000), 1),), torch.float32)
-    method, problem = SSF(rank=100, lr=0.1, local_steps=1), FlatProblem(layout, 2 * cohort)
+    method, problem = SSF(rank=100, lr=0.1, local_steps=1, correction="always"), FlatProblem(layout, 2 * cohort)
     with tempfile.TemporaryDirectory() as folder:
         agreement, copies = Agreement.of({}, layout, 0), Path(folder)
         x0 = torch.zeros(1, 1, layout.size)
@@ -167,8 +166,7 @@ def rows(found: list[dict[str, Any]], growth: tuple[float, float], replies: floa
 def in_process(states: str, clients: int, rounds: int) -> dict[str, Any]:
     """One population in a process of its own, so that its memory is its own."""
     words = [sys.executable, __file__, "--one", states, str(clients), str(rounds)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(bench.output(words).splitlines()[-1]))
 
 
 def short() -> list[bench.Row]:
@@ -179,13 +177,17 @@ def short() -> list[bench.Row]:
 
 def main() -> None:
     """Measure, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.one[0], int(given.one[1]), int(given.one[2]))))
+        return
+    if given.short:
+        found = [in_process(states, clients, 5) for states in ("disk", "compact") for clients in (100, 1000)]
+        print(bench.table(rows(found, checkpoint_growth((50, 500)), replies_per_minute(20))))
         return
     OUT.mkdir(exist_ok=True)
     kept = OUT / "bench-population.jsonl"
@@ -204,4 +206,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -6,10 +6,10 @@ python benchmarks/privacy.py examples    a local step with privacy of examples, 
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 from torch import nn
@@ -37,34 +37,34 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def walk() -> None:
+def walk(rounds: int) -> None:
     """Prints the distances."""
     print(f"{CLIENTS} clients, {COHORT} expected per round, σ = 1, C = 1; in units of the noise of one round in c")
     print(f"{'method':10} {'leak':>5}  " + "  ".join(f"t={t:<5}" for t in MARKS) + "  error at the end")
     for name, own in METHODS.items():
         for noise, leak in ((0.0, 0.0), (1.0, 0.0), (1.0, 0.02), (1.0, 0.1), (1.0, 0.5), (1.0, 0.99)):
-            walked(name, own, noise, leak)
+            walked(name, own, noise, leak, rounds)
 
 
-def walked(name: str, own: dict[str, Any], noise: float, leak: float) -> None:
+def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: int) -> None:
     """One run: ‖c − mean c_i‖ after some rounds, and how far x is from the optimum."""
     problem = Regression(clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0).build(
         (0,), settings(10)
     )
     method = building.build("method", {"name": name, "local_steps": 5} | own)
-    made = Mechanism.of(Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, ROUNDS)
+    made = Mechanism.of(Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds)
     end = Simulator(method, problem, participation=Participation(weights="uniform", screen=None))
-    loop = Loop(method, problem, end, (0,), COHORT, rounds=ROUNDS, privacy=made)
+    loop = Loop(method, problem, end, (0,), COHORT, rounds=rounds, privacy=made)
     found, errors = [], []
     with torch.inference_mode():
-        while loop.t < ROUNDS:
+        while loop.t < rounds:
             loop.step()
             if loop.t in MARKS:
                 kept = torch.from_numpy((1 - leak) ** (loop.t - loop.last_round[0].astype(float)))[None, :, None]
                 apart = loop.server.c - (end.clients().c * kept).mean(1, keepdim=True)
                 sent = 20 if name == "ssf" else 40
                 found.append(float(apart.norm()) / (max(noise, 1.0) * sent**0.5 / CLIENTS))
-            if loop.t > 0.9 * ROUNDS:
+            if loop.t > 0.9 * rounds:
                 errors.append(float(problem.evaluate(loop.model())["rel_err"][0]))
     label = f"{leak:5}" if noise else "none "
     print(f"{name:10} {label}  " + "  ".join(f"{one:7.2f}" for one in found) + f"  {sum(errors) / len(errors):.3f}")
@@ -110,8 +110,16 @@ def step(width: int, private: bool, inside: bool) -> Any:
     return lambda: direction(start)
 
 
+def main() -> None:
+    """Print one of the two."""
+    parser = bench.arguments(__doc__)
+    parser.add_argument("what", choices=("walk", "examples"), nargs="?", default="examples")
+    given = parser.parse_args()
+    if given.what == "walk":
+        walk(40 if given.short else ROUNDS)
+    else:
+        examples()
+
+
 if __name__ == "__main__":
-    found = {"walk": walk, "examples": examples}.get(" ".join(sys.argv[1:]))
-    if found is None:
-        raise SystemExit(__doc__)
-    found()
+    bench.start(main)

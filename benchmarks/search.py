@@ -12,7 +12,6 @@ at the end of a short run with nine rates from 0.01 to 3.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -20,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 
@@ -127,7 +127,7 @@ def toy(names: list[str], het: float, rounds: int, seed: int, again: bool) -> No
 
 def main() -> None:
     """Run one of the two comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--methods", help="names separated by commas; all by default")
     parser.add_argument("--het", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, help="3000 by default, 20 with --digits")
@@ -136,6 +136,8 @@ def main() -> None:
     parser.add_argument("--digits", action="store_true", help="a network, in a short run")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.short:
+        args.digits, args.methods, args.rounds = True, "ssf", 5
     names = args.methods.split(",") if args.methods else []
     if args.digits:
         digits(names or ["fedavg", "scaffold", "ssf"], args.rounds or 20, args.seed)
@@ -144,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -10,10 +10,10 @@ that the server also removes pairwise masks.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
+import bench
 import numpy as np
 
 from fedspan.core.privacy import Privacy
@@ -51,13 +51,15 @@ def measure(clients: int, numbers: int, privacy: Privacy) -> dict[str, float]:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--numbers", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--bits", type=int, nargs="+", default=[32])
     parser.add_argument("--signed", action="store_true", help="clients sign their keys")
     given = parser.parse_args()
-    measure(3, 10, Privacy(secure=True))  # loads the libraries
+    if given.short:
+        given.clients, given.numbers = [10], [10_000]
+    measure(5, 10, Privacy(secure=True))  # loads the libraries
     print("| clients | numbers | bits | bytes up | more than float32 | bytes down | s per client | s server |")
     print("|---|---|---|---|---|---|---|---|")
     for bits in given.bits:
@@ -73,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

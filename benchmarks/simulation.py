@@ -14,11 +14,9 @@ thread, which other programs on the machine disturb little, and by wall time wit
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,7 +96,7 @@ def ours(model: nn.Module, clients: list[Any], method: AnyMethod, how: Simulate 
         projection_rules(model),
         Settings(batch_size=BATCH),
     )
-    loop = Loop(method, problem, Simulator(method, problem, Engine(simulate=how), rounds=10**6), (0,), COHORT)
+    loop = Loop(method, problem, Simulator(method, problem, Engine(simulate=how)), (0,), COHORT)
 
     def go(rounds: int) -> None:
         with torch.inference_mode():
@@ -158,7 +156,7 @@ def rates(found: dict[str, Any], turns: int, by_cpu: bool, warmup: int = 3) -> d
     """Rounds per second of the best turn of each contestant."""
     sizes, best = {}, dict.fromkeys(found, float("inf"))
     for name, one in found.items():
-        one.times(warmup)  # compiles, chooses a way, fills caches
+        one.times(warmup)  # compiles, fills caches
         sizes[name] = max(1, round(TURN / (one.times(2)[by_cpu] / 2)))
     for _ in range(turns):
         for name, one in found.items():
@@ -175,18 +173,18 @@ def measured(
         return rates(found, turns, threads == 1, warmup)
 
 
-def short() -> list[bench.Row]:
+def short(turns: int = 4) -> list[bench.Row]:
     """For `make bench`."""
     rows, averaging = [], 0.0
     for model, method in (("mlp", "fedavg"), ("mlp", "scaffold"), ("cnn", "fedavg")):
-        found = measured(model, method, turns=4)
+        found = measured(model, method, turns)
         averaging = averaging or found["fedspan"]
         for peer, wanted in (("FedJAX", WANTED[model]), ("plain loop", 1.0)):
             ratio = found["fedspan"] / found[peer] if peer in found else None
             figure = f"{peer} {found[peer]:.1f}" if peer in found else peer
             what = f"{TITLES[method]} on the {model.upper()}, rounds per CPU second"
             rows.append(bench.Row(what, figure, f"{found['fedspan']:.1f}", ratio, wanted))
-    inside = measured("mlp", "ssf", turns=4)["fedspan"]
+    inside = measured("mlp", "ssf", turns)["fedspan"]
     what = f"{TITLES['ssf']} on the MLP, rounds per CPU second"
     rows.append(bench.Row(what, f"its own FedAvg {averaging:.1f}", f"{inside:.1f}", inside / averaging, 1.0))
     return rows
@@ -194,7 +192,7 @@ def short() -> list[bench.Row]:
 
 def main() -> None:
     """Measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = bench.arguments(__doc__)
     parser.add_argument("--peers", default=PEERS)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -203,6 +201,9 @@ def main() -> None:
     parser.add_argument("--how", nargs="*", default=[])
     parser.add_argument("--warmup", type=int, default=3)
     args = parser.parse_args()
+    if args.short:
+        print(bench.table(short(turns=1)))
+        return
     globals()["PEERS"] = args.peers
     lines = [
         "| model | method | simulator | rounds/s | / FedJAX | / pfl | / plain loop |",
@@ -220,4 +221,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench.start(main)

@@ -1,23 +1,19 @@
 """Speed of the simulator on the toy problem, against a plain batched NumPy program, in one process and one thread.
 
-    python benchmarks/toy.py [--yardstick ../shared/bench/toy_numpy.py] [--rounds 100] [--repeats 40]
+    python benchmarks/toy.py [--rounds 100] [--repeats 40]
 
-Each repeat measures the CPU time of the yardstick and of fedspan in turn, a short piece each; the ratio is of the least
-times. Writes the table it prints to out/bench-toy.md.
+The program is benchmarks/toy_numpy.py. Each repeat measures the CPU time of the program and of fedspan in turn, a short
+piece each; the ratio is of the least times. Writes the table it prints to out/bench-toy.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import bench  # first: it sets the number of threads
 import torch
+import toy_numpy
 
 from fedspan.core import building
 from fedspan.core.config import Settings
@@ -25,26 +21,14 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 
 ROOT = Path(__file__).parents[1]
-YARDSTICK = ROOT.parent / "shared/bench/toy_numpy.py"
 WANTED = {"SSF": 2.0, "SSF, three seeds": 3.3, "SCAFFOLD": 1.8, "FedAvg": 1.8}
 
 
-def yardstick(path: Path) -> ModuleType:
-    """The NumPy program, as a module."""
-    spec = importlib.util.spec_from_file_location("toy_numpy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.problem = functools.cache(module.problem)  # rounds are compared, not the making of the data
-    return module
-
-
 def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
-    """N = 20, S = 10, K = 5, r = 20, as in the yardstick."""
+    """N = 20, S = 10, K = 5, r = 20, as in toy_numpy."""
     settings = {"name": method, "lr": 1e-3, "local_steps": 5}
     if method == "ssf":
-        settings |= {"projector": {"name": "gaussian", "rank": 20}, "correction": "always"}  # as in the yardstick
+        settings |= {"projector": {"name": "gaussian", "rank": 20}, "correction": "always"}  # as in toy_numpy
     built = building.build("method", settings)
     of_runs = tuple(range(seeds))
     task = building.build("task", {"name": "regression", "het": 2.0, "clients": clients})
@@ -53,12 +37,12 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
 
 
 def advance(loop: Loop, rounds: int) -> None:
-    """Go on by some rounds, with an evaluation every 100 as in the yardstick."""
+    """Go on by some rounds, with an evaluation every 100 as in toy_numpy."""
     for _ in loop.rows(loop.t + rounds, 100):
         pass
 
 
-def measure(path: Path, rounds: int, repeats: int) -> list[bench.Row]:
+def measure(rounds: int, repeats: int) -> list[bench.Row]:
     """The rows of the table, from `repeats` pieces of `rounds` rounds."""
     torch.set_num_threads(1)
 
@@ -73,11 +57,11 @@ def measure(path: Path, rounds: int, repeats: int) -> list[bench.Row]:
         "FedAvg": ours("fedavg"),
         "SSF, 2,000 clients": ours("ssf", clients=2000),
     }
-    numpy = yardstick(path) if path.is_file() else None
+    data = toy_numpy.problem(2.0)  # rounds are compared, not the making of the data
 
     def theirs(name: str) -> Callable[[], object]:
         method, times = name.split(",")[0].lower(), 3 if "three" in name else 1
-        return lambda: numpy and [numpy.run(method, 2.0, 1e-3, rounds, seed=s) for s in range(times)]
+        return lambda: [toy_numpy.run(data, method, 1e-3, rounds, seed=s) for s in range(times)]
 
     work = {(name, who): one for name in WANTED for who, one in (("peer", theirs(name)), ("fedspan", fedspan[name]))}
     work["SSF, 2,000 clients", "fedspan"] = fedspan["SSF, 2,000 clients"]
@@ -87,9 +71,7 @@ def measure(path: Path, rounds: int, repeats: int) -> list[bench.Row]:
     for name, wanted in WANTED.items():
         peer, own = least[name, "peer"], least[name, "fedspan"]
         label = f"toy, {name}, µs per round"
-        rows.append(
-            bench.Row(label, f"NumPy {peer:.0f}" if numpy else "", f"{own:.0f}", peer / own if numpy else None, wanted)
-        )
+        rows.append(bench.Row(label, f"NumPy {peer:.0f}", f"{own:.0f}", peer / own, wanted))
     few, many = least["SSF", "fedspan"], least["SSF, 2,000 clients", "fedspan"]
     label = "toy, SSF, 2,000 clients against 20, µs per round"
     return [*rows, bench.Row(label, f"20 clients {few:.0f}", f"{many:.0f}", many / few, 1.2, larger_is_better=False)]
@@ -97,19 +79,16 @@ def measure(path: Path, rounds: int, repeats: int) -> list[bench.Row]:
 
 def short() -> list[bench.Row]:
     """For `make bench`."""
-    return measure(YARDSTICK, rounds=100, repeats=15)
+    return measure(rounds=100, repeats=15)
 
 
 def main() -> None:
     """Measure every pair and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--yardstick", type=Path, default=YARDSTICK)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
-    if not args.yardstick.is_file():
-        sys.exit(f"error: no yardstick at {args.yardstick}; name it with --yardstick")
-    text = bench.table(measure(args.yardstick, args.rounds, args.repeats))
+    text = bench.table(measure(args.rounds, 3 if args.short else args.repeats))
     print(text)
     out = ROOT / "out"
     out.mkdir(exist_ok=True)
@@ -117,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

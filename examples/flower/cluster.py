@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class Cluster:
         }  # fmt: skip
 
     def __enter__(self) -> Cluster:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave the cluster, so that everything is ended
         (self.folder / "home").mkdir(parents=True, exist_ok=True)
         if self.tls:
             make_certificates(self.folder)

@@ -6,8 +6,6 @@ python examples/flower/demo.py
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +14,6 @@ from cluster import Cluster
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave the cluster, so that everything is ended
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         print("starting a SuperLink and three SuperNodes on 127.0.0.1 …", flush=True)

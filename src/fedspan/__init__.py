@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedspan.core.namespace import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     # choices, one file each
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedspan.core.encoded import Encoded as Encoded
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.errors import SpecError as SpecError
+    from fedspan.core.errors import Terminated as Terminated
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
     from fedspan.core.layout import Vector as Vector

@@ -159,3 +159,11 @@ def test_every_setting_takes_a_wrong_value_or_refuses_it_in_one_line(kind: str) 
 def test_a_method_may_be_written_as_in_its_paper(name: str) -> None:
     assert fedspan.run(spec(method={"name": name, "lr": 0.01}), progress=False).spec["method"]["name"] == "fedavg"
     assert fit(method=fedspan.methods.FedAvg(lr=0.1), callbacks=["EarlyStopping"]).finished
+
+
+def test_a_setting_in_the_wrong_place_is_told_its_place() -> None:
+    refused(lambda: fit(lr=0.1, rank=0.2, method="ssf"), "`lr` is a setting of the method: give SSF(lr=0.1, rank=0.2)")
+    refused(lambda: fedspan.fit(nn.Linear(3, 2), data(), lr=0.1), "give SSF(lr=0.1)")  # type: ignore[call-arg]
+    refused(lambda: compare(lr=0.1), "`lr` is a setting of the method: give FedAvg(lr=0.1)")
+    refused(lambda: fit(weight_decay=0.01), "`weight_decay` is a setting of `training`: give training=Training(weight")
+    refused(lambda: fit(round=3), "there is no argument 'round' (did you mean 'rounds'?)")

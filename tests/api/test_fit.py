@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import fedspan
 from conftest import METHODS, Interrupt, build, takes
 from fedspan.callbacks import EarlyStopping, KeepBest
-from fedspan.core.config import Projection, Training
+from fedspan.core.config import Engine, Projection, Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
 from fedspan.nn.projection_rules import projection_rules, summary
@@ -117,12 +117,15 @@ def test_tensors_datasets_and_loaders_are_the_same_clients() -> None:
         lambda x, y: list(zip(x, y, strict=True)),
         lambda x, y: (x.tolist(), y.to(torch.int32)),
     )
+    settings = {"method": ssf(), "rounds": 3, "batch_size": 8}
     found = [
-        flat(fedspan.fit(net(), [kind(*c) for c in blobs()], method=ssf(), rounds=3, batch_size=8).model)
+        flat(fedspan.fit(net(), [kind(*c) for c in blobs()], **settings, engine=Engine(simulate="loop")).model)
         for kind in kinds
     ]
     for other in found[1:]:
         assert torch.equal(found[0], other)
+    batched = flat(fedspan.fit(net(), blobs(), **settings).model)  # as `auto` does with tensors
+    torch.testing.assert_close(batched, found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_running_statistics_are_averaged_and_counted() -> None:

@@ -57,6 +57,7 @@ def test_early_stopping_counts_on_after_an_interruption(tmp_path: Path) -> None:
 def test_early_stopping_does_not_wait_for_a_seed_that_diverged() -> None:
     class Run:
         lines: ClassVar[Any] = [[{"score": 0.0, "diverged": True}], [{"score": 1.0}, {"score": 0.5}, {"score": 0.4}]]
+        metrics = ()
         reason = ""
 
         def end(self, reason: str) -> None:

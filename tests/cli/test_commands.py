@@ -19,8 +19,8 @@ from fedspan.core.config import Engine
 from fedspan.methods.ssf import SSF
 
 COMMANDS = [
-    "audit", "check-method", "compare", "diagnose", "init", "list", "partition", "plan", "report", "reproduce",
-    "roster", "run", "tune", "version",
+    "audit", "bench", "check-method", "compare", "data", "diagnose", "init", "list", "partition", "plan", "report",
+    "reproduce", "roster", "run", "tune", "version",
 ]  # fmt: skip
 KINDS = [(kind, name) for kind in registry.KINDS for name in registry.choices(kind)]
 

@@ -49,10 +49,8 @@ MISTAKES = {
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
     """The exit code of a command in this process."""
     monkeypatch.setattr(sys, "argv", ["fedspan", *map(str, arguments)])
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    signal.signal(signal.SIGTERM, before)
     assert isinstance(stop.value.code, int)
     return stop.value.code
 
@@ -133,7 +131,7 @@ def test_an_interrupted_run_says_how_to_resume(sign: int, tmp_path: Path, monkey
         time.sleep(0.02)
     process.send_signal(sign)
     _, told = process.communicate(timeout=300)
-    assert process.returncode == 130
+    assert process.returncode == (130 if sign == signal.SIGINT else -signal.SIGTERM)
     assert "Traceback" not in told
     assert told.strip().splitlines()[-1].startswith("interrupted; continue with: fedspan run ")
     assert told.strip().endswith("--resume")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,13 @@ def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     assert (found.up, found.down) == pytest.approx(spent, rel=1e-3 if name == "powersgd" else 0)  # odd and even rounds
     held = sum(array.nbytes for array in wire.pack(loop.server).values())
     assert held <= found.server_memory <= held + 4 * LAYOUT.size  # a log that grew no longer than the model
+
+
+def test_a_log_that_shrinks_in_the_last_round_is_not_carried_on() -> None:
+    """FedSub's log grows and shrinks with who takes part."""
+    spec = Path(__file__).parents[2] / "examples/ssf.toml"
+    done = CliRunner().invoke(app, ["plan", str(spec), "--methods", "fedsub"])
+    assert re.search(r"fedsub +800 B +9.6 kB +9\.\d+ kB +16 kB", done.stdout), done.stdout
 
 
 def test_the_command(tmp_path: Path) -> None:

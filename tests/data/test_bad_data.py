@@ -34,6 +34,32 @@ def test_images_of_more_than_8_bits(kind: Any, tmp_path: Path) -> None:
         images.read([tmp_path / "deep.tif"])
 
 
+def test_an_image_that_would_fill_the_memory(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("1", (20_000, 10_000)).save(tmp_path / "bomb.png")
+    with pytest.raises(DataError, match=r"bomb\.png.*decompression bomb") as error:
+        images.read([tmp_path / "bomb.png"])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.3, 0.7, 0.95])
+def test_a_damaged_file_of_a_regression(cut: float, tmp_path: Path) -> None:
+    path = tmp_path / "ab.npz"
+    np.savez(path, A=np.ones((2, 3, 4)), B=np.ones((2, 3, 1)))
+    whole = path.read_bytes()
+    spec = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}, "task": {"name": "regression", "data": str(path)}}
+    wrong = [whole[: int(cut * len(whole))], b"\x93NUMPY" + whole[:50]]
+    for data in wrong:
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"ab\.npz") as error:
+            fedspan.run(spec, progress=False)
+        assert "\n" not in str(error.value)
+    for bad in (np.array([[["a"]]]), np.ones((0, 3, 4)), np.ones((2, 3, 4), complex)):
+        np.savez(path, A=bad, B=np.ones((*bad.shape[:2], 1)))
+        with pytest.raises(DataError, match=r"ab\.npz"):
+            fedspan.run(spec, progress=False)
+
+
 def test_a_word_among_many_numbers(tmp_path: Path) -> None:
     cells = [str(i) for i in range(1500)]
     cells[1200] = "high"

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspan.core.errors import DataError, SpecError
-from fedspan.data import IID, Classes, Dirichlet, Natural, Partition, Quantity
+from fedspan.data import IID, Classes, Dirichlet, Natural, Partition, Quantity, sets
 from fedspan.data import datasets as _datasets
 
 
 def have(name: str) -> Any:
-    try:
-        _datasets.folder()
-    except DataError as error:
-        pytest.skip(f"{name}: {error}")
+    """The full data set, for slow tests."""
+    if not sets.here(name):
+        pytest.skip(f"{name} is not here; {sets.find(name).command}")
     return _datasets.load(name)
 
 
@@ -108,11 +107,13 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="unknown data set 'cifar'"):
         _datasets.load("cifar")
     monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
-    _datasets.mnist.cache_clear()  # another test may have loaded it
-    with pytest.raises(DataError, match="set FEDSPAN_DATA"):
+    with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
         _datasets.load("mnist")
+    with pytest.raises(DataError, match=r"'cifar100_mini' is not in.*run `fedspan data get cifar100` first"):
+        _datasets.load("cifar100_mini")
 
 
+@pytest.mark.slow
 def test_mnist_with_its_writers() -> None:
     train, test = have("mnist")
     assert (train.x.shape, test.x.shape) == ((60000, 28, 28), (10000, 28, 28))
@@ -121,6 +122,7 @@ def test_mnist_with_its_writers() -> None:
     assert sum(map(len, parts)) == 60000
 
 
+@pytest.mark.slow
 def test_cifar_comes_out_bit_for_bit() -> None:
     train, test = have("cifar100")
     known = (

@@ -1,4 +1,4 @@
-"""Ways of working through a cohort: in place, one by one, batched, on processes. They agree, and one is chosen."""
+"""Ways of working through a cohort: in place, one by one, batched, on processes. They agree, and a rule takes one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ import fedspan
 from conftest import METHODS, build, takes
 from fedspan.core.config import Engine, Settings, Simulate, Training
 from fedspan.core.objective import InPlaceDirection
-from fedspan.engine import simulator, ways
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.engine.ways import Way
 from fedspan.methods import SSF
 from fedspan.nn import objective
 from fedspan.nn.client_data import as_client_data
@@ -31,7 +29,6 @@ from fedspan.nn.projection_rules import projection_rules
 
 NAMES = list(METHODS)
 PROJECTORS = ("coordinate", "gaussian", "hadamard")
-LOOP, BATCHED, POOL = Way("loop"), Way("batched"), Way("pool")
 
 
 def mlp() -> nn.Module:
@@ -118,7 +115,7 @@ def test_the_clipped_gradient_is_the_projected_one(batched: bool) -> None:
 
 def test_dropout_is_worked_through_client_by_client() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
+    model = dropping()
     with pytest.warns(UserWarning, match="using 'loop'"):
         found = model_after(problem_of(copy.deepcopy(model)), method_of("ssf"), "batched")
     assert torch.equal(found, model_after(problem_of(model), method_of("ssf")))
@@ -161,109 +158,76 @@ def test_running_statistics_come_back_from_processes() -> None:
     assert not torch.equal(found[0], problem.buffers0)
 
 
-@pytest.mark.parametrize(
-    ("times", "chosen"),
-    [
-        ({LOOP: 1.0, BATCHED: 0.5, POOL: 0.6}, BATCHED),
-        ({LOOP: 1.0, BATCHED: 0.9, POOL: 0.6}, POOL),
-        ({LOOP: 1.0, BATCHED: 0.95, POOL: 2.0}, LOOP),  # not worth other digits
-        ({LOOP: 1.0, BATCHED: None, POOL: None}, LOOP),
-        ({LOOP: 1.0, Way("loop", 1): 0.6, BATCHED: 0.7}, Way("loop", 1)),  # small networks lose on more threads
-        ({LOOP: 1.0, BATCHED: 0.7, Way("batched", 1): 0.5}, Way("batched", 1)),
-    ],
-)
-def test_the_fastest_way_is_taken(times: dict[Way, float | None], chosen: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "_seconds", lambda run: times.get(run.args[0], 9.0))
-    monkeypatch.setattr(simulator, "LONG_RUN", 0.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    method, problem = method_of("scaffold"), problem_of(mlp())
-    with Simulator(method, problem, Engine(simulate="auto"), rounds=100) as clients:
-        loop = Loop(method, problem, clients, (0,), 4)
-        with torch.inference_mode():
-            loop.step()
-        assert clients.way == chosen
-        again = Simulator(method, problem, Engine(simulate="auto"))
-        again.load(clients.save())
-        assert again.way == chosen  # a resumed run goes on in the same way
+class Net(nn.Module):
+    """An MLP that is not written as a chain of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
 
 
-def test_one_thread_is_for_the_work_of_a_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", used.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: used[-1] if used else 2)
-    method, problem = method_of("fedavg"), problem_of(mlp())
-    with Simulator(method, problem) as clients, torch.inference_mode():
-        loop = Loop(method, problem, clients, (0,), 4)
-        loop.step()
-        assert used == []
-        clients.way = Way("batched", 1)
-        loop.step()
-    assert used == [1, 2]
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
 
 
-def test_a_short_run_is_not_spent_on_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "_seconds", lambda run: pytest.fail("timed"))
-    assert model_after(problem_of(mlp()), method_of("fedavg"), "auto").isfinite().all()
+def doubled(model: nn.Module, batch: Any) -> torch.Tensor:
+    return 2 * F.cross_entropy(model(batch[0]), batch[1])
 
 
 @pytest.mark.parametrize(
-    ("rounds", "long_run", "large", "timed"),
+    ("make", "settings", "clients", "way"),
     [
-        (8, 0.0, 1 << 22, True),  # loop and batched: eight rounds are enough for two ways
-        (7, 0.0, 1 << 22, False),
-        (8, 1e9, 1 << 22, False),  # seconds
-        (8, 0.0, 1, False),  # the states of a large cohort exist once
+        (mlp, {}, 2, "batched"),
+        (mlp, {}, 4, "batched"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)), {}, 4, "batched"),
+        (mlp, {}, 6000, "loop"),  # 6,000 models of 1,660 numbers
+        (mlp, {"loss": doubled}, 4, "loop"),
+        (Net, {}, 4, "loop"),
+        (dropping, {}, 4, "loop"),
+        (lambda: network("resnet8", (1, 8, 8), 4), {}, 4, "loop"),
+        (lambda: network("resnet8", (1, 8, 8), 4, "batch"), {}, 4, "loop"),
     ],
 )
-def test_what_is_worth_timing(
-    rounds: int, long_run: float, large: int, timed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ways, "_seconds", lambda run: 1.0)
-    monkeypatch.setattr(simulator, "LONG_RUN", long_run)
-    monkeypatch.setattr(simulator, "LARGE", large)
-    method, problem = method_of("fedavg"), problem_of(mlp())
-    with Simulator(method, problem, Engine(simulate="auto", workers=1), rounds=rounds) as clients:
-        clients._choose(Loop(method, problem, clients, (0,), 4)._round(), None, None, 1.0)
-        assert bool(clients.times) == timed
-        assert clients.way == LOOP
+def test_a_rule_takes_a_way(make: Any, settings: Any, clients: int, way: Simulate) -> None:
+    """By the network, its loss and the number of clients."""
+    method, problem = method_of("scaffold"), problem_of(make(), **settings)
+    assert Simulator(method, problem, Engine()).how(clients) == way
+    if clients <= problem.clients:
+        assert torch.equal(
+            model_after(problem, method, "auto"), model_after(problem_of(make(), **settings), method, way)
+        )
 
 
-def test_ways_take_turns_and_the_least_time_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(1000))
-    monkeypatch.setattr(ways.time, "perf_counter", lambda: float(next(clock)))
-    took = {LOOP: iter([3.0, 1.0, 2.0, 2.0]), BATCHED: iter([2.0, 2.0, 2.0, 2.0]), POOL: iter([None])}
-    monkeypatch.setattr(ways, "_seconds", lambda run: next(took[run]))
-    runs = {way: way for way in took}
-    assert ways.timed(runs, budget=1e9) == {LOOP: 1.0, BATCHED: 2.0}  # type: ignore[arg-type]
-    took = {LOOP: iter([3.0]), BATCHED: iter([2.0])}
-    assert ways.timed({way: way for way in took}, budget=0.0) == {LOOP: 3.0, BATCHED: 2.0}  # type: ignore[arg-type, misc]
+def test_clients_with_fewer_examples_than_a_batch_are_not_batched() -> None:
+    problem = problem_of(mlp())
+    problem.client_data = [
+        *problem.client_data[:5],
+        as_client_data((torch.randn(3, 1, 8, 8), torch.zeros(3).long()), "5"),
+    ]
+    assert Simulator(method_of("fedavg"), problem, Engine()).how(4) == "loop"
 
 
-def test_a_way_that_fails_is_left_out_and_a_mistake_of_the_user_is_not() -> None:
-    def raises(error: Exception) -> Any:
-        def run() -> None:
-            raise error
+@pytest.mark.parametrize("hook", ["container", "gradient", "module gradient"])
+def test_a_network_with_hooks_is_trained_with_them(hook: str) -> None:
+    """Formulas do not know them."""
 
-        return run
+    def make() -> nn.Module:
+        model = mlp()
+        if hook == "container":
+            model.register_forward_pre_hook(lambda _module, inputs: (3 * inputs[0],))
+        elif hook == "gradient":
+            model[1].weight.register_hook(lambda gradient: 0 * gradient)  # type: ignore[index, union-attr]
+        else:
+            model[3].register_full_backward_hook(lambda _module, back, _: (0 * back[0],))  # type: ignore[index]
+        return model
 
-    assert ways.timed({LOOP: lambda: None, BATCHED: raises(RuntimeError("vmap"))}, 0.0).keys() == {LOOP}
-    with pytest.raises(fedspan.FedspanError, match="client 3"):
-        ways.timed({LOOP: raises(fedspan.FedspanError("client 3"))}, 0.0)
-    assert ways.fastest({}) == LOOP
-
-
-def test_what_cannot_be_batched_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator, "LONG_RUN", 0.0)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Dropout(0.5), nn.Linear(24, 4))
-    method, problem = method_of("fedavg"), problem_of(model)
-    with Simulator(method, problem, Engine(simulate="auto"), rounds=50) as clients:
-        with torch.inference_mode():
-            Loop(method, problem, clients, (0,), 4).step()
-        assert clients.times
-        assert BATCHED not in clients.times
-        assert clients.way.how in ("loop", "pool")
-    assert not problem_of(network("resnet8", (1, 8, 8), 4, "batch")).can_batch()
+    method = method_of("fedavg")
+    found = model_after(problem_of(make()), method, "auto")
+    assert torch.equal(found, model_after(problem_of(make()), method))
+    assert not torch.allclose(found, model_after(problem_of(mlp()), method))
 
 
 def test_batched_is_refused_where_it_would_be_wrong() -> None:

@@ -19,7 +19,8 @@ from fedspan.core import building
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.metrics import Accuracy
-from fedspan.nn.evaluate import Evaluator, by_outputs, chosen
+from fedspan.metrics._own import chosen
+from fedspan.nn.evaluate import Evaluator, by_outputs
 from fedspan.tasks._model_adapter import model_adapter
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -58,8 +59,8 @@ CASES: dict[str, tuple[str, torch.Tensor, torch.Tensor, float]] = {
     "auroc of several": ("auroc", MANY, SEVERAL, sk.roc_auc_score(SEVERAL, MANY, average="macro")),
     "precision of classes": ("average_precision", LOGITS, LABELS, sk.average_precision_score(*one_hot(LOGITS))),
     "precision of one logit": ("average_precision", SCORES, BINARY, sk.average_precision_score(BINARY, SCORES)),
-    "r2": ("r2", SCORES[:, None], LOGITS[:, 0], sk.r2_score(LOGITS[:, 0], SCORES)),
-    "r2 of several": ("r2", MANY, LOGITS[:, :3], sk.r2_score(LOGITS[:, :3], MANY)),
+    "r2": ("r2", SCORES[:, None], LOGITS[:, 0], sk.r2_score(LOGITS[:, 0].numpy(), SCORES.numpy())),
+    "r2 of several": ("r2", MANY, LOGITS[:, :3], sk.r2_score(LOGITS[:, :3].numpy(), MANY.numpy())),
     "mae": ("mae", SCORES, LOGITS[:, 0], sk.mean_absolute_error(LOGITS[:, 0], SCORES)),
     "mse": ("mse", SCORES, LOGITS[:, 0], sk.mean_squared_error(LOGITS[:, 0], SCORES)),
     "perplexity": ("perplexity", LOGITS, LABELS, math.exp(sk.log_loss(LABELS, LOGITS.double().softmax(1)))),
@@ -169,3 +170,34 @@ def test_importing_fit_imports_no_torchmetrics() -> None:
     code = "import sys, fedspan\nfedspan.fit\nassert 'torchmetrics' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_large_scores_are_ranked_and_not_squashed() -> None:
+    scores, there = torch.tensor([20.0, 30.0, 25.0, 40.0]), torch.tensor([0, 1, 0, 1])
+    assert measured("auroc", scores, there) == measured("average_precision", scores, there) == 1
+    wide = 30 * SCORES.double()
+    assert measured("auroc", wide, BINARY) == pytest.approx(sk.roc_auc_score(BINARY, wide), rel=1e-12)
+    assert measured("average_precision", wide, BINARY) == pytest.approx(
+        sk.average_precision_score(BINARY, wide), rel=1e-12
+    )
+    for name in ("auroc", "average_precision"):  # a common factor of two classes' scores changes no order
+        two = torch.stack([-SCORES, SCORES], 1).double()
+        assert measured(name, 1000 * two, BINARY) == pytest.approx(measured(name, two, BINARY), rel=1e-12)
+
+
+def test_ranks_of_places_are_those_of_examples() -> None:
+    """(n, classes, places) against (n, places), of which some do not count."""
+    images, labels = LOGITS[:100].reshape(20, 5, 4).movedim(2, 1), LABELS[:100].reshape(20, 5).clone()
+    assert measured("auroc", images, labels) == pytest.approx(measured("auroc", LOGITS[:100], LABELS[:100]), rel=1e-12)
+    labels[:, 0] = -100
+    counted = torch.arange(100) % 5 > 0
+    assert measured("auroc", images, labels) == pytest.approx(
+        measured("auroc", LOGITS[:100][counted], LABELS[:100][counted]), rel=1e-12
+    )
+
+
+def test_a_target_of_nearly_one_is_a_yes() -> None:
+    """Smoothed labels, as BCE takes them."""
+    soft = BINARY * 0.8 + 0.1
+    for name in ("accuracy", "f1_macro", "auroc", "average_precision"):
+        assert measured(name, SCORES, soft) == measured(name, SCORES, BINARY)

@@ -22,6 +22,7 @@ from conftest import Scripted, advance, build, model
 from fedspan.core.layout import Block, Layout
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -171,7 +172,7 @@ def test_and_one_with_secret_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_refutes_a_run_whose_clip_was_not_applied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipping, "clipped", lambda up, clip: (up, clipping.norms(list(clipping.vectors(up).values()))))
+    monkeypatch.setattr(clipping, "clipped", lambda up, clip: (up, clipping.norms(list(payload(up).values()))))
     claimed, refuted = audited(name, 1.2, 7, 2000)
     assert refuted > claimed
 

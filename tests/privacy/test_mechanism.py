@@ -15,12 +15,13 @@ from fedspan.checks.channel import LocalChannel, agree
 from fedspan.core.config import Engine
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.reply import payload
 from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods._averaging import Up
 from fedspan.methods.ssf import Up as UpSSF
-from fedspan.privacy.clipping import MARGIN, clipped, norms, vectors
+from fedspan.privacy.clipping import MARGIN, clipped, norms
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
@@ -84,7 +85,7 @@ def test_secrets_are_drawn_anew_and_are_not_told() -> None:
 def test_a_message_is_clipped_as_a_whole(sizes: tuple[float, float]) -> None:
     up = UpSSF(torch.full((1, 1, 4), sizes[0]), None, torch.full((1, 1, 9), sizes[1]))
     small, before = clipped(up, 0.5)
-    after = float(norms(list(vectors(small).values())))
+    after = float(norms(list(payload(small).values())))
     assert after <= 0.5 * (1 + 1e-6)
     finite = np.isfinite(sizes[0])
     assert after == 0 or (finite and abs(after - 0.5) < 1e-6)
@@ -255,7 +256,7 @@ def test_over_machines_the_server_clips_what_clients_did_not(name: str, own: Any
     release = loop.privacy.release  # type: ignore[union-attr]
 
     def watched(up: Any, within: Any, rnd: Any) -> Any:
-        seen.append(float(norms(list(vectors(up).values())).max()))
+        seen.append(float(norms(list(payload(up).values())).max()))
         return release(up, within, rnd)
 
     loop.privacy.release = watched  # type: ignore[union-attr,method-assign]

@@ -17,6 +17,7 @@ from test_secure_sum import session
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.privacy import secure_client, secure_shares
+from fedspan.privacy.secure_client import Member
 from fedspan.privacy.secure_keys import new_key
 from fedspan.privacy.secure_numbers import FixedPoint
 from fedspan.privacy.secure_sum import TooFewError
@@ -60,13 +61,12 @@ def test_no_question_is_answered_twice_or_out_of_turn() -> None:
     with pytest.raises(ProtocolError, match="has been answered"):  # another reply under the same mask would open both
         secure_client.mask(after, messages[0], np.zeros(4, np.uint32))
     sessions, messages, _ = at("shares")
-    after, _ = secure_client.share(sessions[0], messages[0], Privacy(secure=True), None)
+    after, _ = secure_client.share(sessions[0], messages[0], Member(0, Privacy(secure=True)))
     with pytest.raises(ProtocolError, match="has been answered"):
-        secure_client.share(after, messages[0], Privacy(secure=True), None)
+        secure_client.share(after, messages[0], Member(0, Privacy(secure=True)))
+    other = messages[0] | {"secure.session": torch.zeros(16, dtype=torch.uint8)}
     with pytest.raises(ProtocolError, match="another session"):
-        secure_client.share(
-            sessions[0], messages[0] | {"secure.session": torch.zeros(16, dtype=torch.uint8)}, local.privacy, None
-        )
+        secure_client.share(sessions[0], other, Member(0, local.privacy))
 
 
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -219,7 +219,7 @@ def everything_seen(values: dict[int, np.ndarray], privacy: Privacy, gone: Any =
 def test_masked_vectors_look_uniform() -> None:
     """Every byte of every masked vector, whatever was sent: 255 degrees of freedom, so χ² is 255 ± 23."""
     privacy = Privacy(secure=True)
-    seen, one = everything_seen({i: np.full(20_000, float(i)) for i in range(3)}, privacy, {"unmask": {2}})
+    seen, one = everything_seen({i: np.full(20_000, float(i)) for i in range(4)}, privacy, {"unmask": {2}})
     masked = next(answers for phase, _, answers in seen if phase == "train")
     for client, answer in masked.items():
         raw = answer["masked"].numpy().view(np.uint8).reshape(-1, 4)

@@ -18,6 +18,7 @@ from test_secure_sum import session
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.privacy import secure_client
+from fedspan.privacy.secure_client import Member
 from fedspan.privacy.secure_identity import Identity
 
 SIGNED = Privacy(secure=True, secure_signed=True)
@@ -35,7 +36,8 @@ def test_a_server_cannot_pose_as_a_client(who: str) -> None:
     """It replaces the keys of client 1 by its own, signed with whatever key it has; every client refuses."""
     sessions, messages, local = at("shares", SIGNED)
     forger = {"a stranger": Identity.group([1])[1], "another client": local.identities[3], "nobody": None}[who]
-    begun, answer = secure_client.advertise(messages[0], 1, Privacy(secure=True), None)
+    named = {"secure.session": messages[0]["secure.session"]}
+    begun, answer = secure_client.advertise(named, Member(1, Privacy(secure=True)))
     row = answer["keys"].numpy().tobytes()
     row += bytes(64) if forger is None else forger.sign(row, begun.id.numpy().tobytes(), 1)
     keys = messages[0]["secure.keys"].clone()
@@ -49,7 +51,8 @@ def test_signed_keys_of_an_earlier_session_with_the_same_name_are_of_no_use() ->
     """The server repeats a session's name and client 1's signed keys of it; nobody can seal shares with them."""
     _, messages, local = at("shares", SIGNED)
     asked, old = messages[0], messages[0]["secure.keys"]
-    fresh = {c: local._answer("keys", c, asked, {})["keys"] for c in range(5)}
+    named = {"secure.session": asked["secure.session"]}
+    fresh = {c: local._answer("keys", c, named, {})["keys"] for c in range(5)}
     keys = torch.stack([old[1] if c == 1 else fresh[c] for c in range(5)])
     sealed = {c: local._answer("shares", c, asked | {"secure.keys": keys}, {})["shares"] for c in (0, 2, 3, 4)}
     forged = torch.zeros(94, dtype=torch.uint8)
@@ -62,7 +65,7 @@ def test_signed_keys_of_an_earlier_session_with_the_same_name_are_of_no_use() ->
 def test_a_client_without_an_identity_or_outside_the_roster(tmp_path: Path) -> None:
     message = {"secure.session": torch.zeros(16, dtype=torch.uint8)}
     with pytest.raises(ProtocolError, match="needs identity-key and roster"):
-        secure_client.advertise(message, 0, SIGNED, None)
+        secure_client.advertise(message, Member(0, SIGNED))
     with pytest.raises(ProtocolError, match="client 7 is not in this client's roster"):
         Identity.group([1])[1].check(b"", b"", b"", 7)
 

@@ -131,14 +131,14 @@ def test_clipped_numbers_are_an_event() -> None:
 
 
 def test_the_bytes_are_those_of_the_protocol() -> None:
-    """Per client: keys 96 up; shares of 94 bytes each; 4 bytes per number and one more; 33 bytes per share again."""
+    """Per client: keys 104 up; shares of 94 bytes each; 4 bytes per number and one more; 33 bytes per share again."""
     method, problem = build("ssf", correction="always", **COORDINATES), small()
     loop, plain = (
         advance(one, 1) for one in (secure(method, problem, Privacy(secure=True)), start(method, problem, 4))
     )
     r, n, session = 8, 4, 16
-    up = 96 + 94 * n + 4 * (r + 1) + 33 * n
-    down = session + (session + (96 + 8) * n + 8) + (session + (94 + 8) * n) + (session + 8 * n)
+    up = 104 + 94 * n + 4 * (r + 1) + 33 * n
+    down = session + (session + (104 + 8) * n + 8) + (session + (94 + 8) * n) + (session + 8 * n)
     assert loop.ledger.up.sum() == n * up
     assert loop.ledger.down.sum() == plain.ledger.down.sum() + n * down
 
@@ -192,13 +192,13 @@ def test_buffers_are_part_of_the_sum() -> None:
         torch.testing.assert_close(hidden[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_ssf_learns_mnist_as_well_with_secure_sums() -> None:
+def test_ssf_learns_digits_as_well_with_secure_sums() -> None:
     """Within 0.2 points of the plain run, at 32 bits and the default scale: as many bytes for numbers as float32."""
     table = {
         "rounds": 15, "eval_every": 15, "engine": {"simulate": "loop"}, "participation": {"weights": "uniform"},
         "method": {"name": "ssf", "rank": 0.2, "lr": 0.2, "local_steps": 5},
         "task": {
-            "name": "classification", "data": "mnist", "model": "mlp", "per_class": 200,
+            "name": "classification", "data": "digits", "model": "mlp",
             "partition": {"name": "classes", "clients": 5, "classes_per_client": 4},
         },
     }  # fmt: skip

@@ -50,7 +50,7 @@ def session(values: dict[int, np.ndarray], privacy: Privacy, gone: dict[str, Any
 
 @settings(max_examples=60, deadline=None)
 @given(
-    clients=st.integers(2, 9),
+    clients=st.integers(3, 9),
     length=st.integers(1, 40),
     bits=st.sampled_from([32, 64]),
     seed=st.integers(0, 2**32),
@@ -114,24 +114,24 @@ def test_settings_are_checked(wrong: dict[str, Any], words: str) -> None:
 def test_values_outside_the_range_are_clipped_and_counted() -> None:
     """The count is itself part of the sum; the reply as it counts has the clipped values."""
     fixed = FixedPoint.of(Privacy(secure=True))
-    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)})
+    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)}, object)
     whole, counted = payload.encode({"a": torch.tensor([[[9.0, -1e30, 0.3]]]), "b": torch.tensor([[[1.0]]])})
     assert counted["a"].tolist() == [[[8.0, -8.0, pytest.approx(0.3, abs=2**-21)]]]
-    arrays, clipped = payload.decode(whole + whole, 2.0)
+    arrays, clipped = payload.decode(whole + whole, 2.0, 2)
     assert clipped == 4
     assert all(torch.equal(arrays[name], counted[name]) for name in counted)
     with pytest.raises(ProtocolError, match="not finite"):
         payload.encode({"a": torch.full((1, 1, 3), float("nan")), "b": torch.ones(1, 1, 1)})
     with pytest.raises(SpecError, match="real numbers"):
-        Payload.of(fixed, {"a": torch.zeros(3, dtype=torch.int64)})
+        Payload.of(fixed, {"a": torch.zeros(3, dtype=torch.int64)}, object)
 
 
 def test_weights_are_applied_by_the_clients() -> None:
     fixed = FixedPoint.of(Privacy(secure=True, secure_bits=64))
-    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 4, dtype=torch.float64)})
+    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 4, dtype=torch.float64)}, object)
     values, weights = torch.randn(3, 1, 1, 4, dtype=torch.float64), [0.5, 1.0, 1.7]
     rows = [payload.encode({"a": v}, w) for v, w in zip(values, weights, strict=True)]
-    mean, _ = payload.decode(rows[0][0] + rows[1][0] + rows[2][0], sum(weights))
+    mean, _ = payload.decode(rows[0][0] + rows[1][0] + rows[2][0], sum(weights), 3)
     counted = sum(w * row["a"] for w, (_, row) in zip(weights, rows, strict=True)) / sum(weights)
     torch.testing.assert_close(mean["a"], counted, rtol=0, atol=1e-15)
     torch.testing.assert_close(

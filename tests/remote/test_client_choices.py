@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from flwr.app import Context, Message
 from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 from fedspan.core.errors import SpecError
+from fedspan.core.spec import Spec
 from fedspan.remote.flower import client_app
 from fedspan.remote.flower.client import client_spec, load_spec, module_of
+from fedspan.remote.flower.permissions import SETTABLE, UNUSED
 
 MODULE = """import torch
 def model(): return torch.nn.Linear(6, 2)
@@ -127,8 +130,92 @@ def test_a_nodes_module_is_a_name_or_a_path() -> None:
 
 
 def test_states_are_where_the_node_says(bundle: Path, tmp_path: Path) -> None:
-    asked = {"states-dir": str(tmp_path / "theirs"), "set": f"engine.states_dir={tmp_path / 'theirs'}"}
+    asked = {"states-dir": str(tmp_path / "theirs")}
     result = serve(load_spec(bundle, ()), Grid(bundle, tmp_path / "states", asked, {}), tmp_path / "out")
     assert events_of(result) == []
     assert not (tmp_path / "theirs").exists()
     assert len(list((tmp_path / "states" / "run").iterdir())) == 3
+
+
+OUTSIDE = {
+    "states": "engine.states_dir='/etc/x'",
+    "engine": "engine.simulate='pool'",
+    "augment": "training.augment='os:system'",
+    "metric": "metrics=['accuracy', 'os.path:join']",
+    "optimizer": "method.optimizer='/srv/own.py'",
+    "list": "projection.full_modules=['a', '../b']",
+}
+
+
+@pytest.mark.parametrize("change", OUTSIDE.values(), ids=OUTSIDE)
+def test_no_setting_from_outside_names_code_or_files(change: str, bundle: Path) -> None:
+    key = change.partition("=")[0]
+    with pytest.raises(
+        SpecError, match=rf"^`set` of the run config gives {key} = .*(its own choice|decides itself)"
+    ) as error:
+        client_spec(bundle, (change,))
+    assert "\n" not in str(error.value)
+
+
+def test_every_setting_of_a_spec_is_either_settable_or_the_clients_own(bundle: Path) -> None:
+    """A setting that is added later is refused until somebody decides."""
+    names = {one.name for one in dataclasses.fields(Spec)}
+    assert names - SETTABLE - UNUSED == {"engine"}
+    assert names >= SETTABLE | UNUSED
+
+
+def test_a_client_keeps_its_own_callbacks(bundle: Path) -> None:
+    assert client_spec(bundle, ("callbacks=[{name='csv', path='/etc/x.csv'}]",)).callbacks == ()
+
+
+DP = "privacy = {clip = 0.5, noise = 2.0, secure = true, secure_signed = true}\n"
+EPSILON = (
+    "clients_per_round = 2\nprivacy = {clip = 0.5, epsilon = 4.0, delta = 1e-3, noise_at = 'clients', secure = true}\n"
+)
+WEAKER = [
+    (DP, "privacy.secure=false", "secure"),
+    (DP, "privacy.secure_signed=false", "secure_signed"),
+    (DP, "privacy.secure_threshold=0.6", "secure_threshold"),
+    (DP, "privacy.noise=1e-9", "noise"),
+    (DP, "privacy.clip=1e15", "clip"),
+    (DP, "privacy.quantile=0.5", "quantile"),
+    (DP, "privacy.level='example'", "level"),
+    (DP, "privacy={secure=true, secure_signed=true}", "clip"),
+    (DP, "privacy={clip=0.5, epsilon=1.0, secure=true, secure_signed=true}", "noise"),
+    (DP, "rounds=200", "rounds"),
+    (DP, "clients_per_round=1", "clients_per_round"),
+    (EPSILON, "privacy.epsilon=100.0", "epsilon"),
+    (EPSILON, "privacy.delta=0.01", "delta"),
+    (EPSILON, "privacy.noise_at='server'", "noise_at"),
+]
+
+
+@pytest.mark.parametrize(("own", "change", "named"), WEAKER, ids=[f"{change}" for _, change, _ in WEAKER])
+def test_a_run_protects_a_client_no_less_than_its_own_spec(own: str, change: str, named: str, bundle: Path) -> None:
+    bundle.write_text(own + BUNDLE)
+    client_spec(bundle, ())
+    with pytest.raises(SpecError, match=rf"the run has (privacy\.)?{named} = .*(less than its own|another ε)"):
+        client_spec(bundle, (change,))
+
+
+def test_a_run_may_protect_a_client_more(bundle: Path) -> None:
+    bundle.write_text(DP + BUNDLE)
+    stronger = client_spec(
+        bundle, ("privacy.clip=0.1", "privacy.noise=3.0", "rounds=1", "privacy.secure_threshold=0.9")
+    )
+    assert stronger.privacy is not None
+    assert (stronger.privacy.clip, stronger.privacy.noise) == (0.1, 3.0)
+
+
+def test_the_nodes_own_config_is_a_floor(bundle: Path, tmp_path: Path) -> None:
+    """Also where the app's spec has no privacy at all."""
+    with pytest.raises(SpecError, match=r"the run has no `privacy`, but this client asks for privacy.secure = True"):
+        client_spec(bundle, (), privacy="{secure = true}")
+    assert client_spec(bundle, ("privacy={secure=true}",), privacy="{secure = true}").secure is not None
+    with pytest.raises(SpecError, match="privacy = 'secure'; write a table"):
+        client_spec(bundle, (), privacy="secure")
+    with pytest.raises(SpecError, match=r"privacy.clip = 1.0, which protects this client less than its own 0.5"):
+        client_spec(bundle, ("privacy={clip=1.0, noise=1.0}",), privacy="{clip = 0.5, noise = 1.0}")
+    grid = Grid(bundle, tmp_path / "states", {}, {"privacy": "{secure = true}"})
+    result = serve(load_spec(bundle, ()), grid, tmp_path / "out")
+    assert any("this client asks for privacy.secure" in event for event in events_of(result))

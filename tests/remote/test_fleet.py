@@ -145,7 +145,10 @@ def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(
             found = super().answer(message)
             assert found is not None
             if message.metadata.message_type == "train" and self.lies and self.count > 20:
-                arrays = {k: Array(np.full_like(v.numpy(), 3e38)) for k, v in found.content["arrays"].items()}
+                arrays = {
+                    k: v if "test" in k else Array(np.full_like(v.numpy(), 3e38))
+                    for k, v in found.content["arrays"].items()
+                }
                 return Message(
                     RecordDict({"header": found.content["header"], "arrays": ArrayRecord(arrays)}), reply_to=message
                 )

@@ -221,7 +221,7 @@ def test_a_client_says_why_it_refuses(tmp_path: Path) -> None:
     class Newer(FakeGrid):
         def answer(self, message: Message) -> Message | None:
             if message.metadata.message_type == "train" and self.clients[message.metadata.dst_node_id] == 2:
-                header = dict(message.content["header"]) | {"protocol": 3}
+                header = dict(message.content["header"]) | {"protocol": 9}
                 message.content["header"] = ConfigRecord(header)
             return super().answer(message)
 
@@ -229,7 +229,7 @@ def test_a_client_says_why_it_refuses(tmp_path: Path) -> None:
     events = events_of(result)
     sampled = sum(2 in one["sampled"] for one in Rounds(tmp_path / "out" / "rounds.jsonl").read())
     assert len(events) == sampled > 0
-    assert all("client 2: refused: the other end speaks protocol 3" in event for event in events)
+    assert all("client 2: refused: the other end speaks protocol 9" in event for event in events)
 
 
 def test_a_client_with_another_spec_or_a_bad_config_says_so(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_settings_that_cannot_be_read_leave_the_clients_reason(settings: str) ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"protocol": 3}, "protocol 3"),
+        ({"protocol": 9}, "protocol 9"),
         ({"t": "3"}, "'t' must be int"),
         ({"status": "hello"}, "status"),
         ({"client": None}, "'client'"),

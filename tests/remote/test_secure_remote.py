@@ -42,10 +42,17 @@ def secure(method: Any, problem: Any, states_dir: Path, **options: Any) -> tuple
     """A run of four clients per round."""
     options = {"secure": FINE, "backup": False} | options
     loop, channel, end = remote(method, problem, states_dir, SecureTransport, **options)
-    channel.kind = functools.partial(SecureClient, secure=options["secure"])
+    weighted = problem.weights is not None
+    channel.kind = functools.partial(SecureClient, secure=options["secure"], weighted=weighted)
     loop.clients_per_round = 4
     assert isinstance(end, SecureTransport)
     return loop, channel, end
+
+
+def uneven(problem: Any) -> None:
+    """Clients with 1 to 7 examples, as far as weights go."""
+    problem.counts = np.arange(1, 8)
+    problem.weights = problem.counts / 28
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:
@@ -71,7 +78,7 @@ def plain(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] 
 def test_the_result_is_that_of_the_plain_run(name: str, settings: Any, weighted: bool, tmp_path: Path) -> None:
     method, problem = build(name, **settings), small()
     if weighted:
-        problem.weights = np.arange(1.0, 8.0) / 28
+        uneven(problem)
     loop, channel, end = secure(method, problem, tmp_path)
     advance(loop, 4)
     assert not loop.events
@@ -275,13 +282,6 @@ def test_keys_of_an_earlier_round_are_refused(tmp_path: Path) -> None:
     channel.faults[t, old.client, "keys"] = lambda m: [replace(channel.client(m.client).reply(m), arrays=old.arrays)]
     advance(loop, t)
     assert loop.events == [f"round {t}: client {old.client}: its keys were used before"]
-
-
-def test_a_weight_that_is_no_weight_is_refused(tmp_path: Path) -> None:
-    for weight in (0.0, -1.0, float("inf"), float("nan")):
-        channel, message = asked(tmp_path / str(weight), "train")
-        arrays = message.arrays | {"secure.weight": torch.tensor([weight], dtype=torch.float64)}
-        assert "positive number" in channel.client(message.client).reply(replace(message, arrays=arrays)).reason
 
 
 # Kills and losses.

@@ -149,6 +149,6 @@ def test_the_live_page_gains_a_point_and_keeps_the_view(tmp_path: Path) -> None:
         page.locator(".plot svg").focus()
         run.append(row(4))
         page.wait_for_function(f"{points} === 3", timeout=10_000)
-        assert page.locator(".label.y").text_content() == "loss"
+        assert page.locator(".label.y").text_content() == "test loss"
         assert page.locator("details", has_text="Specs").get_attribute("open") is not None
         assert page.evaluate("document.activeElement.tagName") == "svg"

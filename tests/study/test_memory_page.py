@@ -111,4 +111,4 @@ def test_marks_and_names_have_room(shown: Path) -> None:
     assert (wide["overlaps"], wide["out"], wide["marks"], wide["whiskers"]) == (0, 0, 3, True)
     assert wide["keys"] == ["fedavg", "scaffold", "SSF"]
     assert wide["titles"] == [tables.MEMORY, "accuracy, %"]
-    assert (other["titles"], other["marks"], other["whiskers"]) == ([tables.MEMORY, "loss"], 2, False)
+    assert (other["titles"], other["marks"], other["whiskers"]) == ([tables.MEMORY, "test loss"], 2, False)

@@ -102,10 +102,10 @@ def test_the_row_of_a_part_is_chosen(toy: Path) -> None:
 def test_a_reload_keeps_axes_and_lines(compared: Path) -> None:
     with browser_page(compared.as_uri()) as page:
         page.get_by_label("Seconds", exact=True).check()
-        page.get_by_label("loss", exact=True).check()
+        page.get_by_label("test loss", exact=True).check()
         page.locator(".key", has_text="FedAvg").click()
         page.reload()
-        assert page.locator(".label").all_text_contents() == ["seconds of training", "loss"]
+        assert page.locator(".label").all_text_contents() == ["seconds of training", "test loss"]
         assert page.locator(".key[aria-pressed=false]").all_text_contents() == ["FedAvg"]
         assert page.locator(".plot path.mean").count() == 2
 
@@ -177,7 +177,11 @@ def test_downloads(compared: Path, tmp_path: Path) -> None:
     lines = list(csv.DictReader(files["CSV"].read_text().splitlines()))
     assert len(lines) == 3 * 7
     assert {line["name"] for line in lines} == {"SSF", "FedAvg", "SCAFFOLD"}
-    assert float(lines[-1]["rel_err low"]) <= float(lines[-1]["rel_err mean"]) <= float(lines[-1]["rel_err high"])
+    assert (
+        float(lines[-1]["relative error low"])
+        <= float(lines[-1]["relative error mean"])
+        <= float(lines[-1]["relative error high"])
+    )
     assert [one["name"] for one in json.loads(files["JSON"].read_text())["series"]] == ["SSF", "FedAvg", "SCAFFOLD"]
 
 

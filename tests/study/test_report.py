@@ -168,7 +168,7 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
     assert "last accuracy, %" in text
     assert "client state" not in text
     report.report([tmp_path / "fit" / "history.jsonl"], tmp_path / "out", ["md"], "loss", "")
-    assert "last loss" in (tmp_path / "out" / "tables.md").read_text()
+    assert "last test loss" in (tmp_path / "out" / "tables.md").read_text()
 
 
 def test_mistakes_are_named(runs: Path, tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_numbers_in_tables() -> None:
     grid = tables.runs(*entries_of([line("a", [1.0, 0.5]), line("gone", [1.0, None])]))
     header, rows = grid.header, grid.texts()
     assert "client state, kB" not in header
-    assert rows[0][header.index("last loss")] == "5.00e-1"
-    assert rows[1][header.index("last loss")] == "diverged"
-    assert rows[1][header.index("best loss")] == "1.00e0"
+    assert rows[0][header.index("last test loss")] == "5.00e-1"
+    assert rows[1][header.index("last test loss")] == "diverged"
+    assert rows[1][header.index("best test loss")] == "1.00e0"
     assert tables.shown("perplexity", line("a", [20.0, 17.44]).curve("loss").tail(1)) == "17.4"
 
 

@@ -42,8 +42,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_link_decides_the_axes(page: Path) -> None:
     code = SHORT + "return [...texts('.label'), all('path.band').length]"
     usual, linked = browse(page, code, WIDE, ("x=round&y=loss&band=0", 1100))
-    assert usual == ["kB sent up, all clients", "rel_err", 3]
-    assert linked == ["round", "loss", 0]
+    assert usual == ["kB sent up, all clients", "relative error", 3]
+    assert linked == ["round", "test loss", 0]
 
 
 @drawn
@@ -64,10 +64,10 @@ def test_the_state_decides_the_drawing(page: Path) -> None:
     # The run that went too far has one row, at no cost, which a logarithmic axis has no place for. One line is the test
     # of SSF's correction.
     assert usual == {"on": ["up", "rel_err", "logx", "logy", "band"], "lines": 4, "pareto": 0} | {
-        "titles": ["kB sent up, all clients", "rel_err"]
+        "titles": ["kB sent up, all clients", "relative error"]
     }
     assert plain == {"on": ["total", "loss", "pareto"], "lines": 5, "pareto": 1} | {
-        "titles": ["kB sent, both directions, all clients", "loss"]
+        "titles": ["kB sent, both directions, all clients", "test loss"]
     }
     assert logged["on"] == ["seconds", "rel_err", "logx", "logy", "band"]
     assert wrong == usual

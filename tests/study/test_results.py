@@ -81,7 +81,7 @@ def test_every_part_has_its_table_figure_and_section(made: Path) -> None:
     assert page.count('<figure class="chart"') == 3
     assert "| het | rank | fedavg | SSF \\| small |" in text
     assert "published lr 0.05" in text
-    assert "MB up" in text
+    assert "kB up" in text
     assert "Published numbers that our results reproduce within 15 %" in text
     assert "Two levels of <code>het</code>" in page
     for outside in ("http://", "https://", "src=", "<link", "@import", "url("):

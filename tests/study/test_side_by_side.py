@@ -89,7 +89,7 @@ def test_runs_are_as_long_as_the_budget(done: Done) -> None:
         assert sent[-1] <= 3000
         assert entry.series.label == "Too far" or sent[-1] + sent[1] / 2 > 3000
     grid = tables.results(part, entries)
-    assert grid.header[2] == "rel_err at 3 kB up"
+    assert grid.header[2] == "relative error at 3 kB up"
     assert [row[0] for row in grid.rows if row[2] == "diverged"] == ["Too far"]
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import tomli_w
 from rich.console import Console
-from test_data import have
 
 from fedspan.api.run import run
 from fedspan.cli import reproduce
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.core.spec import read_toml
 from fedspan.study import command, parse, report
 from fedspan.study.model import Part, Study, laid_over
@@ -45,9 +44,10 @@ def test_every_scale_makes_valid_specs(name: str, scale: str) -> None:
     """Every point of every grid in every row; and the study survives being written to a file."""
     study = parse.committed(name, scale)
     for part in study.parts:
-        for row, variant in part.cells():
+        free = dataclasses.replace(part, budget=None)  # a budget of bytes is planned on the data
+        for row, variant in free.cells():
             for point in variant.points():
-                assert part.spec(variant, point, row).rounds >= 2
+                assert free.spec(variant, point, row).rounds >= 2
         for names in part.claims:
             assert {part.variant(one).name for one in names} == set(names)
         for row in part.rows:
@@ -77,7 +77,6 @@ def test_the_maps_are_studies_too(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "cifar100"])
 def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
-    have("mnist" if name == "mnist" else "cifar100_mini")
     study = parse.committed(name, "smoke")
     if name == "mnist":  # two of seven parts
         study = dataclasses.replace(study, parts=study.parts[:1] + study.parts[4:5])
@@ -91,12 +90,46 @@ def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
     assert ("published, final" in text) == (name == "cifar100")
 
 
+@pytest.mark.parametrize("name", ["options", "nlp", "preconditioner", "privacy", "bytes"])
+def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(name: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as here:
+        here.setenv("FEDSPAN_DATA", str(tmp_path / "none"))
+        study = parse.committed(name, "smoke")
+        found = command.make(study, tmp_path, jobs=1, formats=["md"], line="fedspan reproduce", console=QUIET)
+    assert not [line for entries in found.entries.values() for entry in entries for line in entry.failures]
+
+
+def test_a_study_without_its_data_names_the_command_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path / "none"))
+    out = tmp_path / "out"
+    wanted = {"mnist": "mnist", "cifar100": "cifar100", "privacy": "mnist", "options": "cifar100 mnist"}
+    for name, command_line in wanted.items():
+        with pytest.raises(DataError, match=f"run `fedspan data get {command_line}` first"):
+            command.reproduce(name, out, scale="laptop", seeds=1, jobs=1, again=False, console=QUIET)
+    assert not out.exists()
+
+
+def test_a_study_of_which_every_run_failed_ends_in_one_line(tmp_path: Path) -> None:
+    study = parse.committed("mnist", "smoke")
+    wrong = {"task": {"classes": 20}}
+    few = [dataclasses.replace(part, base=laid_over(part.base, wrong)) for part in study.parts[:2]]
+    study = dataclasses.replace(study, parts=few)
+    with pytest.raises(FedspanError, match=r"every run failed, the first one so: `task.classes` is 20"):
+        command.make(study, tmp_path, jobs=1, formats=report.FORMATS, line="", console=QUIET)
+    assert not (tmp_path / "index.html").exists()
+
+
 @pytest.mark.parametrize("name", ["ssf", "scaffold"])
 def test_the_published_benchmark_takes_its_first_rounds(name: str, tmp_path: Path) -> None:
-    """ResNet-110 with BatchNorm on all 100 classes, as at the paper's scale but with fewer steps on fewer images."""
-    have("cifar100_mini")
+    """ResNet-110 with BatchNorm as at the paper's scale, but with fewer steps and clients, on digits."""
     (part,) = parse.committed("cifar100", "paper", 1).parts
-    few = {"rounds": 2, "batch_size": 4, "task": {"data": "cifar100_mini", "test_per_class": 1}}
+    few = {
+        "rounds": 2,
+        "batch_size": 4,
+        "task": {"data": "digits", "partition": {"clients": 2, "classes_per_client": 5}},
+    }
     part = dataclasses.replace(part, base=laid_over(part.base, few))
     variant = part.variant(name)
     point = variant.points()[0]
@@ -104,7 +137,7 @@ def test_the_published_benchmark_takes_its_first_rounds(name: str, tmp_path: Pat
     rows = run(small.spec(variant, point), tmp_path / "run").runs[0]
     assert [row["round"] for row in rows] == [0, 1, 2]
     assert all(np.isfinite(row["loss"]) for row in rows)
-    sent = rows[-1]["up_bytes"] / (2 * 4 * 4)  # numbers per client and round
+    sent = rows[-1]["up_bytes"] / (2 * 2 * 4)  # numbers per client and round
     assert 1_700_000 < sent < 1_760_000 if name == "scaffold" else sent < 400_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import struct
@@ -22,7 +23,7 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
 from fedspan.core.projector import draw
 from fedspan.core.spec import Spec, with_values
-from fedspan.data import IID, Dirichlet
+from fedspan.data import IID, Dirichlet, sets
 from fedspan.data import datasets as _datasets
 from fedspan.methods import FedAvg
 from fedspan.nn.augment import AUGMENT
@@ -225,7 +226,10 @@ def test_official_archives(name: str, form: str, tmp_path: Path, monkeypatch: py
     official = "cifar-10" if name == "cifar10" else "cifar-100"
     archive(tmp_path / f"{official}-{form}.tar.gz", files)
     monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
-    train, test = _datasets.IMAGES[name].__wrapped__()
+    known = sets.find(name)
+    loose = tuple(dataclasses.replace(file, sha256="") for file in known.files)
+    sets.get(dataclasses.replace(known, files=loose, digest=""))
+    train, test = _datasets.load(name)
     pixels = np.concatenate([made[part][0] for part in parts[:-1]])
     assert train.y.tolist() == [label for part in parts[:-1] for label in made[part][1]]
     assert test.y.tolist() == made[parts[-1]][1]
@@ -234,11 +238,16 @@ def test_official_archives(name: str, form: str, tmp_path: Path, monkeypatch: py
 
 def test_a_broken_archive_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
-    load = _datasets.cifar10.__wrapped__
-    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz"):
-        load()
+    known = sets.find("cifar10")
+    loose = dataclasses.replace(known, files=tuple(dataclasses.replace(file, sha256="") for file in known.files))
+
+    def load() -> None:
+        sets.get(loose)
+
     place = tmp_path / "cifar-10-python.tar.gz"
     place.write_bytes(b"not an archive")
+    with pytest.raises(DataError, match="is not the official file"):
+        _datasets.cifar10()
     with pytest.raises(DataError, match="cannot be read"):
         load()
     archive(place, {"data_batch_1": b""})

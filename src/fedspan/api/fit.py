@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedspan.api.run import as_callbacks, run
-from fedspan.core import building
+from fedspan.core import building, registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
-from fedspan.core.errors import SpecError, at_least, shown
+from fedspan.core.errors import SpecError, at_least, did_you_mean, shown
 from fedspan.core.method import Method
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
@@ -28,8 +30,39 @@ CONFIGS: dict[str, type] = {
     "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
     "privacy": Privacy,
 }  # fmt: skip
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+def _names_checked(function: Callable[P, R]) -> Callable[P, R]:
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs.keys() <= known.keys():
+            method: Any = kwargs.get("method", known["method"].default)
+            check_names(kwargs, known, as_method(method))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_names(given: Mapping[str, Any], known: Collection[str], method: Method[Any, Any, Any, Any]) -> None:
+    """Refuses arguments that do not exist, and names the place of a setting that belongs elsewhere."""
+    homes = {"": type(method), **CONFIGS}
+    for name in given:
+        if name in known:
+            continue
+        for place, home in homes.items():
+            own = {field.name for field in registry.settings(home)}
+            if name in own:
+                both = ", ".join(f"{key}={shown(given[key])}" for key in given if key in own and key not in known)
+                where = f"`{place}`: give {place}=" if place else "the method: give "
+                raise SpecError(f"`{name}` is a setting of {where}{home.__name__}({both})")
+        raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
+
+
+@_names_checked
 def fit(
     model: nn.Module,
     clients: Sequence[Any] | Mapping[str, Any],
@@ -106,6 +139,8 @@ def fit(
     Raises:
         FedspanError: An argument cannot be used.
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is in `run_dir`.
+        Terminated: The run was interrupted by SIGTERM in a notebook, or where SIGTERM has a handler of your own that
+            returns. Otherwise the process ends by the signal.
     """
     spec = spec_of(
         model, clients, loss, objective=objective, test=test, validation=validation, method=method, rounds=rounds,
@@ -114,27 +149,32 @@ def fit(
         participation=participation, projection=projection, engine=engine, privacy=privacy,
         callbacks=callbacks,
     )  # fmt: skip
-    last = [_LastWeights(model, seed)] if run_dir is None else []  # else the model can begin a resumed run
-    result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=last)
+    last = _LastWeights(seed)
+    more = [last] if run_dir is None else []  # else the model must be able to begin the run when it is resumed
+    try:
+        result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=more)
+    finally:  # after the last seed: each of them begins with the weights that were given
+        if last.weights:
+            model.load_state_dict(last.weights)
     model.load_state_dict(result.weights[0])
     result.module = model
     return result
 
 
 class _LastWeights(Callback):
-    """Gives the user's model what was trained before an error."""
+    """Holds what the first seed has trained, also when an error ends its run."""
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        self.model, self.seed = model, seed
+    def __init__(self, seed: int) -> None:
+        self.seed, self.weights = seed, dict[str, torch.Tensor]()
 
     def on_run_error(self, run: Any) -> None:
         weights = run.state_dict() if run.t and run.seeds[0] == self.seed else {}
         if weights and all(torch.isfinite(value).all() for value in weights.values()):
-            self.model.load_state_dict(weights)
+            self.weights = weights
 
     def on_run_end(self, run: Any, result: Result) -> None:
         if run.seeds[0] == self.seed:
-            self.model.load_state_dict(result.weights[0])
+            self.weights = result.weights[0]
 
 
 def spec_of(
@@ -158,6 +198,8 @@ def spec_of(
     if not isinstance(metrics, list | tuple | set | frozenset):
         raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}")
     metrics = tuple(metrics)
+    if loss is not None and objective is not None:
+        raise SpecError("`loss` and `objective` are two ways to say what is minimized; give one of them")
     clients_per_round = as_setting("clients_per_round", clients_per_round)
     given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
     if clients_per_round is not None:
@@ -166,6 +208,10 @@ def spec_of(
             raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients")
     if metrics and test is None and validation is None and not _own_tests(given):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
+    if metrics and test is None and validation is None and settings.get("eval_clients_every") is None:
+        raise SpecError(
+            "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
+        )
     if batch_size is not None:
         _check_batch_size(batch_size, given)
         settings["batch_size"] = batch_size
@@ -217,4 +263,5 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
 
 def _own_tests(given: Objects) -> bool:
     """Whether clients have test data of their own."""
-    return any(isinstance(data, Mapping) and {"train", "test"} <= set(data) for data in given.at_hand)
+    parts = (set(data) for data in given.at_hand if isinstance(data, Mapping))
+    return any("train" in one and one & {"test", "validation"} for one in parts)

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.api.step_size import resolve, with_lr
-from fedspan.callbacks.progress import Progress, say
+from fedspan.callbacks._event_log import EventLog
+from fedspan.callbacks.keep_best import KeepBest
+from fedspan.callbacks.progress import Progress
 from fedspan.core import building
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
 from fedspan.core.files import remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
+from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
+from fedspan.core.terminal import say
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
@@ -33,6 +37,7 @@ from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 
 
+@ending_by_sigterm()
 def run(
     spec: Spec | Path | str | Mapping[str, Any],
     run_dir: Path | str | None = None,
@@ -60,6 +65,8 @@ def run(
     Raises:
         FedspanError: A setting cannot be used; nothing was written.
         KeyboardInterrupt: The run was interrupted by Ctrl-C. What was done so far is in `run_dir`.
+        Terminated: The same by SIGTERM in a notebook, or where SIGTERM has a handler of your own that returns.
+            Otherwise the process ends by the signal.
     """
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
@@ -77,7 +84,7 @@ def run(
     warmup = getattr(spec.method, "warmup", 0)
     if warmup >= spec.rounds:
         warnings.warn(
-            f"`warmup` is {warmup}, but the run has {spec.rounds} rounds: `lr` never rises to its value", stacklevel=2
+            f"`warmup` is {warmup}, but the run has {spec.rounds} rounds: `lr` never rises to its value", stacklevel=3
         )
     if out is not None:
         _check_seeds(out, seeds)
@@ -158,9 +165,10 @@ def _one_by_one(
         out,
         results[0].module,
         [weights for one in results for weights in one.weights],
-        per_client=PerClient([{"seed": one.seeds[0], **row} for one in results for row in one.per_client]),
         model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
     )
+    rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
+    joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
         write_outcome(out, joined.seeds, joined.statuses)
     return joined
@@ -175,15 +183,18 @@ def _run(
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
-            callbacks = [Recorder(spec.eval_clients_every, spec.rounds), *callbacks]
+            after = 1 + max((n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1)
+            recorder = Recorder(spec.eval_clients_every, spec.rounds)  # which evaluates the model that is kept
+            callbacks = [*callbacks[:after], recorder, *callbacks[after:]]
         privacy = None
         if spec.dp is not None and spec.dp.level == "example":
             callbacks = [*callbacks, ExampleEpsilon(spec.dp, problem)]
         elif spec.dp is not None:
             privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
         loop = Loop(
-            method, problem, clients, of_runs, clients_per_round, callbacks, out,
+            method, problem, clients, of_runs, clients_per_round, [*callbacks, EventLog()], out,
             aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
+            metrics=spec.metrics,
         )  # fmt: skip
         problem.drop_start()
         if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
@@ -202,8 +213,8 @@ def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_roun
     """The clients of a run in this process."""
     if spec.secure is None:
         chosen = screening(spec)
-        return Simulator(method, problem, spec.engine, participation=chosen, resume=resume, rounds=spec.rounds)
+        return Simulator(method, problem, spec.engine, participation=chosen, resume=resume)
     check_secure(spec, method, problem.clients, clients_per_round)
     from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
 
-    return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume, rounds=spec.rounds)
+    return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import at_least, not_negative
+from fedspan.core.errors import at_least, not_negative, one_of
 from fedspan.core.registry import register
-from fedspan.engine.judging import higher_is_better, judged_by
+from fedspan.engine.judging import Mode, judged_by, sign_of
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Line, Loop, Row
@@ -23,27 +23,31 @@ class EarlyStopping(Callback):
         metric: The metric to follow; by default the main one, of the validation set where there is one.
         patience: Evaluations without an improvement after which the run ends.
         min_delta: How much better a value must be to count as an improvement.
+        mode: "max" if more of the metric is better, "min" if less is; by default as the metric says.
     """
 
     decides: ClassVar[bool] = True
     metric: str | None = None
     patience: int = 10
     min_delta: float = 0.0
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
         at_least("patience", self.patience, 1)
         not_negative("min_delta", self.min_delta)
+        if self.mode is not None:
+            one_of("mode", self.mode, ("min", "max"))
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Ends the run when no seed has improved for `patience` evaluations."""
-        waited = [self._waited(lines) for lines in run.lines if not lines[-1].get("diverged")]
+        metric = judged_by(run.lines[0], self.metric, run.metrics)
+        sign = sign_of(metric, run.metrics, self.mode)
+        waited = [self._waited(lines, metric, sign) for lines in run.lines if not lines[-1].get("diverged")]
         if min(waited, default=0) >= self.patience:
-            run.end(f"no better {judged_by(run.lines[0], self.metric)} in {self.patience} evaluations")
+            run.end(f"no better {metric} in {self.patience} evaluations")
 
-    def _waited(self, lines: list[Line]) -> int:
+    def _waited(self, lines: list[Line], metric: str, sign: int) -> int:
         """Evaluations since the best one; counted on the history, so that a resumed run counts on."""
-        metric = judged_by(lines, self.metric)
-        sign = 1 if higher_is_better(metric) else -1
         best, waited = -float("inf"), 0
         for line in lines:
             value = line.get(metric)

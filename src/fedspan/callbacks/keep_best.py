@@ -9,9 +9,9 @@ import torch
 
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, one_of
 from fedspan.core.registry import register
-from fedspan.engine.judging import higher_is_better, judged_by
+from fedspan.engine.judging import Mode, judged_by, sign_of
 from fedspan.engine.outcome import BEST
 
 if TYPE_CHECKING:
@@ -24,12 +24,20 @@ if TYPE_CHECKING:
 class KeepBest(Callback):
     """Keeps the model with the best value of a metric; the result and the saved model are that one.
 
+    `result.best`, `result.per_client.last` and the metrics of the result are those of that model.
+
     Args:
         metric: The metric to judge by; by default the main one, of the validation set where there is one.
+        mode: "max" if more of the metric is better, "min" if less is; by default as the metric says.
     """
 
     metric: str | None = None
+    mode: Mode | None = None
     _kept: dict[int, tuple[float, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            one_of("mode", self.mode, ("min", "max"))
 
     def on_run_start(self, run: Loop) -> None:
         """Takes up the best model of an interrupted run."""
@@ -47,11 +55,11 @@ class KeepBest(Callback):
         """Keeps the model where it is the best so far."""
         improved = False
         for number, lines in enumerate(run.lines):
-            metric = judged_by(lines, self.metric)
-            value = lines[-1].get(metric)
+            metric = judged_by(lines, self.metric, run.metrics)
+            sign, value = sign_of(metric, run.metrics, self.mode), lines[-1].get(metric)
             if value is None:
                 continue
-            signed = value if higher_is_better(metric) else -value
+            signed = sign * value
             if number not in self._kept or signed > self._kept[number][0]:
                 self._kept[number], improved = (signed, run.state_dict(number)), True
         if improved and run.run_dir is not None:
@@ -61,9 +69,9 @@ class KeepBest(Callback):
         """Puts the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
-            metric = judged_by(run.lines[number], self.metric)
+            metric = judged_by(run.lines[number], self.metric, run.metrics)
             known = [line for line in run.lines[number] if line.get(metric) is not None]
-            sign = 1 if higher_is_better(metric) else -1
+            sign = sign_of(metric, run.metrics, self.mode)
             result.model_rounds[run.seeds[number]] = int(max(known, key=lambda line: sign * line[metric])["round"])
 
     def _save(self, run: Loop) -> None:

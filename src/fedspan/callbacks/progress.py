@@ -13,15 +13,12 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
+from fedspan.core.terminal import say
+from fedspan.methods.base import InSubspace
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
     from fedspan.engine.result import Result
-
-
-def say(line: str, console: Console | None = None) -> None:
-    """One line to stderr; where that is no terminal, as it is, without colors and line breaks."""
-    (console or Console(stderr=True)).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @register
@@ -88,4 +85,14 @@ class Progress(Callback):
         lr = f"{method.lr:.3g}" if isinstance(method.lr, float | int) else str(method.lr)
         found = "" if self.lr_rule is None else f" ({self.lr_rule})"
         clients = f"{run.clients_per_round} of {n} clients per round"
-        return f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"
+        line = f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"
+        if not isinstance(method, InSubspace):
+            return line
+        projected, sent, parameters = method.projected(run.problem.layout)
+        line += f"\n{projected:,} of {parameters:,} parameters are projected, {sent:,} values are sent up"
+        if projected:
+            return line
+        return (
+            f"{line}: {name} has nothing to gain here, because biases, tensors of fewer than `min_numel` parameters "
+            "and the output head are sent in full; `project_modules` of `projection` names others"
+        )

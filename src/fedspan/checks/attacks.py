@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedspan.core.encoded import Encoded
+from fedspan.core.reply import Ranges, ranges_of
 from fedspan.core.round import Round
 from fedspan.engine import simulator
 
@@ -47,13 +48,18 @@ def hostile(clients: Collection[int], change: Change, rounds: Collection[int] | 
         names["local_work"] = honest
 
 
+def _within(value: torch.Tensor, ranges: Ranges | None) -> torch.Tensor:
+    """Statistics as far off as they may be; others would have the whole reply left out."""
+    return value if ranges is None else value.clamp(*value.new_tensor(ranges).unbind(-1))
+
+
 def _changed(message: Any, who: torch.Tensor, change: Change) -> Any:
-    values = {}
+    values, ranges = {}, ranges_of(type(message))
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if isinstance(value, Encoded):
             value = _changed(value, who, change)
         elif isinstance(value, torch.Tensor) and value.is_floating_point():
-            value = torch.where(who, change(value), value)
+            value = torch.where(who, _within(change(value), ranges.get(field.name)), value)
         values[field.name] = value
     return type(message)(**values)

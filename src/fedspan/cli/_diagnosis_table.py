@@ -31,13 +31,15 @@ def diagnosis(found: Diagnosis, console: Console) -> None:
     console.print(table(("steps", "η_l = lr", "η_g = server_lr", "η̃"), lines))
     console.print(
         f"guaranteed after {found.setting.rounds:,} rounds with the safe steps: min ‖∇F‖² ≤ {found.bound:.3g} as "
-        f"printed, {found.bound_proved:.3g} as proved\n", highlight=False, soft_wrap=True,
+        f"printed, {found.bound_proved:.3g} as proved\n", highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     console.print(f"guaranteed rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
     ahead = [(f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", size(f.up), size(f.down)) for f in found.forecast]
     console.print(table(("ρ", "rounds, as printed", "as proved", "up", "down"), ahead))
     for warning in found.warnings:
-        console.print("[yellow]outside the theory[/]:", escape(warning), highlight=False, soft_wrap=True)
+        console.print(
+            "[yellow]outside the theory[/]:", escape(warning), highlight=False, soft_wrap=not console.is_terminal
+        )
 
 
 def _met(condition: Condition) -> str:

@@ -18,7 +18,7 @@ def plan(found: Plan, console: Console) -> None:
     console.print(
         f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {len(found.layout.blocks)} "
         f"tensors; {found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
-        highlight=False, soft_wrap=True,
+        highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     sent = ("up_round", "down_round", "up", "down")
     rows = [(r.method, _rank(r.rank), f"{r.trained:,}", *(size(getattr(r.cost, n)) for n in sent)) for r in found.rows]
@@ -57,7 +57,7 @@ def privacy(found: Plan, settings: Privacy, console: Console) -> None:
     console.print(
         f"{budget}, δ = {settings.delta:g}: noise multiplier {one.noise:.4g}; each client takes part with probability "
         f"{one.q:.4g}; each number of the mean has noise of {one.per_number:.3g} times the clip\n",
-        highlight=False, soft_wrap=True,
+        highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     rows = []
     for row in found.rows:
@@ -73,7 +73,7 @@ def privacy(found: Plan, settings: Privacy, console: Console) -> None:
 
 
 def _note(text: str, console: Console) -> None:
-    console.print(f"[dim]{text}[/]\n", highlight=False, soft_wrap=True)
+    console.print(f"[dim]{text}[/]\n", highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _rank(rank: object) -> str:

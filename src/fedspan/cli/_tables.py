@@ -1,4 +1,4 @@
-"""Tables of the terminal."""
+"""The console of the command line, and what is printed to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from fedspan.core import terminal
+
 console = Console()
 
 
@@ -14,17 +16,12 @@ def table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int | None = None, title: str | None = None
 ) -> Table:
     """A plain table; the first `left` columns (by default all) are aligned left, the others right."""
-    made = Table(title=title, title_justify="left", box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for number, head in enumerate(heads):
-        made.add_column(head, justify="left" if left is None or number < left else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*row)
-    return made
+    return terminal.table(heads, rows, width=console.width, left=left, title=title)
 
 
 def say(text: str) -> None:
-    """Prints a line as it is, however long."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Prints lines."""
+    terminal.say(text, console)
 
 
 def size(value: float) -> str:

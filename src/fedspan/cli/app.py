@@ -1,6 +1,8 @@
 """The app: finds the commands in this folder, runs one, and turns errors into one line and an exit code.
 
-0  finished        1  the run diverged        2  a mistake of the user        130  interrupted
+0  finished        1  the run diverged        2  a mistake of the user        130  interrupted by Ctrl-C
+
+SIGTERM ends the process as it ends any other, with 143 in a shell, once what is running is saved.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import typer.core
 import fedspan
 from fedspan import cli
 from fedspan.core.errors import FedspanError, one_line, shown
+from fedspan.core.signals import ending_by_sigterm
+from fedspan.core.terminal import broken
 
 MISTAKE, INTERRUPTED = 2, 130
 ARGUMENTS = ("run_dir", "resume", "seeds", "keep_checkpoint")  # of Python functions that are flags of commands
@@ -52,10 +56,15 @@ app = build()
 
 def main() -> None:
     """Runs the command line; a mistake of the user is one line, never a traceback."""
+    with ending_by_sigterm():
+        _main()
+
+
+def _main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 shows other characters as "?"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+    warnings.showwarning = lambda message, *_: print(broken(f"warning: {message}", sys.stderr), file=sys.stderr)  # noqa: T201
     if "" in sys.argv[1:]:
         sys.exit(_mistake(f"argument {sys.argv[1:].index('') + 1} is empty; is a variable of the shell not set?"))
     try:
@@ -100,5 +109,5 @@ def with_flags(text: str, command: str) -> str:
 
 
 def _mistake(text: str, prefix: str = "error: ") -> int:
-    print(f"{prefix}{text}", file=sys.stderr)  # noqa: T201
+    print(broken(f"{prefix}{text}", sys.stderr) if prefix else text, file=sys.stderr)  # noqa: T201
     return MISTAKE

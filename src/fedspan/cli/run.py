@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from fedspan.core.spec import Spec
     from fedspan.engine.result import Result
 
-DIVERGED, INTERRUPTED = 1, 130
+DIVERGED = 1
 
 
 def command(
@@ -46,7 +45,7 @@ def command(
 ) -> int:
     """Run a spec, a TOML file.
 
-    Ctrl-C stops it cleanly, and --resume continues it. The exit code is 1 where the run diverged.
+    Ctrl-C and SIGTERM stop it cleanly, and --resume continues it. The exit code is 1 where the run diverged.
     """
     load_plugins(plugin)
     short = [f"engine.simulate={simulate}"] if simulate else []
@@ -54,17 +53,14 @@ def command(
     loaded = _with_callbacks(load_spec(spec, [*(changes or ()), *short], threads), callback or [])
 
     from fedspan.api.run import run
+    from fedspan.core.errors import Terminated
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before the first round
     try:
         result = run(loaded, run_dir, seeds=seeds, resume=resume, progress=True, keep_checkpoint=keep_checkpoint)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         _say_how_to_resume(run_dir)
-        return INTERRUPTED
+        raise
     _show(result)
-    if not result.finished:
-        _say_how_to_resume(run_dir)
-        return INTERRUPTED
     return DIVERGED if any(status.startswith("diverged") for status in result.statuses) else 0
 
 

@@ -36,13 +36,14 @@ def command(
     """
     load_plugins(plugin)
     import tomli_w
+    from rich.console import Console
 
     from fedspan.cli._tables import console, say, table
     from fedspan.core.spec import changed
-    from fedspan.study.proposal import HEADS, told
+    from fedspan.study.proposal import NOTE, told
     from fedspan.study.propose import propose, varied
 
-    found = propose(load_spec(spec, changes, threads), budget, link, varied(vary))
-    console.print(table([*HEADS[:7], found.metric, HEADS[7]], told(found), left=1))
-    say(found.summary())
-    say(tomli_w.dumps({"rounds": found.rounds, "method": changed(found.method)}))
+    found = propose(load_spec(spec, changes, threads), budget, link, varied(vary), Console(stderr=True))
+    console.print(table(*told(found), left=0))
+    say(f"{NOTE}\n\n{found.summary()}\n")
+    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": changed(found.method)}), nl=False)

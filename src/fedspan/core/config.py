@@ -126,11 +126,12 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How a run is computed in one process. It decides speed, memory and disk, not results.
+    """How a run is computed in one process. It decides speed, memory and disk, and no more than the last digits.
 
     Args:
         simulate: How the clients of a round are worked through: one after the other (`"loop"`), as one batched
-            computation (`"batched"`), on several processes (`"pool"`), or whatever is fastest (`"auto"`).
+            computation (`"batched"`), on several processes (`"pool"`), or by a rule that depends on the network, the
+            batches and the clients alone (`"auto"`).
         workers: Processes of `"pool"`. None takes as many as torch has threads.
         states_dir: A directory for the clients' states, so that memory holds only those of one round's clients.
         states_dtype: The type in which states are kept on disk. `"bfloat16"` halves the disk and rounds the states.

@@ -48,6 +48,10 @@ class ProtocolError(FedspanError):
     """Server and client do not agree on what they compute."""
 
 
+class Terminated(BaseException):
+    """SIGTERM ended a run whose process goes on, as in a notebook; what was done so far is saved."""
+
+
 def one_line(text: object, most: int = 300) -> str:
     """What somebody else said, safe for a log: printable, on one line, and not long."""
     said = " ".join("".join(c if c.isprintable() else " " for c in str(text)[: 4 * most]).split())

@@ -12,8 +12,9 @@ import errno
 import functools
 import io
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ def write_atomic(path: Path, *parts: Bytes, private: bool = False) -> None:
                 os.unlink(name)
             raise
         sync_dir(path.parent)
+
+
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Deletes what `write_atomic` has left of these files where the process was killed; only their writer may call."""
+    ours = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[a-z0-9_]{{8}}")  # as `mkstemp` names them
+    for path in folder.glob(".*"):
+        if ours.fullmatch(path.name) and not path.is_dir():
+            remove(path)
 
 
 def append(path: Path, data: Bytes) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,3 +33,41 @@ class Metric(ABC):
     @abstractmethod
     def compute(self) -> float:
         """The metric over all batches."""
+
+
+def column_of(metric: Any) -> str:
+    """Return the name of a metric's column: a name, a function's name, or the name of a class.
+
+    The class of a `Metric` is written in snake case, as in `Top2Accuracy` → top2_accuracy.
+    """
+    if isinstance(metric, str):
+        return metric
+    if isinstance(metric, functools.partial) and not hasattr(metric, "__name__"):
+        return column_of(metric.func)
+    if isinstance(metric, Metric) or (isinstance(metric, type) and issubclass(metric, Metric)):
+        return snake_case((metric if isinstance(metric, type) else type(metric)).__name__)
+    return str(getattr(metric, "__name__", type(metric).__name__))
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class as a file would have it: EarlyStopping → early_stopping, AUROC → auroc."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def direction_of(metric: Any) -> bool | None:
+    """Whether more of a metric is better, as `higher_is_better` of a class, an object or a function says.
+
+    Functions of scikit-learn have it in their names. None: nobody says.
+    """
+    said = getattr(metric, "higher_is_better", None)
+    if said is None and isinstance(metric, functools.partial):
+        return direction_of(metric.func)
+    if said is None and is_sklearn(metric):
+        name = str(metric.__name__)
+        return True if name.endswith("_score") else False if name.endswith(("_error", "_loss", "_deviance")) else None
+    return None if said is None else bool(said)
+
+
+def is_sklearn(function: Any) -> bool:
+    """Whether a function is one of `sklearn.metrics`."""
+    return str(getattr(function, "__module__", "")).startswith("sklearn.metrics.") and hasattr(function, "__name__")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear_map import LinearMap
 
@@ -125,6 +126,10 @@ class Problem(ABC):
         """Whether a problem that is "per_client" could also take all clients of a round as one computation."""
         return False
 
+    def has_formulas(self) -> bool:
+        """Whether such a computation needs no autograd, and cannot fail for a network that the loop can train."""
+        return False
+
     def smoothness(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
         """(L_i, (runs, N); L of F, (runs,)) if the task knows its Hessians; None: they are estimated."""
         return None
@@ -132,6 +137,10 @@ class Problem(ABC):
     def lowest(self) -> npt.NDArray[np.float64] | None:
         """F* of each run, if the task knows it."""
         return None
+
+    def examples(self, client: int) -> int:
+        """The number of training examples of a client whose data is on this machine."""
+        raise SpecError("this task cannot tell a client's number of examples; set `participation.weights` to 'uniform'")
 
     @abstractmethod
     def cohort(self, rnd: Round) -> Objective:

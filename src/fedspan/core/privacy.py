@@ -19,6 +19,7 @@ from fedspan.core.errors import (
 )
 
 FORMATS: dict[int, tuple[float, float]] = {32: (2.0**20, 8.0), 64: (2.0**36, 1024.0)}  # bits → (scale, range)
+LEAST = 3  # clients of a secure sum: a sum of two is no secret between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,4 +143,4 @@ class Privacy:
 
     def survivors(self, clients: int) -> int:
         """How many of a round's clients must stay to its end."""
-        return max(2, clients // 2 + 1, math.ceil(self.secure_threshold * clients - 1e-9))
+        return max(LEAST, clients // 2 + 1, math.ceil(self.secure_threshold * clients - 1e-9))

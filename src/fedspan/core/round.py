@@ -55,6 +55,7 @@ class Round:
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state may take the place of the old one, except x: large, or a copy
     privacy: Terms | None = None  # what clients do to their replies
+    robust: bool = False  # whether an aggregator takes the place of the mean of the replies
     q: float | None = None  # with privacy: the probability to take part, which is the share that counts
 
     @property
@@ -111,6 +112,18 @@ class Round:
         if self.weights is None:
             return v.mean(1, keepdim=True)
         return (self.weights * v).sum(1, keepdim=True) / self.share
+
+    def average(self, v: Vector) -> Vector:
+        """The mean of statistics over the clients of the round, each of whom counts once.
+
+        With an aggregator it is the median, over those clients whose numbers are not all zero.
+        """
+        if v.shape[1] == 1 < self.ids.shape[1]:
+            return v
+        if not self.robust:
+            return v.mean(1, keepdim=True)
+        known = v.masked_fill(~v.any(-1, keepdim=True), torch.nan)
+        return known.nanquantile(0.5, 1, keepdim=True).nan_to_num(0.0)
 
     def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""

@@ -27,6 +27,8 @@ from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
 from fedspan.core.errors import SpecError, at_least, at_most, one_line, path_of, positive, shown
 from fedspan.core.method import Method
+from fedspan.core.metric import column_of, direction_of
+from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
@@ -117,7 +119,7 @@ class Spec(Settings):
     def table(self) -> Table:
         """Nested plain values with all defaults."""
         table: Table = building.describe(self)
-        return table
+        return table | {"metrics": [_told(one) for one in self.metrics]}
 
     def toml(self) -> str:
         """`table` as TOML text."""
@@ -144,6 +146,15 @@ class Spec(Settings):
         """A short hash of `decisions`: runs of one identity differ in their seed and length alone."""
         text = json.dumps(_ordered(self.decisions()))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _told(metric: Any) -> Any:
+    """A metric's name; of a class, an object or a function also what it is, and whether more of it is better."""
+    if isinstance(metric, str):
+        return metric
+    higher = direction_of(metric)
+    said = {} if higher is None else {"higher_is_better": higher}
+    return {"name": column_of(metric), "source": source_of(metric)} | said
 
 
 def changed(value: Any) -> Table:

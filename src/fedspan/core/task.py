@@ -48,6 +48,10 @@ class Task(ABC):
         """How many examples every client has, of each class where there are classes."""
         raise SpecError(f"the task {type(self).__name__} cannot say who has which examples")
 
+    def requires(self) -> list[str]:
+        """Data sets and models by name that must be on this machine, as `fedspan data` lists them."""
+        return []
+
     def given(self) -> dict[str, Any] | None:
         """A description of data and model that were given as objects; None where the fields say it all."""
         return None

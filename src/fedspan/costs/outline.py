@@ -17,6 +17,7 @@ from fedspan.costs.memory import Memory, memory
 from fedspan.costs.process import client_peak
 from fedspan.costs.sketch import Sketch, sketched
 from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
+from fedspan.methods.base import InSubspace
 from fedspan.nn.problem import TorchProblem
 
 SHARED = (
@@ -39,6 +40,7 @@ class Outline:
     problem: FlatProblem
     parameters: int  # numbers of the model, trained or not
     sketch: Sketch | None  # None: not a network, or no client's data is here
+    test_examples: int | None = None  # None: not a network, or without a test set
 
 
 _outlines: dict[str, Outline] = {}
@@ -61,7 +63,8 @@ def _outline(spec: Spec) -> Outline:
     flat = FlatProblem(problem.layout, problem.clients, buffers)
     if not isinstance(problem, TorchProblem):
         return Outline(flat, flat.layout.size, None)
-    return Outline(flat, sum(p.numel() for p in problem.model.parameters()), sketched(problem))
+    parameters = sum(p.numel() for p in problem.model.parameters())
+    return Outline(flat, parameters, sketched(problem), problem.test_examples)
 
 
 def _built(spec: Spec) -> Problem:
@@ -83,6 +86,15 @@ def price(spec: Spec) -> Cost:
     problem = outline(spec).problem
     per_round, known_start = spec.clients_per_round or problem.clients, spec.participation.known_start
     return cost(spec.method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
+
+
+def projected(spec: Spec) -> tuple[int, int, int] | None:
+    """Parameters that a method projects, values that a client sends, and parameters that are trained.
+
+    None for a method without a subspace.
+    """
+    layout = outline(spec).problem.layout
+    return spec.method.projected(layout) if isinstance(spec.method, InSubspace) else None
 
 
 def check(spec: Spec) -> None:

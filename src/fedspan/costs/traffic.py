@@ -171,10 +171,12 @@ def cost(
     late = max(1, (len(totals) - 1) // 4 * 2)  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
-    log = min((server[-1] - server[-2]) * (rounds - loop.t), flat.x0.nbytes)  # that still grows, up to a model's size
+    recent = server[-STEADY:]  # the log of some methods breathes, and that of others still grows, to a model's size
+    grows = min((later - before for before, later in zip(recent, recent[2:], strict=False)), default=0) // 2
+    log = min(max(0, grows) * (rounds - loop.t), flat.x0.nbytes)
     state = _bytes(transport.first)
     copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
-    held = server[-1] + log
+    held = (server[-1] if loop.t == rounds else max(recent)) + log
     sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, and later the replies of a round
     return Cost(
         up / clients_per_round, down / clients_per_round, *course.after(rounds), state, 2 * (state + copy),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     # data sets
     from fedspan.data.datasets import Split as Split
+    from fedspan.data.datasets import banking77 as banking77
     from fedspan.data.datasets import cifar10 as cifar10
     from fedspan.data.datasets import cifar100 as cifar100
     from fedspan.data.datasets import cifar100_mini as cifar100_mini

@@ -29,7 +29,7 @@ from fedspan.core.extras import needs
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 UNREADABLE = (  # what the readers raise on damaged files and on types that they do not know
-    *(ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
+    *(ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError, MemoryError, SyntaxError),
     *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
 )
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
@@ -97,7 +97,8 @@ def _content(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
 
-def _npz(path: Path) -> Columns:
+def read_npz(path: Path) -> Columns:
+    """The arrays of an .npz; raises one of UNREADABLE."""
     with path.open("rb") as file, zipfile.ZipFile(file):  # refuses what is no archive, such as a lone array
         file.seek(0)
         arrays = np.load(file, allow_pickle=False)
@@ -181,7 +182,7 @@ def _text(path: Path) -> Any:
 
 
 READERS: dict[str, Callable[[Path], Columns]] = {
-    ".npz": _npz,
+    ".npz": read_npz,
     ".safetensors": _safetensors,
     ".csv": _csv,
     ".csv.gz": _csv,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
+from fedspan.data.columns import UNREADABLE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
@@ -31,7 +33,10 @@ def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8
     found = []
     for file in files:
         try:
-            with Image.open(file) as image:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                image = Image.open(file)
+            with image:
                 if image.mode[0] in "IF":  # converting them would clip the pixels to 255
                     raise DataError(
                         f"`task.data`: the image {str(file)!r} has pixels of more than 8 bits (mode {image.mode!r}); "
@@ -39,8 +44,8 @@ def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8
                     )
                 plain = image.convert("L" if image.mode in ("1", "L") else "RGB")
                 found.append(np.asarray(plain if size is None else plain.resize((size, size))))
-        except OSError as error:
-            raise DataError(f"`task.data`: the image {str(file)!r} cannot be read: {error}") from None
+        except (*UNREADABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise DataError(f"`task.data`: the image {str(file)!r} cannot be read: {one_line(error)}") from None
         if found[-1].shape[:2] != found[0].shape[:2]:
             raise DataError(
                 f"`task.data`: {str(file)!r} is {found[-1].shape[1]} × {found[-1].shape[0]}, but the images before it "

@@ -37,10 +37,11 @@ class Audit(Callback):
         for folder, seed in zip(seed_dirs(loop.run_dir, loop.seeds), loop.seeds, strict=True):
             name = (folder / AUDIT).relative_to(loop.run_dir).as_posix()
             header = {"run": loop.id, "seed": seed, "identity": spec.identity(), "clients": loop.problem.clients}
-            self.files[name] = self._continued(folder / AUDIT, loop.checks.get(name, ""), header)
+            lines = self._continued(folder / AUDIT, loop.checks.get(name, ""), header)
+            self.files[name] = Lines(folder / AUDIT, lines, LONG, spec.privacy is not None)
             loop.checks[name] = self.files[name].check
 
-    def _continued(self, path: Path, check: str, header: Line) -> Lines:
+    def _continued(self, path: Path, check: str, header: Line) -> list[Line]:
         """The file up to the checkpoint; one that was damaged is kept under another name, and a new one says so."""
         now = {"time": _now(), "versions": versions()}
         try:
@@ -48,8 +49,8 @@ class Audit(Callback):
         except CheckpointError as error:
             if path.exists():
                 path.rename(path.with_name(f"damaged-{self.loop.t}-{AUDIT}"))
-            return Lines(path, [header | now | {"damaged": str(error).split(";")[0], "resumed": self.loop.t}], LONG)
-        return Lines(path, [*lines, {"resumed": self.loop.t} | now] if lines else [header | now], LONG)
+            return [header | now | {"damaged": str(error).split(";")[0], "resumed": self.loop.t}]
+        return [*lines, {"resumed": self.loop.t} | now] if lines else [header | now]
 
     def on_round_end(self, run: Loop) -> None:
         """Notes who took part."""

@@ -2,6 +2,8 @@
 
 A method whose `server_step` uses nothing of the replies but `rnd.mean` takes one vector per run as that mean. So
 whatever combines the replies in another way hands it a reply with one row, (runs, 1, n).
+
+Statistics stay as they are: `Round.average` takes their median.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from fedspan.core.aggregator import Aggregator
 from fedspan.core.errors import SpecError
 from fedspan.core.method import AnyMethod, needs_mean_only
 from fedspan.core.registry import name_of
+from fedspan.core.reply import payload
 from fedspan.core.round import Round
 
 
@@ -38,8 +41,8 @@ def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | Non
 
 
 def combined(aggregator: Aggregator, up: Any, rnd: Round) -> Any:
-    """The replies of a round as one, whose vectors are (runs, 1, n). All vectors of a client count as one."""
-    vectors = {name: part for name, part in vars(up).items() if isinstance(part, torch.Tensor)}
+    """The replies of a round as one, whose vectors are (runs, 1, n). The payload of a client counts as one vector."""
+    vectors = payload(up)
     joined = torch.cat(list(vectors.values()), -1) if len(vectors) > 1 else next(iter(vectors.values()))
     parts = aggregator.combine(joined, rnd).split([part.shape[-1] for part in vectors.values()], -1)
     return dataclasses.replace(up, **dict(zip(vectors, parts, strict=True)))

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedspan.core.errors import ResumableError
+from fedspan.core.errors import ResumableError, Terminated
 from fedspan.core.files import remove
+from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
@@ -53,11 +54,18 @@ def stop_signals(loop: Loop) -> Iterator[list[int]]:
         yield received
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGTERM] in (None, signal.SIG_IGN):
+        del before[signal.SIGTERM]
 
     def ask(number: int, _frame: object) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
+        elif sigterm_again():
+            return
+        elif number in received:
+            raise Terminated("stopped by SIGTERM")
         loop.stop = True
         received.append(number)
-        signal.signal(number, before[signal.Signals(number)])
 
     for number in before:
         signal.signal(number, ask)

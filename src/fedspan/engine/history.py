@@ -47,13 +47,11 @@ class Mark(NamedTuple):
 class Lines:
     """A file of lines that is being written."""
 
-    def __init__(self, path: Path, lines: Iterable[Line] = (), size: int = SHORT) -> None:
+    def __init__(self, path: Path, lines: Iterable[Line] = (), size: int = SHORT, private: bool = False) -> None:
         self.path, self.size = path, size
         make_dir(path.parent)
-        text, self.check = lines_text(
-            lines, size=size
-        )  # the checksum of the last line, which stands for the file up to there
-        write_atomic(path, text)
+        text, self.check = lines_text(lines, size=size)  # of the last line, which stands for the file up to there
+        write_atomic(path, text, private=private)
 
     def append(self, *lines: Line) -> None:
         """Adds lines in one piece."""

@@ -1,46 +1,85 @@
-"""Which metric a run is judged by, and whether more of it is better."""
+"""Which metric a run is judged by, and whether more of it is better.
+
+`given` is what a run has as `metrics`: names, classes, objects and functions, or what its table tells of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
 
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, one_of
+from fedspan.core.method import DETAILS
+from fedspan.core.metric import column_of, direction_of
 from fedspan.engine.loop import Line
 
+Mode = Literal["min", "max"]
+HELD_OUT = "validation_"
 COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
-SPENT = ("epsilon", "clip")  # what privacy tells in every evaluation, by which nothing is judged
-LOWER_IS_BETTER = ("loss", "err", "grad_sq", "drift")
+# Columns by which nothing is judged unless they are named: of privacy, of methods, of `Diagnostics`.
+ASIDE = ("epsilon", "clip", *DETAILS, "grad_sq", "drift", "control_error", "control_gap", "correction_cos")
+# Columns of tasks and callbacks, which no metric speaks for.
+LOWER, HIGHER = re.compile(r"(^|_)(loss|err|error|grad_sq|drift)$"), re.compile(r"(^|_)(score|accuracy)$")
 
 
-def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better: as the metric says, or by its name where it is none of `fedspan.metrics`."""
-    known = registry.choices("metric").get(metric.removeprefix("validation_"))
+def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
+    """Whether more of a metric is better, as the metric says, or the name of a column that is none; None: unknown."""
+    name = metric.removeprefix(HELD_OUT)
+    for one in given:
+        if isinstance(one, Mapping) and one["name"] == name:
+            return cast(bool | None, one.get("higher_is_better"))
+        if not isinstance(one, str | Mapping) and column_of(one) == name:
+            return direction_of(one)
+    known = registry.choices("metric").get(name)
     if known is not None:
         return bool(cast(Any, known).higher_is_better)
-    return not any(word in metric for word in LOWER_IS_BETTER)
+    return False if LOWER.search(name) else True if HIGHER.search(name) else None
 
 
-def main_metric(names: Sequence[str]) -> str:
-    """The metric to judge by: of the validation set before the test set, and before the loss."""
-    validation = [name for name in names if name.startswith("validation_")]
-    among = validation or [name for name in names if name not in SPENT] or list(names)
-    return next((name for name in among if not name.endswith("loss")), among[0])
+def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option: str = "mode") -> int:
+    """Return 1 where more of a metric is better and -1 where less is; refused where nobody says.
+
+    Args:
+        metric: The name of its column.
+        given: The run's `metrics`.
+        mode: What the user says.
+        option: What `mode` is called where the user gives it; empty where it cannot be given.
+    """
+    higher = higher_is_better(metric, given) if mode is None else mode == "max"
+    if higher is None:
+        own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
+        how = f"give {option}='min' or 'max', or {own}" if option else own
+        raise SpecError(f"whether more or less of the metric {metric!r} is better is not known; {how}")
+    return 1 if higher else -1
 
 
-def judged_by(lines: Sequence[Line], metric: str | None) -> str:
-    """The metric asked for, or the main one; refused where the evaluations do not have it."""
+def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
+    """Return the metric to judge by: of the validation set before the test set, and before the loss.
+
+    A column that a callback adds counts where its name says what is better.
+    """
+    own = {column_of(one) for one in given if not isinstance(one, Mapping)}
+    own |= {one["name"] for one in given if isinstance(one, Mapping)}
+    among = [name for name in names if name not in ASIDE]
+    among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
+    meant = (one for one in among if not one.endswith("loss") or one.removeprefix(HELD_OUT) in own)
+    known = (one for one in meant if one.removeprefix(HELD_OUT) in own or higher_is_better(one, given) is not None)
+    return next(known, among[0])
+
+
+def judged_by(lines: Sequence[Line], metric: str | None, given: Sequence[Any] = ()) -> str:
+    """Return the metric asked for, or the main one; refused where the evaluations do not have it."""
     names = [name for name in lines[-1] if name not in PLAIN]
     if not names:
         raise SpecError("nothing is evaluated: give `test` or `validation`, or leave such callbacks out")
     if metric is not None:
-        held_out = "validation_"
-        if metric.startswith(held_out) and not any(name.startswith(held_out) for name in names):
+        if metric.startswith(HELD_OUT) and not any(name.startswith(HELD_OUT) for name in names):
             raise SpecError(
                 f"`metric` is {metric!r}, but there is no validation data; give `validation`, or use one of "
                 f"{', '.join(names)}"
             )
         one_of("metric", metric, names)
-    return metric or main_metric(names)
+    return metric or main_metric(names, given)

@@ -74,6 +74,7 @@ class Loop:
     aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
     known_start: bool = False  # whether clients have the initial model
     privacy: Mechanism | None = None
+    metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     t: int = 0
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
@@ -231,6 +232,7 @@ class Loop:
             rounds=self.rounds,
             overwrite=overwrite,
             privacy=None if self.privacy is None else self.privacy.terms(),
+            robust=self.aggregator is not None,
         )
 
     def _evaluate(self) -> Row:

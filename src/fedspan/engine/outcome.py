@@ -14,6 +14,7 @@ from fedspan.engine import history
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
 CLIENTS = "per_client.jsonl"
+TRAFFIC = "clients.csv"  # bytes of each client
 AUDIT = "audit.jsonl"  # who took part when
 LR = "lr.json"  # how the step size was found
 TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupted

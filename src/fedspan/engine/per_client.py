@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from fedspan.core.extras import data_frame
 from fedspan.core.sealed import read_lines
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.history import Lines, read_until
-from fedspan.engine.judging import higher_is_better, main_metric
+from fedspan.engine.judging import main_metric, sign_of
 from fedspan.engine.loop import Line
 from fedspan.engine.outcome import CLIENTS
+from fedspan.nn.problem import TorchProblem
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -33,8 +34,11 @@ class PerClient(Sequence[Line]):
     the client has one, otherwise "train"), `examples` (of that part) and the metrics.
     """
 
-    def __init__(self, rows: Sequence[Line]) -> None:
-        self.rows = list(rows)
+    def __init__(
+        self, rows: Sequence[Line], given: Sequence[Any] = (), model_rounds: Mapping[int, int] | None = None
+    ) -> None:
+        self.rows = sorted(rows, key=lambda row: (row.get("seed", 0), row["round"]))
+        self.given, self.model_rounds = given, dict(model_rounds or {})
 
     @overload
     def __getitem__(self, index: int) -> Line: ...
@@ -53,22 +57,26 @@ class PerClient(Sequence[Line]):
 
     @property
     def last(self) -> list[Line]:
-        """The rows of the last evaluation."""
-        return [row for row in self.rows if row["round"] == self.rows[-1]["round"]]
+        """The rows of the result's model: of the last evaluation, or of the round that `KeepBest` kept."""
+        seeds = {row.get("seed"): row["round"] for row in self.rows}
+        kept = {next(iter(seeds), None): t for t in self.model_rounds.values()} if None in seeds else self.model_rounds
+        there = {(row.get("seed"), row["round"]) for row in self.rows}
+        ends = seeds | {seed: t for seed, t in kept.items() if (seed, t) in there}
+        return [row for row in self.rows if row["round"] == ends[row.get("seed")]]
 
     def worst(self, metric: str | None = None) -> Line:
-        """The row of the client with the worst value in the last evaluation.
+        """The row of the client with the worst value of the result's model.
 
         Args:
             metric: The metric to judge by; by default the main one.
         """
         metric = self._metric(metric)
-        sign = 1 if higher_is_better(metric) else -1
+        sign = sign_of(metric, self.given, option="")
         known = [row for row in self.last if row.get(metric) is not None]
         return min(known, key=lambda row: sign * row[metric])
 
     def spread(self, metric: str | None = None) -> dict[str, float]:
-        """Mean, standard deviation and quantiles over the clients in the last evaluation, each client counted once.
+        """Mean, standard deviation and quantiles over the clients for the result's model, each client counted once.
 
         Args:
             metric: The metric; by default the main one.
@@ -116,7 +124,7 @@ class PerClient(Sequence[Line]):
             raise SpecError("clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10")
         if metric is not None:
             one_of("metric", metric, self.metrics)
-        return metric or main_metric(self.metrics)
+        return metric or main_metric(self.metrics, self.given)
 
 
 class Recorder(Callback):
@@ -142,13 +150,20 @@ class Recorder(Callback):
             self._record(run, row.round)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
-        """Hands the rows to the result; a run that another callback has ended is recorded once more."""
+        """Hands the rows to the result; the last model and the one that was kept are evaluated if they were not."""
         if run.reason and (not self.rows or self.rows[-1]["round"] < run.t):
             self._record(run, run.t)
-        result.per_client = PerClient(self.rows)
+        for t in result.model_rounds.values() if result.finished else ():
+            if all(row["round"] != t for row in self.rows):
+                self._record(run, t, result.weights[0])
+        result.per_client = PerClient(self.rows, run.metrics, result.model_rounds)
 
-    def _record(self, run: Loop, t: int) -> None:
-        found = run.problem.evaluate_clients(run.model(), run.buffers)
+    def _record(self, run: Loop, t: int, weights: Mapping[str, Any] | None = None) -> None:
+        problem = cast(TorchProblem, run.problem)
+        if weights is None:
+            found = problem.evaluate_clients(run.model(), run.buffers)
+        else:
+            found = problem.evaluate_kept(weights)
         new = [{"round": t, **_finite(one)} for one in found]
         self.rows += new
         if self.file is not None:

@@ -70,11 +70,11 @@ class Pool:
 
 
 def _serve(work: Work, end: Any, others: list[Any]) -> None:
-    """Work on tasks until the other end closes. Only the parent handles Ctrl-C."""
+    """Work on tasks until the other end closes. Only the parent handles Ctrl-C and SIGTERM."""
     for other in others:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     while True:
         try:

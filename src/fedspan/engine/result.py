@@ -20,7 +20,7 @@ from fedspan.core.method import DETAILS
 from fedspan.core.sealed import read_table, write_table
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
-from fedspan.engine.judging import PLAIN, higher_is_better, main_metric
+from fedspan.engine.judging import PLAIN, main_metric, sign_of
 from fedspan.engine.loop import Line
 from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
@@ -92,13 +92,31 @@ class Result:
 
     @property
     def best(self) -> Line | None:
-        """The evaluation with the best main metric; None where nothing was measured."""
+        """The evaluation of the model that `KeepBest` kept, else that with the best main metric.
+
+        None where nothing was measured. With several seeds `KeepBest` keeps one model each: this is `model`'s, the
+        first seed's.
+        """
         if not self.metrics:
             return None
-        metric = main_metric(self.metrics)
-        sign = 1 if higher_is_better(metric) else -1
+        if self.seeds[0] in self.model_rounds:
+            seed = {"seed": self.seeds[0]} if len(self.seeds) > 1 else {}
+            return seed | self.model_lines[0]
+        metric = self._main_metric
+        sign = sign_of(metric, self.spec.get("metrics", ()), option="")
         known = [line for line in self.history if line.get(metric) is not None]
         return max(known, key=lambda line: sign * line[metric], default=None)
+
+    @property
+    def model_lines(self) -> list[Line]:
+        """The evaluation of each seed's model: of the round that `KeepBest` kept, otherwise the last one."""
+        pairs = zip(self.seeds, self.runs, strict=True)
+        kept = [(self.model_rounds.get(seed), lines) for seed, lines in pairs if lines]
+        return [next((one for one in lines if one["round"] == t), lines[-1]) for t, lines in kept]
+
+    @property
+    def _main_metric(self) -> str:
+        return main_metric(self.metrics, self.spec.get("metrics", ()))
 
     @property
     def up_bytes(self) -> int:
@@ -109,6 +127,10 @@ class Result:
     def down_bytes(self) -> int:
         """Bytes that all clients have received, in all seeds."""
         return sum(lines[-1]["down_bytes"] for lines in self.runs if lines)
+
+    def kept_rounds(self) -> dict[str, Any]:
+        """The rounds of the models that were kept, as `result.json` has them."""
+        return {"model_rounds": {str(seed): t for seed, t in self.model_rounds.items()}} if self.model_rounds else {}
 
     def kept(self) -> list[str]:
         """The evaluations of the models that were kept instead of the last ones, in words."""
@@ -141,7 +163,7 @@ class Result:
         one_of("x", x, ("round", "up_bytes", "total_bytes", "seconds"))
         if not self.metrics:
             raise SpecError("the run has no evaluations to plot")
-        metric = metric or main_metric(self.metrics)
+        metric = metric or self._main_metric
         one_of("metric", metric, self.metrics)
         ax = axis_or_new(ax)
         for seed, lines in zip(self.seeds, self.runs, strict=True):
@@ -183,13 +205,13 @@ class Result:
             history.write(path / CLIENTS, self.per_client.rows)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
-        write_outcome(path, self.seeds, self.statuses)
+        write_outcome(path, self.seeds, self.statuses, self.kept_rounds())
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         return path
 
     def __repr__(self) -> str:
-        ends = [lines[-1] for lines in self.runs if lines]
-        last = ends[-1] if ends else {}
+        ends = self.model_lines
+        last = max((lines[-1]["round"] for lines in self.runs if lines), default=0)
         known = {name: [end[name] for end in ends if end.get(name) is not None] for name in self.metrics}
         known = {name: every for name, every in known.items() if every and name not in DETAILS}
         values = [f"{name}={sum(every) / len(every):.4g}" for name, every in known.items()]
@@ -198,8 +220,10 @@ class Result:
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
         found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
         weights = [f"weights={self.spec['participation']['weights']}"] if "participation" in self.spec else []
-        values += [f"({one})" for one in self.kept()[:1]]
-        return f"Result({self.status}, {last.get('round', 0)} rounds, {', '.join([*values, sizes, *found, *weights])})"
+        early = [t for seed, t in self.model_rounds.items() if t != self.runs[self.seeds.index(seed)][-1]["round"]]
+        if early:
+            values = [f"the model is that of round {' and '.join(map(str, early))}: {', '.join(values)}"]
+        return f"Result({self.status}, {last} rounds, {', '.join([*values, sizes, *found, *weights])})"
 
     def _repr_html_(self) -> str:
         """The last evaluations as a table, for notebooks."""
@@ -256,7 +280,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, read_table(found) if found.exists() else None,
-        PerClient(rows), kept,
+        PerClient(rows, read[0][0]["spec"].get("metrics", ()), kept), kept,
     )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.core.files import remove, write_atomic
+from fedspan.core.errors import CheckpointError, SpecError, Terminated
+from fedspan.core.files import remove, remove_leftovers, write_atomic
 from fedspan.core.layout import all_finite
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
@@ -34,10 +34,23 @@ from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.outcome import BEST, CHECKPOINT, MODEL, OUTCOME, SPEC, read_outcome, seed_dirs, write_outcome
+from fedspan.engine.outcome import (
+    AUDIT,
+    BEST,
+    CHECKPOINT,
+    CLIENTS,
+    MODEL,
+    OUTCOME,
+    SPEC,
+    TRAFFIC,
+    read_outcome,
+    seed_dirs,
+    write_outcome,
+)
 from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
+WRITTEN = (AUDIT, BEST, CHECKPOINT, CLIENTS, MODEL, OUTCOME, SPEC, TRAFFIC, history.NAME, provenance.CARD)
 
 
 @dataclass(frozen=True)
@@ -56,22 +69,24 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
 
     Raises:
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is saved.
+        Terminated: The same by SIGTERM.
     """
     keeping = keeping or Keeping()
     directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
     with directory, nullcontext() if keeping.resume else removed_on_failure(loop, spec):
-        result, interrupted = _execute(loop, spec, keeping)
-    if interrupted:
+        result, received = _execute(loop, spec, keeping)
+    if received:
         more = "" if loop.run_dir is None else f"; resume=True continues the run in {str(loop.run_dir)!r}"
-        raise KeyboardInterrupt(f"stopped after round {loop.t}{more}")
+        error = Terminated if signal.SIGTERM in received else KeyboardInterrupt
+        raise error(f"stopped after round {loop.t}{more}")
     return result
 
 
-def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
+def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int]]:
     files = _open(loop, spec, keeping)
     if files is None:
         assert loop.run_dir is not None
-        return load(loop.run_dir), False
+        return load(loop.run_dir), []
     signals: AbstractContextManager[list[int]] = stop_signals(loop) if keeping.signals else nullcontext([])
     with signals as received:
         try:
@@ -106,7 +121,7 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, bool]:
             if status == "diverged at round 0":
                 remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
             warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
-    return result, signal.SIGINT in received
+    return result, received
 
 
 def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
@@ -168,12 +183,11 @@ class _Files:
         folders = seed_dirs(run_dir, self.loop.seeds)
         for number, folder in enumerate(folders):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
-            _write_clients(self.loop, number, folder)
+            _write_clients(self.loop, number, folder, self.spec.privacy is not None)
         if self.audit is not None:
             self.audit.end(result.statuses, [provenance.sha256(folder / MODEL) for folder in folders])
             provenance.write_cards(self.loop, self.spec, result, self.start, self.audit.last_hashes(), self.key)
-        kept = {"model_rounds": {str(seed): t for seed, t in result.model_rounds.items()}}
-        about = _decisions(self.spec) | (kept if result.model_rounds else {}) | {"audit": self.loop.checks}
+        about = _decisions(self.spec) | result.kept_rounds() | {"audit": self.loop.checks}
         write_outcome(run_dir, result.seeds, result.statuses, about)
         if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
             for name in (CHECKPOINT, BEST):
@@ -204,6 +218,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     if loop.run_dir is None:
         return _Files(loop, spec, None)
     out, table = loop.run_dir, spec.table()
+    for folder in {out, *seed_dirs(out, loop.seeds)}:
+        remove_leftovers(folder, WRITTEN)
     headers = [{"spec": table | {"seed": seed}, "versions": versions()} for seed in loop.seeds]
     places = list(zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True))
     if keeping.resume:
@@ -288,11 +304,11 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
         raise CheckpointError(f"the checkpoint is of seeds {meta['seeds']}, not {list(seeds)}; use the same seeds")
 
 
-def _write_clients(loop: Loop, number: int, folder: Path) -> None:
+def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:
     """The bytes of each client."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
     counts = zip(loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True)
     table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
-    write_atomic(folder / "clients.csv", text.getvalue().encode())
+    write_atomic(folder / TRAFFIC, text.getvalue().encode(), private=private)

@@ -17,6 +17,7 @@ from fedspan.core import wire
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.layout import Vector
 from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.reply import ranges_of
 from fedspan.core.round import Round
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
@@ -65,13 +66,17 @@ class RunningMean:
         for field in dataclasses.fields(up):
             if (vector := getattr(up, field.name)) is not None:
                 own = self.sums.setdefault(field.name, _Sum(self.rnd.ids.shape[1]))
-                own.add(vector if self.rnd.weights is None else vector.mul_(self.rnd.weights[:, place : place + 1]))
+                weights = None if field.name in ranges_of(self.kind) else self.rnd.weights
+                own.add(vector if weights is None else vector.mul_(weights[:, place : place + 1]))
 
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
         rnd = self.rnd if len(self.places) == self.rnd.ids.shape[1] else self.rnd.subset(np.array(self.places))
-        share = float(len(self.places)) if rnd.weights is None else rnd.share
-        means = {name: own.total().div_(share) for name, own in self.sums.items()}
+        count = float(len(self.places))
+        means = {
+            name: own.total().div_(count if rnd.weights is None or name in ranges_of(self.kind) else rnd.share)
+            for name, own in self.sums.items()
+        }
         return self.kind(**{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)})
 
 

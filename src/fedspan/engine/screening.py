@@ -3,6 +3,8 @@
 A finite number of 3e38 passes every other check and ends a run: the next sum overflows. Replies are compared with the
 usual norm, the largest median norm of a round so far. The median of a round alone would not do: once most clients fit
 their data, their replies are almost zero, and an honest one that still learns is a million times larger.
+
+The norm is that of the payload. A reply whose statistics are outside their ranges is left out as well (`core.reply`).
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import torch
 
 from fedspan.core.encoded import Encoded
 from fedspan.core.layout import Vector
+from fedspan.core.reply import outside, payload
 from fedspan.core.round import Round
 
 PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
 Norms = list[list[float]]  # of every client of every run
 KINDS = ("norm", "norm of its buffers")
+OUTSIDE = "its statistics are outside their ranges"
 
 
 class Outlier(NamedTuple):
@@ -40,8 +44,11 @@ class Screen:
 
     def outliers(self, up: Any, buffers: Vector | None = None) -> list[Outlier]:
         """Those of a round's replies, which count in what is usual."""
-        found = self.judge(norms(vars(up).values()))
-        return found if buffers is None else found + self.judge(norms([buffers]), 1)
+        found = impossible(up)
+        if self.factor is not None:
+            found += self.judge(norms(payload(up).values()))
+            found += [] if buffers is None else self.judge(norms([buffers]), 1)
+        return found
 
     def judge(self, sizes: Norms, kind: int = 0, count: bool = True) -> list[Outlier]:
         """The same for norms; without `count` they do not change what is usual."""
@@ -66,6 +73,14 @@ class Screen:
     def load(self, saved: torch.Tensor) -> None:
         """Puts back what `save` gave."""
         self.usual = saved.tolist()
+
+
+def impossible(up: Any) -> list[Outlier]:
+    """Those replies of a round whose statistics no honest client could have measured."""
+    wrong = outside(type(up), vars(up))
+    if wrong is None or not wrong.any():
+        return []
+    return [Outlier(run, place, f"reply left out: {OUTSIDE}") for run, place in wrong.nonzero().tolist()]
 
 
 def in_words(rnd: Round, outliers: Iterable[Outlier]) -> tuple[str, ...]:

@@ -23,10 +23,9 @@ from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.transport import Replies
-from fedspan.engine.ways import Way
 from fedspan.engine.worker import BUFFERS
 from fedspan.privacy.clipping import after, leaked
-from fedspan.privacy.secure_client import PHASES
+from fedspan.privacy.secure_client import PHASES, factors
 from fedspan.privacy.secure_local import LocalClients
 from fedspan.privacy.secure_masks import Numbers
 from fedspan.privacy.secure_numbers import FixedPoint, Payload, clipped_values
@@ -57,14 +56,11 @@ class SecureSimulator(Simulator):
         engine: Engine | None = None,
         *,
         resume: bool = False,
-        rounds: int | None = None,
     ) -> None:
-        super().__init__(method, problem, engine, resume=resume, rounds=rounds)
+        super().__init__(method, problem, engine, resume=resume)
         self.privacy, self.fixed = privacy, FixedPoint.of(privacy)
         self.gone: Callable[[int, str], Collection[int]] = lambda _, __: ()  # (round, question) → places without answer
         self._used: set[bytes] = set()
-        if self.way.how == "auto":
-            self.way = Way("batched" if problem.can_batch() else "loop")
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """A round in which the server learns the sum of the replies, or nothing."""
@@ -75,7 +71,11 @@ class SecureSimulator(Simulator):
         work = None
         if len(there) >= self.privacy.survivors(cohort):
             own = down.subset(there) if isinstance(down, SyncedDown) else down
-            work = self._work(rnd.subset(there), own, buffers)
+            roster = [place for place in range(cohort) if place not in gone["keys"]]
+            each = [factors({p: self._examples(rnd, run)[p] for p in roster}) for run in range(rnd.ids.shape[0])]
+            work = self._rounded(
+                rnd.subset(there), own, buffers, np.array([[one[p] for p in there.tolist()] for one in each])
+            )
         sums = [self._sum(run, rnd, there, work, gone) for run in range(rnd.ids.shape[0])]
         asked = np.array([place not in gone["keys"] | gone["shares"] for place in range(cohort)])
         base = wire.sizes(down) + (0 if buffers is None else buffers.shape[-1] * buffers.itemsize)
@@ -86,18 +86,19 @@ class SecureSimulator(Simulator):
             return Replies(np.array([], np.int64), None, buffers, sent + base * asked, events=events)
         return self._counted(rnd.subset(there), there, work, totals, buffers, sent + base * asked, received, events)
 
-    def _work(self, rnd: Round, down: Any, buffers: Vector | None) -> _Work:
+    def _examples(self, rnd: Round, run: int) -> list[int]:
+        """By which the client at each place counts."""
+        return [1 if rnd.weights is None else self.problem.examples(one) for one in rnd.ids[run].tolist()]
+
+    def _rounded(self, rnd: Round, down: Any, buffers: Vector | None, factors: npt.NDArray[np.float64]) -> _Work:
         """The local work of the clients that reply, rounded to whole numbers; their states follow from the rounded."""
         before = self.population.take(rnd)
-        new, up, beside = self._by(self.way, rnd, down, buffers)
+        new, up, beside = self._work(rnd, down, buffers)
         arrays = wire.pack(up)
         if beside is not None and buffers is not None:
             arrays[BUFFERS] = beside - buffers
         arrays = {name: array.expand(*rnd.ids.shape, -1) for name, array in arrays.items()}
-        payload = Payload.of(self.fixed, {name: array[:1, :1] for name, array in arrays.items()})
-        factors = np.ones(rnd.ids.shape)
-        if rnd.weights is not None:
-            factors = rnd.weights[..., 0].double().numpy() * rnd.clients
+        payload = Payload.of(self.fixed, {name: array[:1, :1] for name, array in arrays.items()}, type(up))
         vectors, counted = {}, {name: torch.empty_like(array) for name, array in arrays.items()}
         for run, place in np.ndindex(*rnd.ids.shape):
             own = {name: array[run, place][None, None] for name, array in arrays.items()}
@@ -118,9 +119,11 @@ class SecureSimulator(Simulator):
         cohort = rnd.ids.shape[1]
         nothing = np.zeros(1, self.fixed.dtype)
         vectors = {p: nothing if work is None else work.vectors[run, n] for n, p in enumerate(there.tolist())}
-        clients = LocalClients(self.privacy, lambda _: vectors, gone.__getitem__)
+        examples = None if rnd.weights is None else dict(enumerate(self._examples(rnd, run)))
+        clients = LocalClients(self.privacy, lambda _: vectors, gone.__getitem__, examples)
         length = 1 if work is None else work.payload.length
-        one = SecureSum(list(range(cohort)), length, self.privacy, clients.ask, self._used)
+        shares = None if rnd.weights is None else dict(enumerate(rnd.weights[run, :, 0].tolist()))
+        one = SecureSum(list(range(cohort)), length, self.privacy, clients.ask, self._used, shares)
         total, events = None, []
         try:
             _, total = one.run()
@@ -143,9 +146,8 @@ class SecureSimulator(Simulator):
     ) -> Replies:
         """The round as it counts: the clients' new states are stored, and the server is given the mean."""
         self.population.put(rnd, work.states, work.up)
-        means, clipped = zip(
-            *(work.payload.decode(total, work.factors[run].sum()) for run, total in enumerate(totals)), strict=True
-        )
+        sums = zip(totals, work.factors.sum(1), strict=True)
+        means, clipped = zip(*(work.payload.decode(total, own, len(there)) for total, own in sums), strict=True)
         arrays = {name: torch.cat([mean[name] for mean in means]) for name in means[0]}
         changed = arrays.pop(BUFFERS, None)
         up: Any = wire.unpack(type(work.up), arrays)

@@ -1,8 +1,8 @@
 """All clients on one machine: the clients of a round one after the other, as one batched computation, or on processes.
 
-Which is fastest depends on the network and the machine. Where a run is long enough, `auto` times the first round in
-every way (`engine.ways`). The loop and the processes do the same arithmetic; batched products may differ in the last
-digits. The clients' states are in `engine.population`.
+The loop and the processes do the same arithmetic; batched products may differ in the last digits. So `auto` chooses by
+a rule that knows the network, the batches and the clients alone: the same spec gives the same numbers, whatever else
+the machine does (`Simulator.how`). The clients' states are in `engine.population`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import time
 import warnings
 from typing import Any
 
@@ -18,22 +17,24 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.config import Engine, Participation
+from fedspan.core.config import Engine, Participation, Simulate
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.pool import Pool
 from fedspan.engine.population import Population
 from fedspan.engine.running_mean import gathering, large
-from fedspan.engine.screening import Outlier, Screen, in_words, norms
+from fedspan.engine.screening import Outlier, Screen, impossible, in_words, norms
 from fedspan.engine.transport import Replies
-from fedspan.engine.ways import LONG_RUN, ROUNDS_PER_WAY, SHARE, WAYS, Way, fastest, threads, timed
 from fedspan.engine.worker import local_work
 
 COPIES = 1 << 16  # numbers of the models of all clients of a round from which new states take the place of copies
-LARGE = 1 << 25  # numbers of the models of all clients of a round above which only one of them is in memory
+BATCHED = 1 << 23  # numbers of the models of all clients of a round up to which batched formulas are faster
+
+Answer = tuple[Any, Any, Vector | None]
 
 
 class Simulator:
@@ -47,32 +48,37 @@ class Simulator:
         *,
         participation: Participation | None = None,
         resume: bool = False,
-        rounds: int | None = None,  # how long the run will be, where that is known
     ) -> None:
         engine = engine or Engine(simulate="loop")
-        simulate = engine.simulate
-        if simulate == "batched" and problem.cohort_mode == "per_client" and not problem.can_batch():
+        together = problem.cohort_mode == "batched"
+        if engine.simulate == "batched" and not together and not problem.can_batch():
             raise SpecError(
                 "simulate 'batched' needs batches of equal size, tensors as data and a network without running "
                 "statistics; use 'auto', 'loop' or 'pool'"
             )
-        self.method, self.problem, self.rounds, self.workers = method, problem, rounds, engine.workers
-        self.way = Way("batched" if problem.cohort_mode == "batched" else simulate)
-        self.times: dict[Way, float] = {}  # seconds of a round, for each way that was tried
+        self.method, self.problem, self.workers = method, problem, engine.workers
+        self.simulate: Simulate = "batched" if together else engine.simulate
+        if self.simulate == "auto" and not problem.has_formulas():
+            self.simulate = "loop"
         self._pool: Pool | None = None
         participation = participation or Participation(screen=None)
         self.screen, self.aggregator = Screen(participation.screen, problem.x0.shape[0]), participation.aggregator
         self.population = Population(method, problem, engine, resume=resume)
 
+    def how(self, clients: int) -> Simulate:
+        """How a round of so many clients is computed.
+
+        `auto` is batched where the gradients of the network are known as formulas and the clients' models are not too
+        large together; the loop elsewhere. `fedspan bench` tells whether another way is faster on a machine.
+        """
+        if self.simulate != "auto":
+            return self.simulate
+        return "batched" if clients * self.problem.layout.size <= BATCHED else "loop"
+
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Hands the download to the clients of a round, all of which reply; replies out of all measure are left out."""
-        if not self.way.threads:
-            return self._exchange(rnd, down, buffers)
-        with threads(self.way.threads):
-            return self._exchange(rnd, down, buffers)
-
-    def _exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        cohort, how = rnd.ids.shape[1], self.way.how
+        cohort = rnd.ids.shape[1]
+        how = self.how(cohort)
         if how == "batched" or cohort == 1:
             try:
                 own, theirs = self.population.take(rnd), _overwriting(rnd)
@@ -81,20 +87,15 @@ class Simulator:
                 if cohort == 1 or "vmap: called random operation" not in str(error):
                     raise
                 warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=3)
-                self.way = Way("loop")
-                return self._exchange(rnd, down, buffers)
+                self.simulate = "loop"
+                return self.exchange(rnd, down, buffers)
         elif how == "pool":
-            new, up, beside = self._by(self.way, rnd, down, buffers)
+            new, up, beside = self._work(rnd, down, buffers)
+        elif large(rnd):
+            return self._in_turn(rnd, down, buffers)
         else:
-            began = time.perf_counter()
-            found = self._in_turn(rnd, down, buffers) if large(rnd) else None
-            if found is None:
-                new, up, beside = _one_by_one(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
-            if how == "auto":
-                self._choose(rnd, down, buffers, time.perf_counter() - began)
-            if found is not None:
-                return found
-        if self.screen.factor and (outliers := self.screen.outliers(up, beside)):
+            new, up, beside = _one_by_one(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+        if outliers := self.screen.outliers(up, beside):
             return self._without(outliers, rnd, new, up, beside)
         self.population.put(rnd, new, up)
         return Replies(np.arange(cohort), up, beside)
@@ -118,11 +119,13 @@ class Simulator:
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             new, up, own = local_work(self.method, self.problem, self.population.take(one), down, buffers, one)
+            far = impossible(up)
             if self.screen.factor is not None:
-                sizes.append(norms(vars(up).values()))
-                if far := self.screen.judge(sizes[-1], count=False):
-                    out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
-                    continue
+                sizes.append(norms(payload(up).values()))
+                far += self.screen.judge(sizes[-1], count=False)
+            if far:
+                out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
+                continue
             self.population.put(one, new, up)
             del new
             beside.append(own)
@@ -140,46 +143,20 @@ class Simulator:
         lost = self.population.restart(rnd)
         return [one._replace(why=f"{one.why}; its state starts again") if lost else one for one in outliers]
 
-    def _by(self, way: Way, rnd: Round, down: Any, buffers: Vector | None) -> tuple[Any, Any, Vector | None]:
+    def _work(self, rnd: Round, down: Any, buffers: Vector | None) -> Answer:
         """The work of a round without storing it: (new states, replies, buffers)."""
-        rnd = dataclasses.replace(rnd, overwrite=False)
-        with threads(way.threads):
-            if way.how == "batched":
-                return local_work(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
-            one_by_one = functools.partial(_one_by_one, self.method, self.problem)
-            if way.how == "loop":
-                return one_by_one(self.population.take(rnd), down, buffers, rnd)
+        rnd, how = dataclasses.replace(rnd, overwrite=False), self.how(rnd.ids.shape[1])
+        if how == "batched":
+            return local_work(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+        one_by_one = functools.partial(_one_by_one, self.method, self.problem)
+        if how == "loop":
+            return one_by_one(self.population.take(rnd), down, buffers, rnd)
         if self._pool is None:
             self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
         shares = [
             rnd.subset(part) for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool)) if len(part)
         ]
         return _joined(self._pool.map([(self.population.take(share), down, buffers, share) for share in shares]))
-
-    def _choose(self, rnd: Round, down: Any, buffers: Vector | None, took: float) -> None:
-        """Chooses the fastest way by timing a round that is already done."""
-        self.way, tried = Way("loop"), self._ways(rnd)
-        long = self.rounds is not None and self.rounds >= ROUNDS_PER_WAY * len(tried)
-        if (
-            rnd.ids.size * rnd.layout.size > LARGE
-            or not long
-            or len(tried) == 1
-            or self.rounds is None
-            or took * self.rounds < LONG_RUN
-        ):
-            return
-        runs = {way: functools.partial(self._by, way, rnd, down, buffers) for way in tried}
-        self.times = timed(runs, SHARE * took * self.rounds)
-        self.way = fastest(self.times)
-        if self.way.how != "pool":
-            self.close()
-
-    def _ways(self, rnd: Round) -> list[Way]:
-        """All ways of this problem on this machine. Small networks are slower on several threads than on one."""
-        found = [Way("loop"), *([Way("batched")] if self.problem.can_batch() else [])]
-        if torch.get_num_threads() > 1:
-            found += [Way(way.how, 1) for way in found]
-        return found + ([Way("pool")] if self._processes(rnd) > 1 else [])
 
     def _processes(self, rnd: Round) -> int:
         """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
@@ -204,8 +181,7 @@ class Simulator:
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        way = {"simulate": torch.tensor([WAYS.index(self.way.how), self.way.threads]), "usual": self.screen.save()}
-        return way | self.population.save()
+        return {"usual": self.screen.save()} | self.population.save()
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -213,8 +189,6 @@ class Simulator:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
-        how, number = arrays["simulate"].tolist()
-        self.way = Way(WAYS[how], number)
         self.screen.load(arrays["usual"])
         self.population.load(arrays)
 
@@ -223,9 +197,6 @@ def _overwriting(rnd: Round) -> Round:
     """The round for clients whose states were copied to be read, as those of several clients are."""
     copies = rnd.ids.shape[1] > 1 and rnd.ids.size * rnd.layout.size >= COPIES
     return dataclasses.replace(rnd, overwrite=True) if copies else rnd
-
-
-Answer = tuple[Any, Any, Vector | None]
 
 
 def _one_by_one(

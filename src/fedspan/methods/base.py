@@ -232,6 +232,11 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
             if block.axis is not None:
                 self.projector.rank_of(block)
 
+    def projected(self, layout: Layout) -> tuple[int, int, int]:
+        """Parameters of the tensors that are projected, values inside the subspace, and all parameters."""
+        inside = [b for b in layout.blocks if b.axis is not None and self.projector.rank_of(b) < b.inputs]
+        return sum(b.size for b in inside), self.projector.size(layout), layout.size
+
     def footprint(self, layout: Layout) -> Footprint:
         """A step inside the subspace."""
         r = self.projector.size(layout)

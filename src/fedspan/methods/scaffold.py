@@ -20,7 +20,7 @@ the mean change of x from it: −K η_l (c + mean_S Δc), which is mean_S Δy wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -28,7 +28,7 @@ import torch
 from fedspan import Layout, Objective, Restorable, Round, SpecError, Vector, register
 from fedspan.core.errors import one_of
 from fedspan.core.method import Measures
-from fedspan.methods._correction import Correction, completed, corrected
+from fedspan.methods._correction import TEST, Correction, completed, corrected
 from fedspan.methods._server_side import ServerMomentum
 from fedspan.methods.base import Averaged, LocalSteps
 
@@ -65,7 +65,7 @@ class Up:
 
     dy: Vector | None
     dc: Vector | None
-    test: Vector | None = None  # two numbers by which the correction is tested
+    test: Vector | None = field(default=None, metadata=TEST)  # n_i and d_i, by which the correction is tested
 
 
 @register
@@ -112,7 +112,7 @@ class Scaffold(
         elif self.correction != "always":
             mean = dy / (-self.local_steps * self.rate(rnd)) if mean is None else mean
             dc = completed(mean - c, b, u)
-            test = self.measured(u, c, b, mean, watched, self.local_steps)
+            test = self.measured(u, c, b, dc, watched, self.local_steps)
         elif mean is not None:
             dc = mean - c
         elif self.uplink != "one":
@@ -130,7 +130,9 @@ class Scaffold(
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         x, c = server.x, server.c
-        test = server.test if up.test is None else self.judged(server.test, rnd.mean(up.test), 1.0, rnd)
+        test = server.test
+        if up.test is not None:
+            test = self.judged(test, self.told(test, up.test, rnd), 1.0, rnd)
         dc = None if up.dc is None else rnd.mean(up.dc)
         dy = self._changes(None if up.dy is None else rnd.mean(up.dy), dc, c, rnd)
         mean_dc = self._control_change(dy, c, rnd) if dc is None else dc

@@ -47,7 +47,7 @@ with it. With full participation 8 and 8' are the same. Clients may have weights
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -58,7 +58,7 @@ from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Measures
 from fedspan.core.seeds import Keys
 from fedspan.core.sync import Log, ModelSync, SyncedDown
-from fedspan.methods._correction import Correction, completed, corrected
+from fedspan.methods._correction import TEST, Correction, completed, corrected
 from fedspan.methods._kept_control import KeptControl, with_factors
 from fedspan.methods._preconditioner import Scaled
 from fedspan.methods.base import Averaged
@@ -106,7 +106,7 @@ class Up:
     Pg: Vector | None = None
     z: Vector | None = None
     q: Encoded | None = None  # a_i compressed, instead of a
-    test: Vector | None = None  # two numbers by which the correction is tested
+    test: Vector | None = field(default=None, metadata=TEST)  # n_i and d_i, by which the correction is tested
 
 
 @register
@@ -208,7 +208,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         mean = direction.mean if isinstance(direction, Averaged) else z.div_(-self.step(P, rnd) * self.local_steps)
         mean = mean if D is None else mean / D
         a = completed(mean - Pc, b, u)  # 5
-        test = self.measured(u, Pc, b, mean, watched, self.local_steps)
+        test = self.measured(u, Pc, b, a, watched, self.local_steps)
         Pg = a + P @ client.c if self.control == "paper" else None
         a, unsent = self._running_mean(client.u, a, P)  # 5'
         up = Up(a, Pg, None if self.solver.plain else z, None, test)
@@ -252,7 +252,7 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         else:
             x, v = P.T.plus(move, x), self.squares(v, mean_g, P) if self.scaled else v  # 7
         if up.test is not None:
-            test = self.judged(test, rnd.mean(up.test), P.rank / rnd.layout.size, rnd)
+            test = self.judged(test, self.told(test, up.test, rnd), P.rank / rnd.layout.size, rnd)
         return ServerState(x, c, self.push(server.log, entry, rnd), m, e, copied, test, v)
 
     def measures(self, server: ServerState) -> Measures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class Collected(Metric):
     """A metric of all outputs and targets at once."""
 
     def __post_init__(self) -> None:
+        self.logits: bool | None = None  # whether one score per target is a logit; None: not known
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -54,8 +56,6 @@ class Regression(Collected):
 class Labels(Collected):
     """A metric of predicted and true labels: of classes, of yes or no, or of several labels per example."""
 
-    logits: bool | None = None  # whether one score per target is a logit; None: unless all are in [0, 1]
-
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Keeps the predicted classes, or one score per target."""
         targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
@@ -70,10 +70,10 @@ class Labels(Collected):
         return super().compute()
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """Yes is a logit above 0, or a probability above 0.5."""
+        """Yes is a logit above 0, or a probability above 0.5, of outputs and of targets alike."""
         if outputs.is_floating_point():
             logits = self.logits if self.logits is not None else not bool(((outputs >= 0) & (outputs <= 1)).all())
-            outputs = outputs > (0.0 if logits else 0.5)
+            outputs, targets = outputs > (0.0 if logits else 0.5), targets > 0.5
         return self.of_labels(outputs.long(), targets.long())
 
     @abstractmethod
@@ -82,37 +82,43 @@ class Labels(Collected):
 
 
 class Ranking(Collected):
-    """A metric of how scores order examples, as the mean over classes or labels that occur and are not all there is."""
+    """A metric of how scores order examples, as the mean over classes or labels that occur and are not all there is.
+
+    Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
+    z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
+    """
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """One class against the others, for each."""
+        outputs = outputs.double()
         if by_class(outputs, targets):
-            sums = outputs.sum(1)
-            outputs = outputs if torch.allclose(sums, torch.ones_like(sums)) else outputs.double().softmax(1)
-            targets = torch.nn.functional.one_hot(targets, outputs.shape[1])
+            outputs, targets = outputs.movedim(1, -1).flatten(0, -2), targets.flatten()
+            outputs, targets = outputs[targets != IGNORED], targets[targets != IGNORED]
+            columns = [(_log_odds(outputs, k), targets == k) for k in range(outputs.shape[1])]
         else:
-            outputs = one_score(outputs, targets)
-        of_class = self.of_class()
-        columns = zip(outputs.reshape(len(outputs), -1).T, targets.long().reshape(len(targets), -1).T, strict=True)
-        found = [float(of_class(score, there)) for score, there in columns if 0 < int(there.sum()) < len(there)]
-        return sum(found) / len(found) if found else float("nan")
+            scores, there = (part.reshape(len(targets), -1).T for part in (one_score(outputs, targets), targets > 0.5))
+            columns = list(zip(scores, there, strict=True))
+        found = [self._of_column(*one) for one in columns if 0 < int(one[1].sum()) < len(one[1])]
+        return sum(found) / len(found) if found else math.nan
+
+    def _of_column(self, scores: Tensor, there: Tensor) -> float:
+        if not torch.isfinite(scores).all():
+            return math.nan
+        _, place, count = scores.unique(return_inverse=True, return_counts=True)
+        positives = torch.bincount(place, weights=there.double(), minlength=len(count))
+        return self.of_ranks(positives, count - positives)
 
     @abstractmethod
-    def of_class(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The metric of one class: (scores, whether it is there) → a number."""
+    def of_ranks(self, positives: Tensor, negatives: Tensor) -> float:
+        """The metric of one class, from the numbers of examples in it and not in it at each score, lowest first."""
 
 
-class Function(Collected):
-    """A function (outputs, targets) → number of one's own."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor | float]) -> None:
-        super().__init__()
-        self.function = function
-
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """What the function returns for all outputs and targets."""
-        name = getattr(self.function, "__name__", type(self.function).__name__)
-        return one_number(lambda: self.function(outputs, targets), f"`metrics` {name}", "(outputs, targets)")
+def _log_odds(outputs: Tensor, k: int) -> Tensor:
+    """Scores of class k against the others; probabilities are scores already."""
+    if bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), outputs.new_ones(()), atol=1e-5):
+        return outputs[:, k]
+    others = torch.cat([outputs[:, :k], outputs[:, k + 1 :]], 1)
+    return outputs[:, k] - others.logsumexp(1)
 
 
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:
@@ -123,7 +129,9 @@ def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool 
         raise
     except Exception as error:
         raise SpecError(f"{what} must be a function of {arguments}; it fails with {one_line(error)}") from error
-    tensor = value if trains or isinstance(value, Tensor) else torch.as_tensor(value) if _plain(value) else None
+    tensor = (
+        value if trains or isinstance(value, Tensor) else torch.as_tensor(np.asarray(value)) if _plain(value) else None
+    )
     if not isinstance(tensor, Tensor):
         found = "None" if value is None else f"a {type(value).__name__}"
     elif tensor.numel() != 1:
@@ -150,8 +158,9 @@ def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
     """One score per target, in the shape of the targets."""
     if outputs.numel() != targets.numel():
         raise SpecError(f"targets must be class numbers or 0 and 1 for each output, got {_shapes(outputs, targets)}")
-    if int(targets.min()) < 0 or int(targets.max()) > 1:
-        raise SpecError(f"with one output per target, targets must be 0 or 1, got {targets.max().item():g}")
+    outside = targets[(targets < 0) | (targets > 1)]
+    if len(outside):
+        raise SpecError(f"with one output per target, targets must be 0 or 1, got {outside[0].item():g}")
     return outputs.reshape(targets.shape)
 
 

@@ -1,8 +1,7 @@
-"""AUROC: the probability that a random positive example is scored above a random negative one."""
+"""AUROC: the probability that a random positive example is scored above a random negative one; a tie counts half."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from fedspan.metrics._collected import Ranking
 class AUROC(Ranking):
     """Of one score, or the mean over classes, each against the others."""
 
-    def of_class(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        from torchmetrics.functional.classification import binary_auroc
-
-        return binary_auroc
+    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> float:
+        below = negatives.cumsum(0) - negatives / 2
+        return float((positives * below).sum() / (positives.sum() * negatives.sum()))

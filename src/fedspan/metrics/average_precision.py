@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from fedspan.metrics._collected import Ranking
 class AveragePrecision(Ranking):
     """Of one score, or the mean over classes, each against the others."""
 
-    def of_class(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        from torchmetrics.functional.classification import binary_average_precision
-
-        return binary_average_precision
+    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> float:
+        right, wrong = positives.flip(0), negatives.flip(0)
+        precision = right.cumsum(0) / (right + wrong).cumsum(0)
+        return float((right * precision).sum() / right.sum())

@@ -23,11 +23,9 @@ from fedspan.core.layout import Vector
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus, SteppingDirection, term
 from fedspan.core.round import Round
-from fedspan.nn.chain import Chain, ChainRun
+from fedspan.nn.chain import ChainRun
 from fedspan.nn.chain_layers import Blocks
-from fedspan.nn.client_data import Tensors
 from fedspan.nn.loaders import shuffled_examples
-from fedspan.nn.loss_gradient import LossGradient, loss_gradient
 from fedspan.nn.objective import TorchObjective, finish_
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class Cohort(Objective):
     """f_i of all clients of a round, together."""
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
-        self.problem, self.rnd, self.training = problem, rnd, problem.training
+        self.problem, self.rnd, self.training, self.formulas = problem, rnd, problem.training, problem.formulas
         self.clients: list[int] = rnd.ids[0].tolist()
         self.batches = _draw(problem, rnd, self.clients)
         problem.model.train()
@@ -73,15 +71,6 @@ class Cohort(Objective):
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
         return CohortDirection(self, plus, x, P)
-
-    @functools.cached_property
-    def chain(self) -> tuple[Chain, LossGradient] | None:
-        """The network and the gradient of its loss, where both are known."""
-        chain, data = self.problem.chain, self.problem.client_data[self.clients[0]]
-        loss = None if chain is None else loss_gradient(self.problem.loss)
-        if chain is None or loss is None or not isinstance(data, Tensors) or len(data.parts) != 2:
-            return None
-        return (chain, loss) if loss.fits(data.parts[1].unsqueeze(0), chain.width) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,17 +132,17 @@ class CohortDirection(SteppingDirection):
     def __init__(self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> None:
         self.cohort, self.plus, self.x, self.P = cohort, plus, x, P
         self.base = P @ x if P is not None and x is not None and cohort.training.weight_decay else None
-        if cohort.chain is None:
+        if cohort.formulas is None:
             self._by_vmap = vmap(grad(self._loss))
         else:
             self._blocks = Blocks(cohort.problem.layout, x, P)
-            self._run = ChainRun(*cohort.chain, self._blocks, len(cohort.clients))
+            self._run = ChainRun(*cohort.formulas, self._blocks, len(cohort.clients))
 
     @property
     def takes_steps(self) -> bool:
         """Whether plain steps can be taken together with the gradients."""
         bare = self.cohort.training.clip is None and not self.cohort.training.weight_decay
-        return bare and self.cohort.chain is not None and (self.plus is None or isinstance(self.plus, torch.Tensor))
+        return bare and self.cohort.formulas is not None and (self.plus is None or isinstance(self.plus, torch.Tensor))
 
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
         """The end point of plain steps."""
@@ -171,7 +160,7 @@ class CohortDirection(SteppingDirection):
 
     def __call__(self, y: Vector) -> Vector:
         drawn = next(self.cohort.batches)
-        if self.cohort.chain is None:
+        if self.cohort.formulas is None:
             g = self._gradient(y, drawn.batch)
         else:
             g = y.new_empty(1, len(self.cohort.clients), y.shape[-1])

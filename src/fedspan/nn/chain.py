@@ -100,9 +100,11 @@ def chain_of(model: nn.Module, layout: Layout, dims: int) -> Chain | None:
     layers: list[Layer] = []
     names: list[str] = []
     width = 0
-    for name, module in _modules(model, ""):
-        layer = _layer(name, module)
-        if layer is None or layer.dims not in (dims, None) or _changed(module):
+    if any(_changed(module) for module in model.modules()):
+        return None
+    for prefix, module in _modules(model, ""):
+        layer = _layer(prefix, module)
+        if layer is None or layer.dims not in (dims, None):
             return None
         if isinstance(layer, Flatten):
             dims = 1
@@ -110,32 +112,33 @@ def chain_of(model: nn.Module, layout: Layout, dims: int) -> Chain | None:
             layers.insert(-1, layer)  # the same numbers, and ReLU has fewer to look at
         else:
             layers.append(layer)
-        names += [f"{name}.{key}" for key, _ in module.named_parameters()]
+        names += [prefix + key for key, _ in module.named_parameters()]
         width = module.out_features if isinstance(module, nn.Linear) else width
     rows = dims == 1 and width
     return Chain(layers, width) if rows and sorted(names) == sorted(block.name for block in layout.blocks) else None
 
 
-def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials, in order."""
+def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested Sequentials, in order, with what their parameters' names begin with."""
     if type(model) is not nn.Sequential:
-        yield name, model
+        yield prefix, model
         return
     for key, child in model._modules.items():  # `named_children` leaves out a layer that is used again
         assert child is not None
-        yield from _modules(child, f"{name}.{key}" if name else key)
+        yield from _modules(child, f"{prefix}{key}.")
 
 
 def _changed(module: nn.Module) -> bool:
-    """Whether a layer does more than its class says."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    """Whether a module does more than its class says."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module) or any(p._backward_hooks for p in module.parameters())
 
 
-def _layer(name: str, module: nn.Module) -> Layer | None:
+def _layer(prefix: str, module: nn.Module) -> Layer | None:
     if type(module) is nn.Linear:
-        return Linear(name, module.bias is not None)
+        return Linear(prefix, module.bias is not None)
     if type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        return Conv(name, module)
+        return Conv(prefix, module)
     if type(module) is nn.MaxPool2d and not module.return_indices:
         return MaxPool(module)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):

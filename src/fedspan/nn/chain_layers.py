@@ -166,8 +166,8 @@ class Linear(Layer):
 
     dims = 1
 
-    def __init__(self, name: str, bias: bool) -> None:
-        self.names = f"{name}.weight", f"{name}.bias" if bias else None
+    def __init__(self, prefix: str, bias: bool) -> None:
+        self.names = f"{prefix}weight", f"{prefix}bias" if bias else None
 
     def bind(self, weights: Weights) -> None:
         self.w, self.b = weights[self.names[0]], weights[self.names[1]] if self.names[1] else None
@@ -211,8 +211,8 @@ class Conv(Layer):
     alone, dims = True, 3
     columns: Tensor | None = None  # the input's windows, where the convolution is one product with them
 
-    def __init__(self, name: str, layer: nn.Conv2d) -> None:
-        self.names = f"{name}.weight", f"{name}.bias" if layer.bias is not None else None
+    def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
+        self.names = f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         self.padding = cast(tuple[int, int], layer.padding)
         self.size, self.few = layer.kernel_size, layer.in_channels <= FEW_CHANNELS and layer.groups == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedspan.core import building, registry
 from fedspan.core.errors import SpecError
-from fedspan.core.metric import Metric
-from fedspan.metrics._collected import Function, Labels, by_class
+from fedspan.metrics._collected import Collected, by_class
+from fedspan.metrics._own import chosen
 from fedspan.nn.client_data import Batch, ClientData, Loss, placed
 from fedspan.nn.problem_kind import OutputLoss
 
-RESERVED = ("round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged")
 AT_ONCE = 512  # examples evaluated at a time
 
 
@@ -67,36 +64,10 @@ class Evaluator:
             if number == 0 and not self.metrics and self.usual is None and _are_classes(found):
                 metrics = chosen(["accuracy"])
             for metric in metrics.values():
-                if isinstance(metric, Labels):
+                if isinstance(metric, Collected):
                     metric.logits = self.logits
                 metric.update(found.outputs, found.targets)
         return {"loss": total / count, **{name: metric.compute() for name, metric in metrics.items()}}
-
-
-def chosen(given: Sequence[Any]) -> dict[str, Metric]:
-    """Name → a fresh metric, from names, `Metric` classes and objects, and functions of (outputs, targets)."""
-    found: dict[str, Metric] = {}
-    for one in given:
-        if isinstance(one, str):
-            found[one] = building.as_choice("metric", one, "metrics")
-        elif isinstance(one, type) and issubclass(one, Metric):
-            found.update(chosen([one()]))
-        elif isinstance(one, Metric):
-            found[registry.name_of(one)] = copy.deepcopy(one)
-        elif callable(one):
-            found[_own_name(one, found)] = Function(one)
-        else:
-            raise SpecError(f"`metrics` must be names, metrics or functions of (outputs, targets), got {one!r}")
-    return found
-
-
-def _own_name(function: Any, taken: Mapping[str, Metric]) -> str:
-    """The name of a function's column; it must be its own."""
-    name = str(getattr(function, "__name__", type(function).__name__))
-    if name in RESERVED or name in taken:
-        why = "is the name of a column of every run" if name in RESERVED else "is there twice"
-        raise SpecError(f"`metrics` {name!r} {why}; give the function another `__name__`")
-    return name
 
 
 def by_outputs(loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets) -> Score:

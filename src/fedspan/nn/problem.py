@@ -24,6 +24,7 @@ from fedspan.nn.batched import Cohort
 from fedspan.nn.chain import Chain, chain_of
 from fedspan.nn.client_data import ClientData, LocalClients, Loss, ReadLater, Tensors, placed, sizes_of
 from fedspan.nn.loaders import batch_size_of, steps_per_epoch
+from fedspan.nn.loss_gradient import LossGradient, loss_gradient
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.objective import TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
@@ -59,6 +60,7 @@ class TorchProblem(Problem):
     """
 
     cohort_mode = "per_client"
+    test_examples: int | None = None  # of the test set, where there is one
 
     def __init__(
         self,
@@ -113,6 +115,11 @@ class TorchProblem(Problem):
         """The examples of the clients that are on this machine."""
         return self.client_data.here if isinstance(self.client_data, LocalClients) else self.client_data
 
+    def examples(self, client: int) -> int:
+        """The number of training examples of a client."""
+        known = self.client_data.sizes if isinstance(self.client_data, ReadLater) else None
+        return len(self.client_data[client]) if known is None else int(known[client])
+
     @functools.cached_property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """Mini-batches in one pass over the mean client's examples."""
@@ -127,12 +134,24 @@ class TorchProblem(Problem):
         return TorchObjective(self, rnd, int(rnd.ids[0, 0])) if rnd.ids.size == 1 else Cohort(self, rnd)
 
     @functools.cached_property
-    def chain(self) -> Chain | None:
-        """The module as a chain of plain layers, whose backward pass is written by hand; None for any other."""
+    def formulas(self) -> tuple[Chain, LossGradient] | None:
+        """The module as a chain of plain layers, whose backward pass is written by hand, and the gradient of its loss.
+
+        None where the network or the loss is another one.
+        """
         data = self.local_data[0]
-        if not isinstance(data, Tensors) or not self.module.same_dtype or self.device.type != "cpu":
+        if not isinstance(data, Tensors) or len(data.parts) != 2 or self.device.type != "cpu":
             return None
-        return chain_of(self.model, self.layout, data.parts[0].dim() - 1)
+        inputs, targets = data.parts
+        chain = chain_of(self.model, self.layout, inputs.dim() - 1) if self.module.same_dtype else None
+        loss = None if chain is None else loss_gradient(self.loss)
+        if chain is None or loss is None or not loss.fits(targets.unsqueeze(0), chain.width):
+            return None
+        return chain, loss
+
+    def has_formulas(self) -> bool:
+        """Whether the clients of a round can be batched without autograd."""
+        return self.can_batch() and self.formulas is not None
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
@@ -167,6 +186,14 @@ class TorchProblem(Problem):
     def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
         """Metrics of a server model on each client's data, one row per client."""
         self._load(x, buffers)
+        return self._client_rows()
+
+    def evaluate_kept(self, weights: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """The same of a model by its `state_dict`."""
+        self.trained(weights)
+        return self._client_rows()
+
+    def _client_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         if self.client_tests is None:
             return rows

@@ -15,9 +15,9 @@ from fedspan.core.method import AnyMethod, needs_mean_only
 from fedspan.core.objective import Flat, Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.registry import name_of
+from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
-from fedspan.privacy.clipping import vectors
 from fedspan.privacy.mechanism import Mechanism
 
 USABLE = (
@@ -132,4 +132,4 @@ def empty_reply(method: AnyMethod, server: Any, problem: Problem, rnd: Round) ->
     _, up = method.client_step(
         method.init_client(problem.x0, problem.layout), method.broadcast(server, alone), Flat(), alone
     )
-    return dataclasses.replace(up, **{name: torch.zeros_like(part) for name, part in vectors(up).items()})
+    return dataclasses.replace(up, **{name: torch.zeros_like(part) for name, part in payload(up).items()})

@@ -8,20 +8,17 @@ from typing import Any, TypeVar
 
 import torch
 
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import AnyMethod, restorable
 from fedspan.core.objective import Objective
+from fedspan.core.registry import name_of
+from fedspan.core.reply import payload, statistics_in
 from fedspan.core.round import Round
 from fedspan.privacy.randomness import new_key, normal
 
 MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it
 Message = TypeVar("Message")
-
-
-def vectors(message: Any) -> dict[str, Vector]:
-    """The vectors of a reply by name."""
-    named = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-    return {name: vector for name, vector in named.items() if vector is not None}
 
 
 def norms(parts: Sequence[Vector]) -> Vector:
@@ -45,7 +42,7 @@ def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
 
 def clipped(message: Message, clip: float | Vector) -> tuple[Message, Vector]:
     """(the message with a norm of at most `clip`, its norm before)."""
-    parts = vectors(message)
+    parts = payload(message)
     norm = norms(list(parts.values()))
     return dataclasses.replace(message, **{n: scaled(v, norm, clip) for n, v in parts.items()}), norm  # type: ignore[type-var]
 
@@ -84,6 +81,10 @@ def private_work(
     assert terms is not None
     state, rnd = leaked(method, state, rnd), dataclasses.replace(rnd, overwrite=False)
     new, up = method.client_step(state, down, f, rnd)
+    if told := statistics_in(up):
+        raise SpecError(
+            f"{name_of(method)} sends {next(iter(told))!r} without noise; with `privacy` leave its tests out"
+        )
     clip = terms.clip if sent is None else sent.double()
     up, norm = clipped(up, MARGIN * clip)
     within = None if sent is None else (norm <= clip).to(sent.dtype) - 0.5
@@ -93,7 +94,7 @@ def private_work(
 
 def noised(message: Message, scale: float | Vector) -> Message:
     """The message with the client's own part of the noise, from a new key of its machine."""
-    parts = vectors(message)
+    parts = payload(message)
     noise = {name: normal(new_key(), "client", 0, v.numel()).reshape(v.shape) * scale for name, v in parts.items()}
     changed = {name: (v.double() + noise[name]).to(v.dtype) for name, v in parts.items()}
     return dataclasses.replace(message, **changed)  # type: ignore[type-var]

@@ -35,9 +35,9 @@ import torch
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
+from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
 from fedspan.privacy import accountant
-from fedspan.privacy.clipping import vectors
 from fedspan.privacy.randomness import new_key, normal, rounded, uniform
 
 STEP = 0.2  # of the adapted clip
@@ -129,7 +129,7 @@ class Mechanism:
 
     def release(self, up: Any, within: Vector | None, rnd: Round) -> tuple[Any, Round]:
         """The private mean of the replies of a round, and the round with the share q; adapts the clip for the next."""
-        count, parts = rnd.ids.shape[1], vectors(up)
+        count, parts = rnd.ids.shape[1], payload(up)
         sizes = [part.shape[0] * part.shape[-1] for part in parts.values()]
         missing = max(0.0, 1 - count / self.parts) if self.parts else 1.0
         scale = self.vector_noise * self.clip * math.sqrt(missing)

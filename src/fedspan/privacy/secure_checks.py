@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
 from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.privacy import LEAST
 from fedspan.core.registry import name_of
 from fedspan.core.spec import Spec
 
@@ -26,9 +27,10 @@ def check_secure(spec: Spec, method: AnyMethod, clients: int, clients_per_round:
             f"`participation.aggregator` {name_of(aggregator)!r} needs single replies, which `privacy.secure` hides; "
             "leave out one of them"
         )
-    if clients_per_round < 3:
+    if clients_per_round < LEAST:
         raise SpecError(
-            f"`privacy.secure` hides nobody among {clients_per_round} clients; set `clients_per_round` to 3 or more"
+            f"`privacy.secure` hides nobody among {clients_per_round} clients; set `clients_per_round` to {LEAST} or "
+            "more"
         )
     assert spec.secure is not None
     if spec.secure.quantile is not None:

@@ -87,4 +87,4 @@ def read_roster(path: Path) -> dict[int, Ed25519PublicKey]:
 
 
 def _statement(keys: bytes, session: bytes, client: int) -> bytes:
-    return f"fedspan secure sum 1 keys {session.hex()} {client} ".encode() + keys
+    return f"fedspan secure sum 2 keys {session.hex()} {client} ".encode() + keys

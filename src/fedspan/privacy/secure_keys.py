@@ -1,6 +1,7 @@
 """Keys of a secure sum: X25519 pairs, keys that two clients agree on, and sealed messages between them.
 
-Every key is derived for one purpose, one session and one pair, so that no key of an earlier round is of any use.
+Every key is derived for one purpose, one roster and one pair, so that no key of an earlier round is of any use, and two
+clients to whom the server names different keys, weights or clients agree on nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed_key(private: bytes, public: bytes, purpose: str, session: bytes, *clients: int) -> bytes:
-    """The key of 32 bytes that two clients agree on for one purpose."""
+def agreed_key(private: bytes, public: bytes, purpose: str, roster: bytes, *clients: int) -> bytes:
+    """The key of 32 bytes that two clients agree on for one purpose, where both were given the same roster."""
     try:
         secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of low order, with which everybody would agree on zero
         raise ProtocolError("a public key is not usable") from None
-    return HKDF(SHA256(), KEY, None, _context(purpose, session, *clients)).derive(secret)
+    return HKDF(SHA256(), KEY, None, _context(purpose, roster, *clients)).derive(secret)
 
 
 def commitment(seed: bytes, session: bytes, client: int) -> bytes:
@@ -59,5 +60,5 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
         return None
 
 
-def _context(purpose: str, session: bytes, *clients: int) -> bytes:
-    return f"fedspan secure sum 1 {purpose} {session.hex()} {clients}".encode()
+def _context(purpose: str, where: bytes, *clients: int) -> bytes:
+    return f"fedspan secure sum 2 {purpose} {where.hex()} {clients}".encode()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
 from fedspan.privacy import secure_client
-from fedspan.privacy.secure_client import Session
+from fedspan.privacy.secure_client import Member, Session
 from fedspan.privacy.secure_identity import Identity
 from fedspan.privacy.secure_masks import Numbers
 
@@ -21,6 +21,7 @@ class LocalClients:
     privacy: Privacy
     train: Callable[[list[int]], dict[int, Numbers]]  # the vectors of clients, once it is known who sent shares
     gone: Callable[[str], Collection[int]] = lambda _: ()  # clients that do not answer a question
+    examples: Mapping[int, int] | None = None  # by which each client counts; None: all alike
     sessions: dict[int, Session] = field(default_factory=dict)
     identities: dict[int, Identity] = field(default_factory=dict)  # of clients that sign their keys
     sent: Counter[int] = field(default_factory=Counter)  # bytes to each client
@@ -42,11 +43,12 @@ class LocalClients:
         return answers
 
     def _answer(self, phase: str, client: int, message: Arrays, numbers: dict[int, Numbers]) -> Arrays:
-        identity = self.identities.get(client)
+        own = None if self.examples is None else self.examples[client]
+        member = Member(client, self.privacy, self.identities.get(client), own)
         if phase == "keys":
-            new, answer = secure_client.advertise(message, client, self.privacy, identity)
+            new, answer = secure_client.advertise(message, member)
         elif phase == "shares":
-            new, answer = secure_client.share(self.sessions[client], message, self.privacy, identity)
+            new, answer = secure_client.share(self.sessions[client], message, member)
         elif phase == "train":
             new, answer = secure_client.mask(self.sessions[client], message, numbers.pop(client))
         else:

@@ -18,6 +18,7 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
+from fedspan.core.reply import Ranges, ranges_of
 from fedspan.privacy.secure_masks import Numbers
 
 Floats = npt.NDArray[np.float64]
@@ -73,18 +74,23 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Payload:
-    """The arrays of a reply as one vector of whole numbers; the last one counts values that were clipped."""
+    """The arrays of a reply as one vector of whole numbers; the last one counts values that were clipped.
+
+    Statistics have a range of their own, which is spread over that of the whole numbers, and every client counts once.
+    """
 
     fixed: FixedPoint
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of each array
+    statistics: dict[str, Ranges]  # which of them are statistics
 
     @staticmethod
-    def of(fixed: FixedPoint, arrays: wire.Arrays) -> Payload:
-        """For arrays of these names, shapes and types; their numbers do not matter."""
+    def of(fixed: FixedPoint, arrays: wire.Arrays, kind: type) -> Payload:
+        """For arrays of these names, shapes and types; `kind` is the class of the reply. Numbers do not matter."""
         for name, array in arrays.items():
             if not array.is_floating_point():
                 raise SpecError(f"a secure sum adds real numbers, and {name!r} of the reply is of type {array.dtype}")
-        return Payload(fixed, {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()})
+        shapes = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
+        return Payload(fixed, shapes, ranges_of(kind))
 
     @property
     def length(self) -> int:
@@ -94,14 +100,27 @@ class Payload:
     def encode(self, arrays: wire.Arrays, factor: float = 1.0) -> tuple[Numbers, wire.Arrays]:
         """(the vector of a reply times the client's weight, the reply as it counts in the sum)."""
         flat = np.concatenate([arrays[name].reshape(-1).double().numpy() for name in self.shapes])
-        whole, clipped = self.fixed.encode(flat * factor)
+        factors = self._factors(factor, 1)
+        whole, clipped = self.fixed.encode(flat * factors)
         count = min(clipped, int(self.fixed.range * self.fixed.scale))
-        return np.append(whole, self.fixed.dtype.type(count)), self._arrays(self.fixed.decode(whole) / factor)
+        return np.append(whole, self.fixed.dtype.type(count)), self._arrays(self.fixed.decode(whole) / factors)
 
-    def decode(self, total: Numbers, factors: float) -> tuple[wire.Arrays, int]:
-        """(the mean of the replies whose weights sum to `factors`, how many values were clipped)."""
+    def decode(self, total: Numbers, factors: float, clients: int) -> tuple[wire.Arrays, int]:
+        """(the mean of the replies of clients whose weights sum to `factors`, how many values were clipped)."""
         clipped = int(self.fixed.signed(total)[-1])
-        return self._arrays(self.fixed.decode(total[:-1]) / factors), clipped
+        return self._arrays(self.fixed.decode(total[:-1]) / self._factors(factors, clients)), clipped
+
+    def _factors(self, factor: float, clients: int) -> Floats | float:
+        """What the numbers of a sum over clients are multiplied by; `factor` for all where there are no statistics."""
+        if not self.statistics.keys() & self.shapes.keys():
+            return factor
+        fixed, parts = self.fixed, []
+        for name, (shape, _) in self.shapes.items():
+            own = np.full(int(np.prod(shape)), factor)
+            for place, ends in enumerate(self.statistics.get(name, ())):
+                own[place] = clients * np.floor(fixed.range * fixed.scale) / fixed.scale / max(map(abs, ends))
+            parts.append(own)
+        return np.concatenate(parts)
 
     def _arrays(self, flat: Floats) -> wire.Arrays:
         arrays, start = {}, 0

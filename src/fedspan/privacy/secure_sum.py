@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,16 @@ import torch
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
-from fedspan.privacy.secure_client import NAMED, SEALED, to_bytes, to_tensor, width
+from fedspan.privacy.secure_client import (
+    NAMED,
+    SEALED,
+    count_in,
+    factors,
+    roster_hash,
+    to_bytes,
+    to_tensor,
+    width,
+)
 from fedspan.privacy.secure_keys import KEY, SESSION, agreed_key, commitment, new_key, public_key
 from fedspan.privacy.secure_masks import Numbers, add_mask
 from fedspan.privacy.secure_numbers import FixedPoint
@@ -41,6 +50,8 @@ class SecureSum:
     privacy: Privacy
     ask: Ask
     used: set[bytes] = field(default_factory=set)  # public keys of earlier sessions, which nobody may use again
+    weights: Mapping[int, float] | None = None  # client → its share of the examples, as the server knows it
+    about: str = "0 "  # the round and the settings, of which every client must be told the same
     events: list[tuple[int, str]] = field(default_factory=list)  # (client, what it did)
 
     def __post_init__(self) -> None:
@@ -48,6 +59,8 @@ class SecureSum:
         self.fixed.check(len(self.clients))
         self.threshold = self.privacy.survivors(len(self.clients))
         self.id = secrets.token_bytes(SESSION)
+        self.asked = ""  # the last question
+        self.factors: dict[int, float] = {}  # how much each client that sent keys counts
 
     def run(self) -> tuple[list[int], Numbers]:
         """(the clients whose vectors are in the sum, the sum modulo 2^bits).
@@ -57,8 +70,10 @@ class SecureSum:
         """
         keys = self._keys()
         order = sorted(keys)
+        self.factors = factors({client: count_in(keys[client]) for client in order})
         roster = {"clients": torch.tensor(order), "keys": torch.stack([keys[client] for client in order])}
         roster["threshold"] = torch.tensor([self.threshold])
+        self.roster = to_bytes(roster_hash(self.id, self.about, self.threshold, order, roster["keys"]))
         sealed = self._question("shares", dict.fromkeys(order, roster), shares=(torch.uint8, (len(order), SEALED)))
         sharers = sorted(sealed)
         relayed: dict[int, Arrays] = {}
@@ -80,6 +95,7 @@ class SecureSum:
         self, phase: str, messages: dict[int, Arrays], **looks: tuple[torch.dtype, tuple[int, ...]]
     ) -> dict[int, Arrays]:
         """The well-formed answers to a question; at least as many as the threshold."""
+        self.asked = phase
         session = {f"{NAMED}session": to_tensor(self.id)}
         whole = {
             client: session | {f"{NAMED}{name}": array for name, array in message.items()}
@@ -120,8 +136,20 @@ class SecureSum:
                 continue
             self.used |= own
             found[client] = answer["keys"]
+        for client, count in self._wrong_counts(found).items():
+            self.events.append((client, f"it would count by {count} examples, which is not what the server knows"))
+            del found[client]
         self._enough("keys", len(found))
         return found
+
+    def _wrong_counts(self, keys: dict[int, torch.Tensor]) -> dict[int, int]:
+        """Client → the number of examples that it announced, where that is not in proportion to its weight."""
+        counts = {client: count_in(row) for client, row in keys.items()}
+        known = {client: 1.0 if self.weights is None else self.weights[client] for client in keys}
+        per_weight = float(np.median([count / known[client] for client, count in counts.items()] or [1.0]))
+        return {
+            client: n for client, n in counts.items() if not 0.999 < n / (known[client] * per_weight + 1e-300) < 1.001
+        }
 
     def _remove_masks(
         self,
@@ -146,7 +174,7 @@ class SecureSum:
                 continue
             for other in survivors:
                 pair = (min(client, other), max(client, other))
-                seed = agreed_key(secret, to_bytes(keys[other][KEY : 2 * KEY]), "mask", self.id, *pair)
+                seed = agreed_key(secret, to_bytes(keys[other][KEY : 2 * KEY]), "mask", self.roster, *pair)
                 add_mask(total, seed, -1 if other < client else 1)
         self.events += [(one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()]
 

@@ -21,7 +21,7 @@ from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, one_of
 from fedspan.core.layout import Layout, Vector
 
-PROTOCOL = 2
+PROTOCOL = 3
 Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
 QUESTIONS: tuple[Status, ...] = ("train", "keys", "shares", "unmask")  # the last three are of secure sums
 STATUSES: tuple[Status, ...] = (*QUESTIONS, "ok", "lost", "refused", "failed")

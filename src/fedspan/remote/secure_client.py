@@ -11,21 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.worker import BUFFERS
 from fedspan.privacy import secure_client
-from fedspan.privacy.secure_client import NAMED, Session
+from fedspan.privacy.secure_client import Member, Session
 from fedspan.privacy.secure_identity import Identity
 from fedspan.privacy.secure_numbers import FixedPoint, Payload
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage, mark_of
-
-WEIGHT = f"{NAMED}weight"  # w_i N, where clients do not all count alike
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,13 @@ class SessionFile:
         except CheckpointError:
             raise ProtocolError("this client has no session; a new one begins with keys") from None
         return wire.unpack(Session, arrays)
+
+    def before(self) -> Session | None:
+        """The session, if there is one; a damaged file is none."""
+        try:
+            return self.load()
+        except ProtocolError:
+            return None
 
     def save(self, session: Session) -> None:
         """Writes a session; its secrets of the question before are gone from the file."""
@@ -59,11 +62,18 @@ class SecureClient(RemoteClient):
 
     secure: Privacy = field(default_factory=lambda: Privacy(secure=True))
     identity: Identity | None = None  # where keys are signed
+    weighted: bool = False  # whether clients count by their numbers of examples
 
     @property
     def session_file(self) -> SessionFile:
         """Next to the client's state."""
         return SessionFile(self.state_file.path.with_suffix(".session"))
+
+    @property
+    def member(self) -> Member:
+        """The client as it takes part in sums."""
+        examples = self.problem.examples(self.client) if self.weighted else None
+        return Member(self.client, self.secure, self.identity, examples, self.agreement.fingerprint)
 
     def answer(self, message: RoundMessage) -> wire.Arrays:
         """The answer to one of the four questions."""
@@ -71,35 +81,37 @@ class SecureClient(RemoteClient):
             return self._masked(message)
         with self.session_file.locked():
             if message.status == "keys":
-                session, answer = secure_client.advertise(message.arrays, self.client, self.secure, self.identity)
+                before = self.session_file.before()
+                session, answer = secure_client.advertise(message.arrays, self.member, message.t, before)
             elif message.status == "shares":
-                kept = self.session_file.load()
-                session, answer = secure_client.share(kept, message.arrays, self.secure, self.identity)
+                session, answer = secure_client.share(self._session(message), message.arrays, self.member)
             else:
-                session, answer = secure_client.unmask(self.session_file.load(), message.arrays)
+                session, answer = secure_client.unmask(self._session(message), message.arrays)
             self.session_file.save(session)
         return answer
 
+    def _session(self, message: RoundMessage) -> Session:
+        """The session on disk, if the message is of its round."""
+        found = self.session_file.load()
+        if found.round != message.t:
+            raise ProtocolError(f"the session is of round {found.round}, the question of round {message.t}")
+        return found
+
     def _masked(self, message: RoundMessage) -> wire.Arrays:
         """The third question: the reply of a round, rounded and masked. The state follows from the rounded numbers."""
-        self.session_file.load().expects("train", message.arrays)  # before hours of training
+        session = self._session(message)
+        session.expects("train", message.arrays)  # before hours of training
         done = self._train(message)
         reply = dict(done.up)
         if BUFFERS in reply:
             reply[BUFFERS] = reply[BUFFERS] - done.down[BUFFERS]
-        numbers, counted = Payload.of(FixedPoint.of(self.secure), reply).encode(reply, _weight(message.arrays))
+        payload = Payload.of(FixedPoint.of(self.secure), reply, self.method.types()[3])
+        numbers, counted = payload.encode(reply, session.factor())
         after = done.after  # with noise of the clients it follows from the reply without it, see `privacy.mechanism`
         if self.privacy is None or not self.privacy.noise:
             after = replace(after, state=self._settle(done, counted))
         with self.session_file.locked():
-            session, answer = secure_client.mask(self.session_file.load(), message.arrays, numbers)
+            session, answer = secure_client.mask(self._session(message), message.arrays, numbers)
             self.session_file.save(session)
         self.state_file.save(message, mark_of(answer), done.before, after)
         return answer
-
-
-def _weight(arrays: wire.Arrays) -> float:
-    given = arrays.get(WEIGHT, torch.ones(1, dtype=torch.float64))
-    if given.numel() != 1 or not 0 < float(given) < float("inf"):
-        raise ProtocolError("the weight of this client must be one positive number")
-    return float(given)

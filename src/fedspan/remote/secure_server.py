@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from fedspan.core import wire
 from fedspan.core.errors import SpecError
@@ -26,7 +25,6 @@ from fedspan.privacy.secure_numbers import FixedPoint, Payload, clipped_values
 from fedspan.privacy.secure_sum import SecureSum, TooFewError
 from fedspan.remote.channel import Event, in_words
 from fedspan.remote.messages import RoundMessage, Status
-from fedspan.remote.secure_client import WEIGHT
 from fedspan.remote.server import Collected, RemoteTransport
 
 
@@ -48,23 +46,25 @@ class SecureTransport(RemoteTransport):
         self._used: set[bytes] = set()
 
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays) -> Replies:
-        ids = rnd.ids[0].tolist()
-        payload = Payload.of(FixedPoint.of(self.secure), self._expect(rnd, down, extra))
+        self.over, ids = False, rnd.ids[0].tolist()
+        payload = Payload.of(FixedPoint.of(self.secure), self._expect(rnd, down, extra), self.method.types()[3])
         session = _Session(self, rnd, down, extra, Collected({}, np.zeros(len(ids), np.int64)))
-        one = SecureSum(ids, payload.length, self.secure, session.ask, self._used)
+        shares = None if rnd.weights is None else dict(zip(ids, rnd.weights[0, :, 0].tolist(), strict=True))
+        about = f"{rnd.t} {self.agreement.fingerprint}"
+        one = SecureSum(ids, payload.length, self.secure, session.ask, self._used, weights=shares, about=about)
         one.threshold = max(one.threshold, self.min_replies)
         found = session.found
         try:
             survivors, total = one.run()
         except TooFewError as error:
             found.events += [Event(*event) for event in one.events]
+            self.over = one.asked == "unmask"  # clients help to open a round once
             events = [*in_words(rnd.t, found.events), f"round {rnd.t}: {error}; nothing counted"]
             return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
         found.events += [Event(*event) for event in one.events]
         places = np.array([ids.index(client) for client in survivors])
         places.sort()
-        factors = float(sum(session.factor(place) for place in places))
-        mean, clipped = payload.decode(total, factors)
+        mean, clipped = payload.decode(total, sum(one.factors[client] for client in survivors), len(places))
         events = in_words(rnd.t, found.events) + ([clipped_values(rnd.t, clipped, self.secure)] if clipped else [])
         buffers = extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
         self.accepted[rnd.ids[0, places]] += 1
@@ -92,17 +92,11 @@ class _Session:
     found: Collected
     received: Counter[int] = field(default_factory=Counter)  # bytes from each place
 
-    def factor(self, place: int) -> float:
-        """How much the client at a place counts; 1 on average."""
-        return 1.0 if self.rnd.weights is None else float(self.rnd.weights[0, place, 0]) * self.rnd.clients
-
     def ask(self, phase: str, messages: dict[int, wire.Arrays], expected: wire.Arrays) -> dict[int, wire.Arrays]:
         """The answers to one question, by client; whoever is silent or wrong is an event."""
         places = {client: place for place, client in enumerate(self.rnd.ids[0].tolist())}
         part = replace(self.found, expected=expected, replies={}, received={}, marks={}, lost=[])
         own = {places[client]: message for client, message in messages.items()}
-        if phase == "train" and self.rnd.weights is not None:
-            own = {p: one | {WEIGHT: torch.tensor([self.factor(p)], dtype=torch.float64)} for p, one in own.items()}
         self.end._collect({p: self._message(phase, p, one, expected) for p, one in own.items()}, part, self.rnd)
         lost = part.lost if phase == "train" else ()
         again = {p: self.end._restore(self.rnd, p, self.down, self.extra | own[p], part) for p in lost}

@@ -26,10 +26,11 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method, private_fields
 from fedspan.core.objective import Flat
 from fedspan.core.registry import name_of
+from fedspan.core.reply import outside, ranges_of
 from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.running_mean import gathering
-from fedspan.engine.screening import Screen, norms
+from fedspan.engine.screening import OUTSIDE, Screen, norms
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS, without_zeros
 from fedspan.privacy.clipping import norms as norms_of_replies
@@ -96,6 +97,7 @@ class RemoteTransport:
         self.marks = np.zeros(clients, np.int64)  # of the last of them
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
         self.first = without_zeros(self.method.init_client(self._x0, self.layout))
+        self.over = False  # whether the last round cannot be tried again
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
         self.copies = Copies(self.method, self.first, clients, kept=backup, folder=copies_dir, resume=resume)
 
@@ -104,7 +106,7 @@ class RemoteTransport:
         extra: wire.Arrays = {} if buffers is None else {BUFFERS: buffers}
         replies = self._exchange(rnd, down, extra)
         began, delay = time.monotonic(), FIRST_DELAY
-        while self.pause and not len(replies.places):
+        while self.pause and not len(replies.places) and not self.over:
             if time.monotonic() - began > self.pause:
                 raise StalledError(
                     f"round {rnd.t} had fewer than {self.min_replies} accepted replies for {self.pause:g} s "
@@ -182,7 +184,9 @@ class RemoteTransport:
         """Drops replies that are far larger than usual; the states of their clients do not advance."""
         for kind in range(2) if self.screen.factor is not None and found.replies else ():
             places = sorted(found.replies)
-            own = [[a for n, a in found.replies[p].items() if (n == BUFFERS) == bool(kind)] for p in places]
+            apart = ranges_of(self.method.types()[3])
+            names = [n for n in found.replies[places[0]] if (n == BUFFERS) == bool(kind) and n not in apart]
+            own = [[found.replies[place][name] for name in names] for place in places]
             if any(own):
                 for outlier in self.screen.judge([[norms(arrays)[0][0] for arrays in own]], kind):
                     del found.replies[places[outlier.place]]
@@ -206,6 +210,9 @@ class RemoteTransport:
             self.agreement.check(reply)
             arrays = restore_arrays(reply.arrays, self.reply_dtype, self.layout.dtype)
             check_arrays(arrays, expected)
+            wrong = outside(self.method.types()[3], arrays)
+            if wrong is not None and wrong.any():
+                raise ProtocolError(OUTSIDE)
         except ProtocolError as error:
             raise ProtocolError(f"reply refused: {error}") from None
         return arrays

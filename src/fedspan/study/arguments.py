@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedspan.api.fit import as_method, as_setting, spec_of
+from fedspan.api.fit import as_method, as_setting, check_names, spec_of
 from fedspan.api.run import as_spec
 from fedspan.core import building, registry
 from fedspan.core.errors import SpecError, did_you_mean, shown
@@ -23,6 +23,7 @@ Grid = Mapping[str, Any]
 MOST_POINTS = 1000  # values of one key of a grid
 DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
 FIELDS = {one.name for one in dataclasses.fields(Spec)}
+RESERVED = {"method", "task", "settings"}  # names in a spec that are no arguments of `compare`
 
 
 def call_as_text(named: Mapping[str, AnyMethod], model: Any, settings: Mapping[str, Any]) -> str:
@@ -70,22 +71,15 @@ def shared_spec(model: Any, clients: Any, loss: Any, method: Any, settings: Mapp
     if isinstance(model, nn.Module):
         if clients is None:
             raise SpecError("`clients` is missing; give the data of each client")
-        _check_names(settings, {*inspect.signature(spec_of).parameters, *FIELDS})
+        check_names(settings, {*inspect.signature(spec_of).parameters, *FIELDS} - RESERVED, method)
         return spec_of(model, clients, loss, method=method, **settings)
     if clients is not None or loss is not None:
         raise SpecError(f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}")
     if not isinstance(model, Spec | Mapping | str | PathLike):
         raise SpecError(f"`model` must be a torch.nn.Module or a spec, got {shown(model)}")
-    _check_names(settings, FIELDS)
+    check_names(settings, FIELDS - RESERVED, method)
     given = {name: as_setting(name, value) for name, value in settings.items() if value is not None}
     return dataclasses.replace(as_spec(model), method=method, **given)
-
-
-def _check_names(settings: Mapping[str, Any], known: set[str]) -> None:
-    known = known - {"method", "task", "settings"}
-    for name in settings:
-        if name not in known:
-            raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
 
 
 def variants_of(named: Mapping[str, AnyMethod], tune: Grid) -> list[Variant]:

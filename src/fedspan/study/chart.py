@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedspan.core.method import DETAILS
-from fedspan.study.budget import UNITS
+from fedspan.engine.judging import higher_is_better
 from fedspan.study.curves import TITLES, Axis, Curve, over_seeds
-from fedspan.study.model import Goal, Part, goal_of
+from fedspan.study.model import Goal, Part
 from fedspan.study.results import Entry
 from fedspan.study.series import Series, rounded
-from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled
+from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled, unit_of
 
 FEWER = 70  # rows on each axis of a line, where a part has several rows
 BYTES: tuple[Axis, ...] = ("up", "total")
@@ -32,9 +32,9 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     """
     known = list(dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)]))
     metrics = [name for name in known if name in (part.metric, *DETAILS)] if len(part.rows) > 1 else known
-    goals = {name: goal_of(name) for name in metrics} | {part.metric: part.goal}
-    most = max((float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0)
-    unit, size = next((u for u in reversed(UNITS.items()) if most >= u[1]), ("B", 1.0))
+    higher = {name: higher_is_better(name, part.metrics) for name in metrics}
+    goals = {name: "min" if known is False else "max" for name, known in higher.items()} | {part.metric: part.goal}
+    unit, size = unit_of(part, entries)
     scales: Scales = {axis: size if axis in BYTES else 1.0 for axis in TITLES}
     limits = {} if part.budget is None else {axis: most / scales[axis] for axis, most in part.budget.limits.items()}
     first = next((x for x in part.figure.get("x", []) if x in TITLES), next(iter(limits), "up"))

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
-from fedspan.core.errors import SpecError, at_least
+from fedspan.core.errors import FedspanError, SpecError, at_least
+from fedspan.core.extras import needs
+from fedspan.core.terminal import say, table
+from fedspan.costs.outline import projected
+from fedspan.data.sets import require
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.outcome import CHECKPOINT
 from fedspan.study import parse, report, results, tables
@@ -35,7 +39,7 @@ def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tupl
         for job in runs.tuning():
             job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
         runs = Runs(study, place)
-        execute([], jobs, console, "runs", plugins, runs.possible() if given else None, runs.ready)
+        execute([], jobs, console, plugins, runs.possible() if given else None, runs.ready)
         for job in runs.tuning():
             (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
 
@@ -48,7 +52,7 @@ def _say_what_changed(study: Study, place: Path, console: Console) -> None:
             found |= fingerprint(part.spec(variant, variant.points()[0], row, rounds=1))
     for what in changed(place, found):
         text = f"the {what} changed since the runs in {str(place)!r} were made: runs that depend on it are made again"
-        console.print(text, highlight=False, soft_wrap=True)
+        say(text, console)
 
 
 def make(
@@ -68,19 +72,42 @@ def make(
     files = Report.of_study(found).write(out, formats)
     for part in study.parts:
         show(part, found.entries[part.name], console)
+    for entry in (one for entries in found.entries.values() for one in entries):
+        for event in entry.events:
+            say(f"{entry.series.label}, {event}", console)
     effort = f"{found.minutes:.1f} core-minutes. {', '.join(map(str, files))}"
     for text in filter(None, [score_line(found), effort, verdict_of(found)]):
-        console.print(text, highlight=False, soft_wrap=True)
+        say(text, console)
     return found
+
+
+def check(study: Study) -> None:
+    """Refuse a study whose data sets, models or libraries are not here, before anything is written."""
+    cells = [(part, row, variant) for part in study.parts for row, variant in part.cells()]
+    specs = [part.spec(variant, variant.points()[0], row, rounds=1) for part, row, variant in cells]
+    require(name for spec in specs for name in spec.task.requires())
+    if any(spec.dp is not None for spec in specs):
+        needs("privacy", "dp_accounting", "cryptography")
+
+
+def _refuse_failure(study: Study, place: Path) -> None:
+    """End a study of which every run failed."""
+    failures = [job.failure() for job in Runs(study, place).jobs()]
+    if failures and None not in failures:
+        raise FedspanError(f"every run failed, the first one so: {failures[0]}; the runs are in {str(place)!r}")
 
 
 def produce(
     study: Study, out: Path, *, jobs: int, line: str, console: Console, plugins: tuple[Path, ...] = ()
 ) -> Results:
     """Run a study in `out` and write its results there as data. Complete runs are kept."""
+    check(study)
+    if len(study.parts) == 1:
+        announce(study.parts[0], console)
     with lock_dir(out):
         line = results.announce(study, out, line)
         run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
+        _refuse_failure(study, out / RUNS)
         results.save(results.collect(study, out / RUNS, line), out)
     return results.load(out)
 
@@ -92,7 +119,6 @@ def compare(study: Study, out: Path, *, resume: bool, console: Console, line: st
         raise SpecError(
             f"{str(out)!r} already holds a comparison; continue it with `resume=True`, or choose another `run_dir`"
         )
-    announce(study.parts[0], console)
     return make(study, out, jobs=jobs, formats=formats, line=line, console=console, plugins=plugins)
 
 
@@ -110,16 +136,19 @@ def reproduce(name: str, out: Path, *, scale: str | None, seeds: int | None, job
 
 def announce(part: Part, console: Console) -> None:
     """Print what will be run."""
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for head in ("method", "points", "rounds", "grid"):
-        table.add_column(head, justify="right" if head in ("points", "rounds") else "left")
+    rows = []
     for variant in part.variants:
         points = variant.points()
         lengths = sorted({part.spec(variant, point).rounds for point in points})
         rounds = "–".join(f"{t:,}" for t in dict.fromkeys((lengths[0], lengths[-1])))
-        grid = "; ".join(f"{key} {values}" for key, values in variant.grid.items())
-        table.add_row(variant.label, str(len(points)), rounds, grid)
-    console.print(table)
+        grid = "; ".join(
+            f"{key.removeprefix('method.')} {', '.join(map(str, values))}" for key, values in variant.grid.items()
+        )
+        sizes = projected(part.spec(variant, points[0]))
+        inside = "" if sizes is None else f"{sizes[0]:,} of {sizes[2]:,}"
+        rows.append([escape(text) for text in (variant.label, str(len(points)), rounds, grid, inside)])
+    heads = ("method", "points", "rounds", "grid", "parameters projected")
+    console.print(table(heads, rows, width=console.width))
 
 
 def show(part: Part, entries: Sequence[Entry], console: Console) -> None:
@@ -132,7 +161,5 @@ def show(part: Part, entries: Sequence[Entry], console: Console) -> None:
         lines = [list(column) for column in zip(*lines, strict=True)]
     elif part.budget is None:
         lines = [[line[n] for n in (0, 1, 2, 4, 6)] for line in lines]
-    table = Table(*lines[0], title=part.title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for line in lines[1:]:
-        table.add_row(*line)
-    console.print(table)
+    lines = [[escape(cell) for cell in line] for line in lines]
+    console.print(table(lines[0], lines[1:], width=console.width, title=part.title or None))

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedspan.api.fit import as_method
 from fedspan.core.errors import SpecError, at_least, at_most, path_of, shown, true_or_false
+from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.study import command
 from fedspan.study.arguments import Grid, MethodLike, call_as_text, named_methods, shared_spec, variants_of
@@ -27,6 +28,7 @@ from fedspan.study.request import prepared
 from fedspan.study.results import STUDY
 
 
+@ending_by_sigterm()
 def compare(
     methods: Mapping[str, MethodLike] | Sequence[MethodLike],
     model: nn.Module | Spec | Path | str | Mapping[str, Any],
@@ -44,7 +46,7 @@ def compare(
     jobs: int = 1,
     run_dir: Path | str | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool = True,
     **settings: Any,
 ) -> Comparison:
     """Tunes methods, runs them on one problem under the same seeds, and compares them.
@@ -75,7 +77,7 @@ def compare(
         jobs: Number of processes. A run uses one thread of the CPU.
         run_dir: A directory for all runs and results. None keeps the results in memory alone.
         resume: Continue the comparison in `run_dir`, or ask it for more; finished runs are not made again.
-        progress: Show a progress bar.
+        progress: Show a progress bar with what is being run, on stderr.
         **settings: Other arguments of `fedspan.fit`: test, validation, metrics, rounds, batch_size, epochs,
             clients_per_round, eval_every, training, participation, projection, engine, callbacks and so on.
 
@@ -84,7 +86,7 @@ def compare(
 
     Raises:
         FedspanError: An argument cannot be used.
-        KeyboardInterrupt: The comparison was interrupted; `resume=True` continues it.
+        KeyboardInterrupt: The comparison was interrupted; `resume=True` continues it. SIGTERM ends it as it ends `fit`.
     """
     at_least("jobs", jobs, 1)
     at_most("jobs", jobs, 1000)
@@ -119,7 +121,7 @@ def compare(
         raise SpecError(f"`jobs` {jobs} needs device='cpu' and processes that can be forked; use jobs=1")
     options = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal, "tail": tail}
     line = call_as_text(named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)})
-    console = Console(quiet=not progress)
+    console = Console(stderr=True, quiet=not progress)
     with _place(run_dir) as place:
         results = command.produce(study, place, jobs=jobs, line=line, console=console)
     return Comparison(dataclasses.replace(results, study=study), run_dir)
@@ -134,6 +136,7 @@ def tune(
     *,
     tune: Grid,
     budget: str | Sequence[str] | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Tuned: ...
 @overload
@@ -146,6 +149,7 @@ def tune(
     budget: str | Sequence[str],
     link: str | Link | None = None,
     vary: Grid | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Proposal: ...
 def tune(
@@ -158,6 +162,7 @@ def tune(
     budget: str | Sequence[str] | None = None,
     link: str | Link | None = None,
     vary: Grid | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Tuned | Proposal:
     """Tunes one method over a grid, or proposes its settings for a budget.
@@ -177,15 +182,17 @@ def tune(
             round besides the transfer, and seconds of a local step on a client's device.
         vary: Values to propose from, such as `{"rank": [0.05, 0.1], "bits": [32, 8], "server_momentum": [0, 0.5]}`. By
             default four ranks and two numbers of bits, then half and twice the local steps.
+        progress: Show a progress bar with what is being run, on stderr.
         **settings: Other arguments of `compare` (with `tune`) and `fedspan.fit`.
 
     Returns:
         The method with its best settings (`.method`), and the results of all that was tried (`.rows`, `.to_pandas()`).
         A proposal also has the `rounds` that the budget allows, and says why (`.summary()`).
     """
+    true_or_false("progress", progress)
     if tune is None and budget is not None:
         spec = shared_spec(model, clients, loss, as_method(method), settings)
-        return propose(spec, budget, link, vary)
+        return propose(spec, budget, link, vary, Console(stderr=True, quiet=not progress))
     if not tune:
         raise SpecError(
             f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}; or leave it out and give a "
@@ -193,7 +200,8 @@ def tune(
         )
     if link is not None or vary is not None:
         raise SpecError("`link` and `vary` are for a proposal; leave `tune` out, or leave them out")
-    found = compare([method], model, clients, loss, tune=tune, budget=budget, **{"seeds": 1, **settings})
+    given = {"seeds": 1, "progress": progress, **settings}
+    found = compare([method], model, clients, loss, tune=tune, budget=budget, **given)
     return Tuned(next(iter(found.best.values())), found)
 
 

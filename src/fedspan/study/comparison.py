@@ -190,5 +190,5 @@ def _row(part: Part, entry: Entry) -> dict[str, Any]:
         "method": entry.series.label, part.metric: result.mean, f"{part.metric}_sd": result.spread,
         f"best_{part.metric}": entry.best.mean, **_short(entry.point), **_found(entry), "at_edge": entry.at_edge,
         "rounds": int(curve.rounds[-1]), **costs, **memory, "seconds": float(curve.seconds[-1]),
-        "seeds": result.seeds, "diverged": result.diverged, "failed": result.failed,
+        "seeds": result.seeds, "diverged": result.diverged, "failed": result.failed, "nan": result.undefined,
     }  # fmt: skip

@@ -107,33 +107,43 @@ class Curve:
         return replace(found, diverged=0) if tops else found
 
     def _over_seeds(self, values: Floats) -> Tail:
-        spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-        gone = sum(t is not None for t in self.diverged)
-        return Tail(float(values.mean()), spread, gone, len(self.diverged), sum(self.failed))
+        known = values[np.isfinite(values)]
+        mean, spread = (float(known.mean()) if len(known) else math.nan), math.nan
+        if len(known) > 1:
+            spread = float(known.std(ddof=1))
+        gone, failed = sum(t is not None for t in self.diverged), sum(self.failed)
+        undefined = len(values) - len(known) if gone + failed < len(self.diverged) else 0
+        return Tail(mean, spread, gone, len(self.diverged), failed, undefined)
 
 
 @dataclass(frozen=True)
 class Tail:
-    """A result over seeds: mean, standard deviation, and how many seeds diverged or failed."""
+    """A result over seeds: mean, standard deviation, and how many seeds have none."""
 
     mean: float
     spread: float
     diverged: int
     seeds: int
     failed: int = 0
+    undefined: int = 0  # seeds whose metric is not a number, although they did not diverge
 
     @property
     def whole(self) -> bool:
         """Whether every seed has a result."""
-        return not self.diverged and not self.failed and math.isfinite(self.mean)
+        return not self.lost and math.isfinite(self.mean)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Why seeds have no result → how many."""
+        counts = {"diverged": self.diverged, "failed": self.failed, "NaN": self.undefined}
+        return {word: count for word, count in counts.items() if count}
 
     def text(self, value: str, spread: str) -> str:
         """In words, with the mean and the spread as the caller writes them."""
-        if self.diverged + self.failed == self.seeds:
-            return "failed" if self.failed == self.seeds else "diverged"
+        if sum(self.lost.values()) == self.seeds:
+            return next(iter(self.lost))
         text = value if math.isnan(self.spread) else f"{value} ± {spread}"
-        counts = ((self.diverged, "diverged"), (self.failed, "failed"))
-        gone = ", ".join(f"{n} of {self.seeds} {word}" for n, word in counts if n)
+        gone = ", ".join(f"{n} of {self.seeds} {word}" for word, n in self.lost.items())
         return f"{text} ({gone})" if gone else text
 
 

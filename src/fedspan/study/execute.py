@@ -6,6 +6,7 @@ says why it failed. Ctrl-C and SIGTERM stop all runs after the current round, an
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import multiprocessing
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -26,28 +27,34 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedspan.api.run import run
+from fedspan.callbacks._event_log import log
 from fedspan.core.callback import Callback
-from fedspan.core.errors import FedspanError
+from fedspan.core.errors import FedspanError, Terminated
 from fedspan.core.plugins import load_plugin
+from fedspan.core.signals import ending_by_sigterm
+from fedspan.core.terminal import say
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.outcome import CHECKPOINT
+from fedspan.study.bar import progress_of
 from fedspan.study.jobs import FAILED, Job
 from fedspan.study.schedule import Schedule
 
 End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # run directory, round
+Begun = Callable[[Iterable[Job]], None]  # the runs that are being made
 Reports = SimpleQueue[tuple[Path, int]]
 _reports: Reports  # in a worker process: how far its run is
 _forked: dict[str, Job] = {}  # jobs that forked processes share with this one, and are told by name
 _stop: Event  # in a worker process: stop the current run, and start no other
+GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
+_working = threading.Lock()  # held while a worker process has a run
 
 
+@ending_by_sigterm()
 def execute(
-    jobs: list[Job], processes: int, console: Console, what: str, plugins: tuple[Path, ...] = (),
+    jobs: list[Job], processes: int, console: Console, plugins: tuple[Path, ...] = (),
     fork: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
 ) -> None:  # fmt: skip
     """Run all jobs that are not complete: in one process in order, in several those first that take longest.
@@ -56,7 +63,6 @@ def execute(
         jobs: The runs that can begin at once.
         processes: How many are made at a time.
         console: Where the progress is shown.
-        what: What the runs are for.
         plugins: The user's own files.
         fork: All runs there may be. Other processes are then copies of this one and have its objects, such as a model
             and a loss function.
@@ -66,34 +72,33 @@ def execute(
     if not todo.waiting:
         return
     far: dict[Path, int] = {}
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f} %  {task.fields[runs]}"),
-    ]
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        bar = progress.add_task(what, total=todo.total, runs=f"{todo.count} runs")
+    with progress_of("runs", console) as bar:
 
         def seen(run_dir: Path, t: int) -> None:
             far[run_dir] = t
-            progress.update(bar, completed=sum(far.values()), total=todo.total)
+            bar.completed, bar.total = sum(far.values()), todo.total
+            bar.show()
 
+        def begun(running: Iterable[Job]) -> None:
+            bar.doing(f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}")
+
+        number = 0
         try:
-            ends = _here(todo, seen) if processes == 1 else _apart(todo, processes, fork, plugins, seen)
-            for number, (job, end) in enumerate(ends, 1):
+            ends = _here(todo, seen, begun) if processes == 1 else _apart(todo, processes, fork, plugins, seen, begun)
+            for job, end in ends:
                 if end == "stopped":
                     raise KeyboardInterrupt
+                number += 1
                 seen(job.run_dir, job.spec.rounds)
-                progress.update(bar, runs=f"{number} of {todo.count} runs")
                 if end == "failed":
                     where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
-                    console.print(f"{where} failed: {escape(str(job.failure()))}", highlight=False, soft_wrap=True)
+                    say(f"{where} failed: {job.failure()}", console)
         except BaseException:
             console.print("stopped; complete runs are kept and are not run again")
             raise
 
 
-def _here(todo: Schedule, seen: Seen) -> Iterator[tuple[Job, End]]:
+def _here(todo: Schedule, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]:
     """In this process, one after another."""
     import torch
 
@@ -101,6 +106,7 @@ def _here(todo: Schedule, seen: Seen) -> Iterator[tuple[Job, End]]:
     torch.set_num_threads(1)
     try:
         while (job := todo.take(in_order=True)) is not None:
+            begun([job])
             yield job, _run(job, seen)
             todo.done(job)
     finally:
@@ -108,7 +114,7 @@ def _here(todo: Schedule, seen: Seen) -> Iterator[tuple[Job, End]]:
 
 
 def _apart(
-    todo: Schedule, processes: int, fork: list[Job] | None, plugins: tuple[Path, ...], seen: Seen
+    todo: Schedule, processes: int, fork: list[Job] | None, plugins: tuple[Path, ...], seen: Seen, begun: Begun
 ) -> Iterator[tuple[Job, End]]:
     """In several processes, in the order in which they end."""
     context = multiprocessing.get_context("spawn" if fork is None else "fork")
@@ -116,16 +122,14 @@ def _apart(
     stop = context.Event()
     _forked.clear()
     _forked.update({_name(job): job for job in fork or ()})
-    with (
-        _interrupted(),
-        ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool,
-    ):
+    with ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
         running: dict[Future[End], Job] = {}
         try:
             while True:
                 places = {job.run_dir for job in running.values()}
                 if len(running) < processes and (job := todo.take(places)) is not None:
                     running[pool.submit(_run_apart, job if fork is None else _name(job))] = job
+                    begun(running.values())
                     continue
                 if not running:
                     return
@@ -144,24 +148,16 @@ def _apart(
             raise
 
 
-@contextmanager
-def _interrupted() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, so that runs stop in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
-    """Prepare a worker process: one thread, the user's plugins, and where to report to."""
+    """Prepare a worker process: one thread, the user's plugins, and where to report to.
+
+    The parent process handles Ctrl-C. SIGTERM ends the run of this process, which then says that it was stopped.
+    """
     import torch
 
     global _reports, _stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     _reports, _stop = reports, stop
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -171,10 +167,14 @@ def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
 
 
 def _obey() -> None:
-    """Stop this process after the current round when all are stopped or the parent process is gone."""
+    """Stop the run of this process when all are stopped, and end the process when its parent is gone."""
     while not (_orphaned() or _stop.wait(1.0)):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    _thread.interrupt_main(signal.SIGTERM)
+    while not _orphaned():
+        time.sleep(1.0)
+    _working.acquire(timeout=GRACE)  # not for ever: the run may wait for a parent that is gone
+    os._exit(1)
 
 
 def _name(job: Job) -> str:
@@ -183,10 +183,10 @@ def _name(job: Job) -> str:
 
 def _run_apart(given: Job | str) -> End:
     job = _forked[given] if isinstance(given, str) else given
-    end = "stopped" if _stop.is_set() else _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
-    if _orphaned():
-        os._exit(1)  # the pool would wait for a parent that is gone
-    return end
+    with _working, suppress(Terminated, KeyboardInterrupt):
+        if not _stop.is_set():
+            return _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
+    return "stopped"
 
 
 def _orphaned() -> bool:
@@ -202,7 +202,7 @@ def _run(job: Job, seen: Seen) -> End:
     if not resume:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _unlogged():
             warnings.filterwarnings("ignore", "the run of seed")  # a divergence, which the tables show
             callbacks = [_Reporter(job.run_dir, seen)]
             result = run(
@@ -219,12 +219,23 @@ def _run(job: Job, seen: Seen) -> End:
         job.run_dir.mkdir(parents=True, exist_ok=True)
         failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8")
         return "failed"
-    if result.finished and not job.complete():  # nothing may wait for it
+    if not job.complete():  # nothing may wait for it
         failed.write_text(f"the run ended before its {job.spec.rounds} rounds ({result.status})\n", "utf-8")
         return "failed"
     if time.monotonic() - began > 1:  # a shorter run leaves little behind, and takes less time than this
         _release_memory()
-    return "finished" if result.finished else "stopped"
+    return "finished"
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Logs no events, which would break the bar; the page has them."""
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _release_memory() -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedspan.study.curves import TITLES, Axis, over_seeds
 from fedspan.study.model import Part
 from fedspan.study.results import Entry
-from fedspan.study.tables import scale_of, titled
+from fedspan.study.tables import scale_of, titled, unit_of
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -26,7 +26,8 @@ STYLE: dict[Any, Any] = {
 }
 MARKERS = "os^DvP*"  # as on the page: lines are told by color and marker, so that no one needs the color
 ACROSS = 3  # panels side by side
-AXES: dict[Axis, float] = {"round": 1.0, "up": 1e-6, "total": 1e-6}  # bytes as MB
+BYTES: tuple[Axis, ...] = ("up", "total")
+AXES: tuple[Axis, ...] = ("round", "up", "total")
 
 
 def panels(down: int, across: int, share: bool = False) -> tuple[Any, Any]:
@@ -56,6 +57,8 @@ def handles(axes: Any) -> dict[str, Any]:
 def band(axis: Any, x: Any, values: Any, color: str, label: str, **look: Any) -> Any:
     """Mean line of several seeds and a band from the lowest to the highest; the mean."""
     middle, low, high = over_seeds(values)
+    if not np.isfinite(middle).any():  # every run failed or diverged at once
+        look.pop("markevery", None)
     axis.plot(x, middle, color=color, lw=1.4, label=label, **look)
     axis.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     return middle
@@ -63,7 +66,7 @@ def band(axis: Any, x: Any, values: Any, color: str, label: str, **look: Any) ->
 
 def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
     """One panel per axis and row: a part with one row has its axes side by side, another one its rows."""
-    kinds = part.figure.get("x", list(AXES) if len(part.rows) == 1 else ["round"])
+    kinds = part.figure.get("x", AXES if len(part.rows) == 1 else ["round"])
     rows = part.figure.get("rows", list(range(len(part.rows))))
     cells = [(kind, row) for kind in kinds for row in rows]
     across = len(rows) if 1 < len(rows) <= ACROSS else min(ACROSS, len(cells))
@@ -74,7 +77,7 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
             axis, here = axes[place // across][place % across], [entry for entry in entries if entry.row == row]
             axis.set_title(part.rows[row].label)
             if kind in AXES:
-                starts[axis] = _curves(axis, part, here, kind)
+                starts[axis] = _curves(axis, part, here, kind, *unit_of(part, entries))
             else:
                 _grid(axis, part, here, kind)
         for line in axes:
@@ -97,14 +100,15 @@ def _limit(starts: dict[Any, list[float]]) -> None:
 def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:
     """A metric of every variant against a cost on one axis; the budget is a dotted line."""
     axis = plt.subplots(layout="constrained")[1] if axis is None else axis
-    scale, looks = AXES.get(kind, 1.0), _looks(part)
+    (unit, size), looks = unit_of(part, entries), _looks(part)
+    scale = 1 / size if kind in BYTES else 1.0
     for entry in entries:
         curve, one = entry.series.curve(metric), entry.series
         values = scale_of(metric) * curve.values
         band(axis, curve.spent(kind) * scale, values, one.color, one.label, **looks[entry.variant])
     if part.budget is not None and kind in part.budget.limits:
         axis.axvline(part.budget.limits[kind] * scale, color="0.5", ls=":", lw=1)
-    axis.set_xlabel(TITLES[kind].format("MB"))
+    axis.set_xlabel(TITLES[kind].format(unit))
     axis.set_ylabel(titled(metric))
     axis.legend(frameon=False)
     return axis
@@ -121,22 +125,23 @@ def _looks(part: Part) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis) -> list[float]:
+def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis, unit: str, size: float) -> list[float]:
     """The metric of every variant against a cost; a cross marks where a seed diverged. Returns the first values."""
     looks = _looks(part)
+    scale = 1 / size if kind in BYTES else 1.0
     axis.set_xscale("linear" if kind == "round" else "log")
     axis.set_yscale("linear" if part.goal == "max" else "log")
     tops: list[float] = []
     for entry in entries:
         curve = entry.series.curve(part.metric)
-        x, values = curve.spent(kind) * AXES[kind], scale_of(part.metric) * curve.values
+        x, values = curve.spent(kind) * scale, scale_of(part.metric) * curve.values
         whole = (x > 0) | (kind == "round")
         middle = band(axis, x[whole], values[:, whole], entry.series.color, entry.series.label, **looks[entry.variant])
         tops += [float(middle[0])] if len(middle) and np.isfinite(middle[0]) else []
         if any(t is not None for t in curve.diverged) and np.isfinite(middle).any():
             last = int(np.flatnonzero(np.isfinite(middle))[-1])
             axis.plot(x[whole][last], tops[-1], marker="x", color=entry.series.color, ms=7, mew=2, clip_on=False)
-    axis.set_xlabel(TITLES[kind].format("MB"))
+    axis.set_xlabel(TITLES[kind].format(unit))
     return tops
 
 

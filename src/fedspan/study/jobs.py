@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Job:
     run_dir: Path
     seeds: int
     keep: bool = False  # keep the checkpoint at the end, so that another job can run it longer
+    what: str = field(default="", kw_only=True)  # in words
 
     def histories(self) -> list[Path]:
         """The history files of the run, in the order of its seeds."""
@@ -68,13 +69,16 @@ class Job:
         return max((float(end[0]["seconds"]) for end in ends if end), default=0.0)
 
 
-def jobs_of(spec: Spec, runs: Path, seeds: int) -> list[Job]:
+def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "") -> list[Job]:
     """A spec under several seeds: one batched computation where the task supports it, else one job per seed."""
     place = place_of(spec, runs)
     if spec.task.several_seeds:
-        return [Job(spec, place / f"{seeds}-seeds", seeds)]
+        return [Job(spec, place / f"{seeds}-seeds", seeds, what=what)]
     every = range(spec.seed, spec.seed + seeds)
-    return [Job(dataclasses.replace(spec, seed=seed), place / f"seed-{seed}", 1) for seed in every]
+    return [
+        Job(dataclasses.replace(spec, seed=seed), place / f"seed-{seed}", 1, what=f"{what}, seed {seed}")
+        for seed in every
+    ]
 
 
 def place_of(spec: Spec, runs: Path) -> Path:

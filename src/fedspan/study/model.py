@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from fedspan.callbacks.training_loss import TrainingLoss
 from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, number, one_of
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
-from fedspan.engine.judging import higher_is_better
+from fedspan.engine.judging import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
 
 Table = dict[str, Any]
@@ -33,9 +33,28 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56
 CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("rounds", "seed", "eval_every"))
 
 
-def goal_of(metric: str) -> Goal:
-    """Whether more or less of a metric is better, by its name."""
-    return "max" if higher_is_better(metric) else "min"
+NAMES = {  # what metrics are called in words, where their own name is none
+    "loss": "test loss", "training_loss": "training loss", "rel_err": "relative error", "auroc": "AUROC",
+    "c_index": "concordance index", "f1_macro": "macro F1", "mae": "mean absolute error", "mse": "mean squared error",
+    "r2": "R²", "token_accuracy": "token accuracy", "average_precision": "average precision",
+}  # fmt: skip
+
+
+def name_of(metric: str) -> str:
+    """A metric in words."""
+    plain = metric.removeprefix("validation_")
+    name = NAMES.get(plain, plain) if plain == metric or plain != "loss" else "loss"
+    return name if plain == metric else f"validation {name}"
+
+
+def in_percent(metric: str) -> bool:
+    """Whether a metric is shown in percent."""
+    return metric.removeprefix("validation_") in ("accuracy", "token_accuracy")
+
+
+def goal_of(metric: str, given: Sequence[Any] = (), option: str = "goal") -> Goal:
+    """Whether more or less of a metric is better, as it says; `given` and `option` are those of `sign_of`."""
+    return "max" if sign_of(metric, given, option=option) > 0 else "min"
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,13 @@ class Part:
     @property
     def tune_goal(self) -> Goal:
         """Whether more or less of it is better."""
-        return self.goal if self.tune_metric == self.metric else goal_of(self.tune_metric)
+        held_out = self.tune_metric.removeprefix(HELD_OUT) == self.metric.removeprefix(HELD_OUT)
+        return self.goal if held_out else goal_of(self.tune_metric, self.metrics)
+
+    @property
+    def metrics(self) -> Sequence[Any]:
+        """The metrics of the base, as a user gives them or as its table has them."""
+        return self.base.get("metrics", ()) if self.given is None else self.given.metrics
 
     @property
     def tuning_seeds(self) -> int:

@@ -79,7 +79,10 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
     if not isinstance(chosen.get("base"), dict) or not known:
         raise SpecError("a comparison needs [base] and [variants.NAME]")
     metric = chosen.get("metric", "accuracy")
-    typed: Table = {"goal": goal_of(metric), "metric": metric} | chosen
+    if "goal" in chosen and not metric:
+        raise SpecError(f"`goal` {chosen['goal']!r} needs the `metric` that it is of; give both")
+    goal = chosen.get("goal") or (goal_of(metric, chosen["base"].get("metrics", ())) if metric else "max")
+    typed: Table = {"metric": metric} | chosen | {"goal": goal}
     typed["budget"] = Budget.parse(chosen.get("budget", ()))
     typed["rows"] = [_row(one) for one in chosen.get("rows", [{}])]
     typed |= {} if seeds is None else {"seeds": seeds}

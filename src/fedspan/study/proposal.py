@@ -53,6 +53,9 @@ class Link:
         return self.latency + self.step * local_steps + up / self.up + down / self.down
 
 
+HEADS = {"local_steps": "steps"}  # of settings that have a long name
+
+
 @dataclass
 class Candidate:
     """One setting: what it costs, and what was seen of it."""
@@ -122,14 +125,19 @@ class Proposal:
         return f"Proposal({self.method})\n{self.summary()}"
 
 
-HEADS = ("settings", "lr", "rounds", "up/round", "down/round", "seconds", "run so far", "why")
+NOTE = "up, down: bytes of one client per round; tried: the share of the budget after which it was compared"
 
 
-def told(found: Proposal) -> list[list[str]]:
-    """The settings that were tried as texts for a table."""
+def told(found: Proposal) -> tuple[list[str], list[list[str]]]:
+    """Headings and texts of a table of the settings that were tried; seconds are shown where there is a link."""
+    keys = list(found.tried[0].point)
+    timed = any(one.seconds for one in found.tried)
+    heads = [*(HEADS.get(key, key) for key in keys), "lr", "rounds", "up", "down", *["seconds"] * timed]
     rows = []
     for one in found.tried:
+        settings = [str(one.point[key]) for key in keys]
         lr, value = (f"{number:.3g}" if math.isfinite(number) else "" for number in (one.lr, one.value))
-        costs = [sized(one.up_round), sized(one.down_round), f"{one.seconds:.3g}"]
-        rows.append([one.name, lr, str(one.spec.rounds), *costs, f"{one.share:.0%}", value, one.why])
-    return rows
+        costs = [sized(one.up_round), sized(one.down_round), *[f"{one.seconds:.3g}"] * timed]
+        end = [f"{one.share:.1%}".replace(".0%", "%"), value] if one.share else ["", "too few rounds"]
+        rows.append([*settings, lr, str(one.spec.rounds), *costs, *end])
+    return [*heads, "tried", found.metric.replace("_", " ")], rows

@@ -18,12 +18,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from fedspan.api.step_size import built
 from fedspan.core.building import as_choice
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.costs.outline import price
+from fedspan.study.bar import Bar, progress_of
 from fedspan.study.budget import Budget
 from fedspan.study.proposal import Candidate, Link, Proposal
 from fedspan.theory.lr_search import TrialRunner, search
@@ -34,10 +37,21 @@ FEWEST = 8  # rounds below which a setting is not tried
 
 
 def propose(
-    spec: Spec, budget: str | Sequence[str] | None, link: str | Link | None, vary: Mapping[str, Any] | None
+    spec: Spec,
+    budget: str | Sequence[str] | None,
+    link: str | Link | None,
+    vary: Mapping[str, Any] | None,
+    console: Console,
 ) -> Proposal:
-    """The best rank, bits, local steps and learning rate of the spec's method."""
-    room, grid = _Room(spec, budget, Link.parse(link)), _grid(spec, vary)
+    """The best rank, bits, local steps and learning rate of the spec's method; `console` shows how far it is."""
+    with progress_of("trials", console) as bar:
+        return _propose(spec, budget, link, vary, bar)
+
+
+def _propose(
+    spec: Spec, budget: str | Sequence[str] | None, link: str | Link | None, vary: Mapping[str, Any] | None, bar: Bar
+) -> Proposal:
+    room, grid = _Room(spec, budget, Link.parse(link), bar), _grid(spec, vary)
     k = room.method.local_steps
     steps = grid.pop("local_steps", [k])
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -51,7 +65,7 @@ def propose(
 class _Room:
     """The problem, the budget, and all that was tried."""
 
-    def __init__(self, spec: Spec, budget: str | Sequence[str] | None, link: Link) -> None:
+    def __init__(self, spec: Spec, budget: str | Sequence[str] | None, link: Link, bar: Bar) -> None:
         texts = [budget] if isinstance(budget, str) else list(budget or ())
         times = [text for text in texts if text.strip().startswith("seconds=")]
         self.budget = Budget.parse([text for text in texts if text not in times]) or Budget({})
@@ -61,7 +75,7 @@ class _Room:
         self.spec, self.link, self.tried, self.spent = spec, link, list[Candidate](), 0
         self.rates: dict[tuple[Any, ...], float] = {}
         self.method, self.problem, self.cohort = built(spec)
-        self.metric = ""
+        self.metric, self.bar = "", bar
 
     def candidate(self, point: dict[str, Any]) -> Candidate:
         """A setting with its costs."""
@@ -88,6 +102,7 @@ class _Room:
         left = [one for one in candidates if not one.why]
         if not left:
             raise SpecError(f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks")
+        self.bar.more(sum(max(min(2, len(left)), math.ceil(len(left) / 2**stage)) for stage in range(len(SHARES))))
         for share in SHARES:
             left = sorted((self.run(one, share) for one in left), key=lambda one: one.value)
             kept = len(left) if share == SHARES[-1] else max(2, math.ceil(len(left) / 2))
@@ -98,7 +113,9 @@ class _Room:
 
     def final(self, candidates: list[Candidate]) -> Candidate:
         """The best at the last stage's share."""
-        left = [one if one.share == SHARES[-1] else self.run(one, SHARES[-1]) for one in candidates if not one.why]
+        left = [one for one in candidates if not one.why]
+        self.bar.more(sum(one.share != SHARES[-1] for one in left))
+        left = [one if one.share == SHARES[-1] else self.run(one, SHARES[-1]) for one in left]
         return self.chosen(sorted(left or candidates[:1], key=lambda one: one.value))
 
     def chosen(self, ranked: list[Candidate]) -> Candidate:
@@ -113,10 +130,13 @@ class _Room:
         counted = self.spec.participation
         trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None, counted)
         self.metric = trials.metric
+        self.bar.doing(f"{one.name}: searching lr")
         one.lr = self.rate(one)
+        self.bar.doing(f"{one.name}: {share:.1%} of the budget")
         trial = trials(one.lr, min(rounds, one.spec.rounds))
         self.spent += trial.rounds
         one.share, one.value = share, math.inf if trial.diverged else trial.tail
+        self.bar.done()
         return one
 
     def rate(self, one: Candidate) -> float:

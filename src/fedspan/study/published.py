@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedspan.study.curves import Tail
-from fedspan.study.model import Part, settings
+from fedspan.study.model import Part, in_percent, name_of, settings
 from fedspan.study.results import Entry, Results
 
 SIGNS = {True: "✓", False: "✗", None: ""}
@@ -49,8 +49,8 @@ def compare(ours: Tail, value: Any, close: float) -> Verdict:
         if ours.diverged == ours.seeds:
             return Verdict(True, text, "diverges, as published")
         return Verdict(False, text, f"{ours.diverged} of {ours.seeds} seeds diverged here")
-    if ours.diverged:
-        return Verdict(False, text, f"diverged in {ours.diverged} of {ours.seeds} seeds")
+    for word, count in ours.lost.items():
+        return Verdict(False, text, f"{word} in {count} of {ours.seeds} seeds")
     change = ours.mean / float(value) - 1
     return Verdict(abs(change) <= close, text, f"{change * 100:+.0f} %")
 
@@ -95,8 +95,8 @@ def orders(part: Part, entries: list[Entry]) -> list[str]:
 
 
 def _order(part: Part, better: Entry, worse: Entry) -> str:
-    points = part.metric == "accuracy"
-    unit, scale = ("points", 100.0) if points else (f"of {part.metric}", 1.0)
+    points = in_percent(part.metric)
+    unit, scale = ("points", 100.0) if points else (f"of {name_of(part.metric)}", 1.0)
     sign = 1 if part.goal == "max" else -1
     gap = scale * (better.final.mean - worse.final.mean)
     spread = scale * math.hypot(better.final.spread, worse.final.spread)

@@ -16,7 +16,7 @@ from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory
-from fedspan.engine.judging import main_metric
+from fedspan.engine.judging import higher_is_better, main_metric
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.chart import best_first
@@ -25,8 +25,8 @@ from fedspan.study.published import orders, score, score_line
 from fedspan.study.results import Entry, Results
 from fedspan.study.series import Series, find
 from fedspan.study.tables import Grid
-from fedspan.study.titles import described, listed, problem, sentences, standing, titled
-from fedspan.study.verdict import verdict
+from fedspan.study.titles import described, listed, problem, standing, titled
+from fedspan.study.verdict import said
 
 FORMATS = ("html", "md", "csv", "png")
 
@@ -50,9 +50,10 @@ class Section:
         if any(entry.tried for entry in entries):
             grids.append(tables.tuning(part, entries))
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
-        notes = [*orders(part, entries), *dict.fromkeys(failed)]
-        title, about, said = part.title or "Results", part.about or described(part), sentences(verdict(part, entries))
-        return Section(title, about, part, entries, grids, notes, said)
+        events = [f"{entry.series.label}, {event}" for entry in entries for event in entry.events]
+        notes = [*orders(part, entries), *dict.fromkeys(failed), *events]
+        title, about = part.title or "Results", part.about or described(part)
+        return Section(title, about, part, entries, grids, notes, said(part, entries))
 
     @staticmethod
     def of_runs(title: str, series: list[Series], metric: str | None) -> Section:
@@ -62,8 +63,10 @@ class Section:
             one_of("metric", metric, known)
         if not known:
             raise SpecError("the runs report no metric to compare by; give them a test set")
-        metric = metric or main_metric(known)
-        goal = goal_of(metric)
+        given = series[0].spec.get("metrics", ())
+        sure = [name for name in known if higher_is_better(name, given) is not None]
+        metric = metric or main_metric(sure or known, given)
+        goal = goal_of(metric, given, option="")
         for rank, place in enumerate(best_first(series, metric, goal)):  # the best ones get the most distinct colors
             series[place] = dataclasses.replace(series[place], color=COLORS[rank % len(COLORS)])
         variants = [Variant(one.label, one.label, one.color, {}, {}) for one in series]
@@ -90,7 +93,7 @@ def _found(one: Series, part: Part) -> Entry:
     curve = one.curve(part.metric)
     found = Entry(0, one.label, one.thin(), curve.tail(1), curve.best(part.goal))
     state, memory = data.client_state(one.spec), client_memory(one.spec)
-    return dataclasses.replace(found, client_state=state, client_memory=memory)
+    return dataclasses.replace(found, client_state=state, client_memory=memory, **data.known_of(one.spec))
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,11 @@ class Report:
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
         footer = f"{results.minutes:.1f} core-minutes of computing. {made}"
         title = study.title or titled(study.parts[0])
-        said = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
+        told = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
         if len(sections) == 1:  # its verdict stands above it
-            said, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
-        said = [text for text in (score_line(results), *said) if text]
-        return Report(title, [study.about], sections, results.command, score(results)[1], footer, said)
+            told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
+        told = [text for text in (score_line(results), *told) if text]
+        return Report(title, [study.about], sections, results.command, score(results)[1], footer, told)
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
         """Write the report in the given formats; the files."""
@@ -191,9 +194,9 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(map(str, places))}."
     footer = ", ".join(f"{name} {number}" for name, number in versions().items())
     title = f"{count} runs on {len(sections)} tasks" if len(sections) > 1 else _of_methods(sections[0])
-    said = [text for study in studies for text in study.verdict]
-    said += [standing(one.part, one.entries) for one in sections if not studies]
-    return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in said if text])
+    told = [text for study in studies for text in study.verdict]
+    told += [standing(one.part, one.entries) for one in sections if not studies]
+    return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in told if text])
 
 
 def _of_methods(section: Section) -> str:

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import outline
-from fedspan.engine.judging import main_metric
+from fedspan.engine.judging import main_metric, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, setting
 from fedspan.study.parse import study_of
@@ -68,9 +69,12 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     known = known or [TRAIN_LOSS] * trains  # without a test set the training loss is what there is
     if not known:
         raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
-    metric = metric or part.metric or main_metric([one for one in known if not one.startswith(VALIDATION)] or known)
+    tested = [one for one in known if not one.startswith(VALIDATION)]
+    metric = metric or part.metric or main_metric(tested or known, part.metrics)
     one_of(option, metric, known)
-    goal = goal or (part.goal if metric == part.metric else goal_of(metric))
+    given = goal or (part.goal if metric == part.metric else None)
+    goal = given or goal_of(metric, part.metrics, option.replace("metric", "goal"))
+    _check_callbacks(part, known, metric, goal)
     held_out = VALIDATION + metric.removeprefix(VALIDATION)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
     part = dataclasses.replace(part, metric=metric, goal=goal, tune_by=tune_by)
@@ -78,6 +82,19 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
         for point in variant.points():
             outline.check(part.spec(variant, point, row))
     return part
+
+
+def _check_callbacks(part: Part, known: Sequence[str], metric: str, goal: Goal) -> None:
+    """Refuses callbacks that would choose models by a metric of which they do not know what is better, or otherwise."""
+    for one in part.spec(part.variants[0], part.variants[0].points()[0], rounds=1).callbacks:
+        if not isinstance(one, KeepBest | EarlyStopping):
+            continue
+        by = one.metric or main_metric(known, part.metrics)
+        found = "max" if sign_of(by, part.metrics, one.mode) > 0 else "min"
+        if by.removeprefix(VALIDATION) == metric.removeprefix(VALIDATION) and found != goal:
+            raise SpecError(
+                f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {found!r}; give both the same"
+            )
 
 
 def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]) -> Study:

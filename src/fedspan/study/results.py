@@ -27,7 +27,7 @@ from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import Spec, read_toml
 from fedspan.core.versions import versions
-from fedspan.costs.outline import client_memory, price
+from fedspan.costs.outline import client_memory, outline, price, projected
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import seconds
@@ -60,6 +60,9 @@ class Entry:
     failures: list[str] = field(default_factory=list)
     client_state: int | None = None  # bytes
     client_memory: int | None = None  # bytes
+    test_examples: int | None = None  # of the test set
+    projected: list[int] | None = None  # parameters that are projected, values that are sent, all parameters
+    events: list[str] = field(default_factory=list)  # the first event of each seed that has some, and how many it has
 
     def curve(self, part: Part) -> Curve:
         """The rows that count, in the metric of the part."""
@@ -99,6 +102,7 @@ def _entry(cell: Cell, runs: Runs) -> Entry:
         reached=None if row.target is None else runs.reached(cell),
         tried=[dataclasses.replace(one, deciding=None, curve=None) for one in runs.tried(cell)],
         failures=runs.failures(cell), client_state=client_state(spec), client_memory=client_memory(spec),
+        events=runs.events(cell), **known_of(spec),
     )  # fmt: skip
 
 
@@ -126,6 +130,16 @@ def client_state(spec: Spec | Table) -> int | None:
         return price(dataclasses.replace(spec, rounds=1)).client_state
     except (FedspanError, OSError, ImportError):  # a plugin's method, or data that is not here
         return None
+
+
+def known_of(spec: Spec | Table) -> Table:
+    """Fields of an entry that follow from the model and the test set; none of them where these are not here."""
+    try:
+        spec = spec if isinstance(spec, Spec) else Spec.from_table(spec)
+        sizes = projected(spec)
+        return {"test_examples": outline(spec).test_examples, "projected": None if sizes is None else list(sizes)}
+    except (FedspanError, OSError, ImportError):
+        return {}
 
 
 # ---- files
@@ -222,8 +236,8 @@ def _short(values: Iterable[float]) -> list[float | None]:
 
 
 def _tail(numbers: list[float | None]) -> Tail:
-    mean, spread, diverged, seeds, failed = (float("nan") if value is None else value for value in numbers)
-    return Tail(mean, spread, int(diverged), int(seeds), int(failed))
+    mean, spread, *counts = (float("nan") if value is None else value for value in numbers)
+    return Tail(mean, spread, *map(int, counts))
 
 
 def _json(value: Any) -> str:

@@ -27,10 +27,16 @@ class Schedule:
 
     def __init__(self, jobs: Iterable[Job], more: Callable[[], list[Job]] | None = None) -> None:
         self.waiting: dict[Path, Job] = {}
-        self.more, self.total, self.count = more, 0, 0
+        self.more, self.count = more, 0
+        self.asked: dict[Path, int] = {}  # run directory → its rounds
         self.spent: dict[str, tuple[float, float]] = {}  # method → seconds and units of work of finished runs
         self._add(jobs)
         self._ask()
+
+    @property
+    def total(self) -> int:
+        """The rounds of all runs that were asked for and are not made again."""
+        return sum(self.asked.values())
 
     def take(self, running: Collection[Path] = (), in_order: bool = False) -> Job | None:
         """The next run, whose directory no other one is using; None if there is none at the moment."""
@@ -66,7 +72,7 @@ class Schedule:
             if job.complete():
                 self._learn(job)
                 continue
-            self.total += job.spec.rounds - (before.spec.rounds if before is not None else 0)
+            self.asked[job.run_dir] = max(job.spec.rounds, self.asked.get(job.run_dir, 0))
             self.count += before is None
             self.waiting[job.run_dir] = job
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedspan.core import registry
 from fedspan.core.files import csv_text
+from fedspan.study.budget import UNITS
 from fedspan.study.curves import Axis, Tail
-from fedspan.study.model import Part, settings
+from fedspan.study.model import Part, in_percent, name_of, settings
 from fedspan.study.pareto import reach
 from fedspan.study.published import SIGNS, judge, number
 from fedspan.study.results import Entry
@@ -60,12 +61,12 @@ def _text(cell: Cell | str) -> str:
 
 def scale_of(metric: str) -> int:
     """What a metric is multiplied by to be shown: accuracies are in percent."""
-    return 100 if metric == "accuracy" else 1
+    return 100 if in_percent(metric) else 1
 
 
 def shown(metric: str, tail: Tail) -> str:
     """A result in words: accuracies in percent, metrics of `fedspan.metrics` as they are, errors as 6.23e-3."""
-    if metric in ("accuracy", "perplexity"):
+    if in_percent(metric) or metric == "perplexity":
         return tail.text(f"{scale_of(metric) * tail.mean:.1f}", f"{scale_of(metric) * tail.spread:.1f}")
     if metric.removeprefix("validation_") in registry.choices("metric"):
         return tail.text(f"{tail.mean:.4g}", f"{tail.spread:.2g}")
@@ -73,8 +74,8 @@ def shown(metric: str, tail: Tail) -> str:
 
 
 def titled(metric: str) -> str:
-    """A metric with its unit."""
-    return f"{metric}, %" if metric == "accuracy" else metric
+    """A metric in words with its unit."""
+    return f"{name_of(metric)}, %" if in_percent(metric) else name_of(metric)
 
 
 def point_of(entry: Entry) -> str:
@@ -89,26 +90,44 @@ def results(part: Part, entries: Sequence[Entry]) -> Grid:
     return _by_variant(part, entries) if len(part.rows) == 1 else _by_row(part, entries)
 
 
+def ranked(part: Part, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries from the best result to the worst; those without a result in every seed come last."""
+    sign = -1 if part.goal == "max" else 1
+    return sorted(entries, key=lambda one: (not one.final.whole, sign * one.final.mean if one.final.whole else 0.0))
+
+
 def _by_variant(part: Part, entries: Sequence[Entry]) -> Grid:
-    """The result, the best evaluation, results at equal cost, and what was spent."""
-    unit = ", %" if part.metric == "accuracy" else ""
+    """The result, the best evaluation, results at equal cost, and what was spent; the best method first."""
+    entries = ranked(part, entries)
+    unit = ", %" if in_percent(part.metric) else ""
     length = f"after {part.base['rounds']} rounds" if part.budget is None else f"at {part.budget.words()}"
-    header = ["method", "tuned", f"{part.metric} {length}{unit}", f"best{unit}", *entries[0].at]
-    header += [*(["rounds"] if part.budget else []), "MB up", "MB both ways", "published, final", "published, best"]
+    header = ["method", "tuned", f"{name_of(part.metric)} {length}{unit}", f"best evaluation{unit}", *entries[0].at]
+    byte, size = unit_of(part, entries)
+    header += [*(["rounds"] if part.budget else []), f"{byte} up", f"{byte} both ways"]
+    header += ["published, final", "published, best"]
     rows: list[list[Cell | str]] = []
     for entry in entries:
         curve = entry.curve(part)
         texts = [shown(part.metric, tail) for tail in (entry.final, entry.best, *entry.at.values())]
         lengths = [f"{curve.rounds[-1]:.0f}"] if part.budget else []
-        sizes = [f"{curve.spent(axis)[-1] / 1e6:.4g}" for axis in PARETO]
+        sizes = [f"{curve.spent(axis)[-1] / size:.4g}" for axis in PARETO]
         two = part.rows[0].published.get(entry.variant)
         published = [f"{value:.1f}" for value in two] if isinstance(two, list) else ["", ""]
         rows.append([entry.series.label, point_of(entry), *texts, *lengths, *sizes, *published])
-    header, rows = (
-        [*header, MEMORY],
-        [[*row, _scaled(entry.client_memory, 1e6)] for row, entry in zip(rows, entries, strict=True)],
-    )
-    return _without_empty(header, rows, keep=len(header) - 3)
+    for row, entry in zip(rows, entries, strict=True):
+        row += [_scaled(entry.client_memory, 1e6), projected(entry)]
+    return _without_empty([*header, MEMORY, "projected parameters"], rows, keep=len(header) - 2)
+
+
+def unit_of(part: Part, entries: Sequence[Entry]) -> tuple[str, float]:
+    """The unit of bytes in the tables and on the axes of a part, and its size: that of the most that was sent."""
+    most = max((float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0)
+    return next((one for one in reversed(UNITS.items()) if most >= one[1]), ("B", 1.0))
+
+
+def projected(entry: Entry) -> str:
+    """How many parameters a method of a subspace projects; empty for others."""
+    return "" if entry.projected is None else f"{entry.projected[0]:,} of {entry.projected[2]:,}"
 
 
 def _by_row(part: Part, entries: Sequence[Entry]) -> Grid:
@@ -116,21 +135,22 @@ def _by_row(part: Part, entries: Sequence[Entry]) -> Grid:
     names = list(dict.fromkeys(key for row in part.rows for key in row.values))
     shown_ = [variant for variant in part.variants if any(entry.variant == variant.name for entry in entries)]
     targets = any(row.target is not None for row in part.rows)
+    byte, size = unit_of(part, entries)
     rows: list[list[Cell | str]] = []
     for place, row in enumerate(part.rows):
         here = {entry.variant: entry for entry in entries if entry.row == place}
         values: list[Cell | str] = [_plain(row.values.get(name, "")) for name in names]
         values += [_plain(row.target)] if targets else []
-        rows.append([*values, *(_cell(part, here[v.name]) if v.name in here else "" for v in shown_)])
-    extra = [f"{part.metric} to reach"] if targets else []
-    return Grid([*names, *extra, *(f"{v.label}, MB" if targets else v.label for v in shown_)], rows)
+        rows.append([*values, *(_cell(part, here[v.name], size) if v.name in here else "" for v in shown_)])
+    extra = [f"{name_of(part.metric)} to reach"] if targets else []
+    return Grid([*names, *extra, *(f"{v.label}, {byte}" if targets else v.label for v in shown_)], rows)
 
 
-def _cell(part: Part, entry: Entry) -> Cell:
+def _cell(part: Part, entry: Entry, size: float) -> Cell:
     """The result of an entry, the settings it was tuned to, and the published number."""
     if part.rows[entry.row].target is not None:
         found = entry.reached
-        return Cell("not reached" if found is None else f"{found[1] / 1e6:.3g} up, {found[2] / 1e6:.3g} both ways")
+        return Cell("not reached" if found is None else f"{found[1] / size:.3g} up, {found[2] / size:.3g} both ways")
     verdict = judge(part, entry)
     published = " ".join(text for text in (SIGNS[verdict.holds], f"published {verdict.published}") if text)
     small = [point_of(entry)] if entry.tried else []
@@ -161,7 +181,8 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
             curve = entry.series.curve(part.metric)
             last, verdict = curve.tail(1), judge(part, entry)
             record: dict[str, Any] = {"row": part.rows[row].label, "run": entry.series.label, "seeds": last.seeds}
-            record |= {"diverged": last.diverged, "failed": last.failed, "rounds": int(curve.rounds[-1])}
+            record |= {"diverged": last.diverged, "failed": last.failed, "nan": last.undefined or None}
+            record |= {"rounds": int(curve.rounds[-1])}
             record |= {"last": last, "best": entry.best, "tuned": point_of(entry), "result": entry.final}
             record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
             record |= {"client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory}
@@ -173,22 +194,17 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 def runs(part: Part, entries: Sequence[Entry]) -> Grid:
     """The runs of a part: last and best evaluation, what was sent, and where each is Pareto-optimal."""
-    header = ["row", "run", "seeds", "rounds", f"last {titled(part.metric)}", f"best {titled(part.metric)}", "MB up"]
-    header += [
-        "MB down",
-        "client state, kB",
-        MEMORY,
-        "seconds",
-        "Pareto-optimal, MB up",
-        "Pareto-optimal, MB both ways",
-    ]
+    byte, size = unit_of(part, entries)
+    header = ["row", "run", "seeds", "rounds", f"last {titled(part.metric)}", f"best {titled(part.metric)}"]
+    header += [f"{byte} up", f"{byte} down", "client state, kB", MEMORY, "seconds"]
+    header += [f"Pareto-optimal, {byte} up", f"Pareto-optimal, {byte} both ways"]
     rows: list[list[Cell | str]] = []
-    for one in records(part, entries):
+    for one in records(part, ranked(part, entries)):
         row = [one.get("row", ""), *(str(one[key]) for key in ("run", "seeds", "rounds"))]
         row += [shown(part.metric, one["last"]), shown(part.metric, one["best"])]
-        row += [_scaled(one[key], 1e6) for key in ("up_bytes", "down_bytes")]
+        row += [_scaled(one[key], size) for key in ("up_bytes", "down_bytes")]
         row += [_scaled(one.get("client_state_bytes"), 1e3), _scaled(one.get("client_memory_bytes"), 1e6)]
-        row += [f"{one['seconds']:.1f}", *(_range(one.get(f"pareto_{axis}_bytes")) for axis in PARETO)]
+        row += [f"{one['seconds']:.1f}", *(_range(one.get(f"pareto_{axis}_bytes"), size) for axis in PARETO)]
         rows.append([*row])
     return _without_empty(header, rows, title="Runs")
 
@@ -241,8 +257,8 @@ def _scaled(size: float | None, unit: float) -> str:
     return "" if size is None else f"{size / unit:.4g}"
 
 
-def _range(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else " – ".join(f"{end / 1e6:.3g}" for end in dict.fromkeys(ends))
+def _range(ends: tuple[float, float] | None, unit: float) -> str:
+    return "" if ends is None else " – ".join(f"{end / unit:.3g}" for end in dict.fromkeys(ends))
 
 
 def _without_empty(header: list[str], rows: list[list[Cell | str]], keep: int = 0, title: str = "") -> Grid:

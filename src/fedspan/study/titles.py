@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
-from fedspan.study.model import Part, Table
+from fedspan.study.model import Part, Table, in_percent, name_of
 from fedspan.study.results import Entry
 from fedspan.study.tables import shown
 
@@ -51,7 +50,7 @@ def described(part: Part) -> str:
         f"Every method runs under {seeds}; ± is the standard deviation over them." if part.seeds > 1 else "One seed."
     ]
     if tuned:
-        by = {"": "", TRAIN_LOSS: " by the training loss"}.get(part.tune_by, f" by {part.tune_by}")
+        by = {"": "", TRAIN_LOSS: " by the training loss"}.get(part.tune_by, f" by {name_of(part.tune_by)}")
         parts.append(f"Each is tuned over its own grid{by} on the {first}; * marks a value at the end of its grid.")
     if part.budget is not None:
         parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
@@ -62,11 +61,6 @@ def described(part: Part) -> str:
     return " ".join(parts)
 
 
-def sentences(text: str) -> list[str]:
-    """A text as a list of its sentences."""
-    return re.split(r"(?<=\.) (?=[A-Z])", text) if text else []
-
-
 def standing(part: Part, entries: Sequence[Entry]) -> str:
     """The run with the best last value and how far it is; empty if all runs diverged or failed."""
     alive = [entry for entry in entries if entry.final.whole]
@@ -75,6 +69,6 @@ def standing(part: Part, entries: Sequence[Entry]) -> str:
     sign = -1 if part.goal == "max" else 1
     best = min(alive, key=lambda entry: sign * entry.final.mean)
     curve = best.series.curve(part.metric)
-    value = f"{part.metric} {shown(part.metric, best.final)}{' %' if part.metric == 'accuracy' else ''}"
+    value = f"{name_of(part.metric)} {shown(part.metric, best.final)}{' %' if in_percent(part.metric) else ''}"
     far = f"after {curve.rounds[-1]:.0f} rounds and {curve.spent('total')[-1] / 1e6:.3g} MB in both directions"
     return f"{best.series.label}{' has the best last value' if len(entries) > 1 else ''}: {value} {far}."

@@ -62,10 +62,14 @@ class Runs:
 
     def trying(self, cell: Cell) -> list[list[Job]]:
         """The runs that try each point of a grid, at the lengths that are known by now."""
-        return [self._trial(cell, spec, rounds) for spec, rounds in zip(_specs(cell), self._lengths(cell), strict=True)]
+        return [self._trial(cell, n, rounds) for n, rounds in enumerate(self._lengths(cell))]
 
-    def _trial(self, cell: Cell, spec: Spec, rounds: int) -> list[Job]:
-        jobs = jobs_of(dataclasses.replace(spec, rounds=rounds), self.place, cell[0].tuning_seeds)
+    def _trial(self, cell: Cell, n: int, rounds: int) -> list[Job]:
+        """The runs of a grid's n-th point."""
+        part, row, variant = cell
+        point = _candidates(*cell)[n]
+        spec = dataclasses.replace(part.tuning_spec(variant, point, row), rounds=rounds)
+        jobs = jobs_of(spec, self.place, part.tuning_seeds, f"tuning {variant.label}, {settings(point)}")
         return [dataclasses.replace(job, keep=True) for job in jobs]  # a longer run may continue it
 
     def _lengths(self, cell: Cell) -> list[int]:
@@ -75,7 +79,7 @@ class Runs:
         specs = _specs(cell)
         lengths, left = [spec.rounds for spec in specs], set(range(len(specs)))
         for rounds, share, behind in stages(cell[0], cell[2], specs):
-            jobs = {n: self._trial(cell, specs[n], rounds[n]) for n in left}
+            jobs = {n: self._trial(cell, n, rounds[n]) for n in left}
             if not all(job.ended() for of_point in jobs.values() for job in of_point):
                 return [rounds[n] if n in left else length for n, length in enumerate(lengths)]
             curves = {n: _read(cell[2], jobs[n]).curve(cell[0].tune_metric) for n in left}
@@ -95,7 +99,7 @@ class Runs:
 
     def _seeds(self, cell: Cell, point: Point) -> list[Job]:
         part, row, variant = cell
-        return jobs_of(part.spec(variant, point, row), self.place, part.seeds)
+        return jobs_of(part.spec(variant, point, row), self.place, part.seeds, variant.label)
 
     def possible(self) -> list[Job]:
         """All runs that may be made, whatever the tuning chooses."""
@@ -103,8 +107,7 @@ class Runs:
         for cell in self.cells():
             specs = _specs(cell)
             lengths = [[spec.rounds for spec in specs], *(one[0] for one in stages(cell[0], cell[2], specs))]
-            trials = [zip(specs, rounds, strict=True) for rounds in lengths]
-            found += [job for trial in trials for spec, t in trial for job in self._trial(cell, spec, t)]
+            found += [job for rounds in lengths for n, t in enumerate(rounds) for job in self._trial(cell, n, t)]
             found += [job for point in cell[2].points() for job in self._seeds(cell, point)]
         return found
 
@@ -208,6 +211,17 @@ class Runs:
             name = ", ".join([cell[2].label, *([settings(point)] if point else [])])
             found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
         return list(dict.fromkeys(found))
+
+    def events(self, cell: Cell) -> list[str]:
+        """What went wrong in the runs of a variant: the first event of each seed, and how many there are."""
+        found = []
+        for job in self.running(cell):
+            for number, file in enumerate(job.histories()):
+                rows = history.read(file)[1] if file.exists() else []
+                every = [event for row in rows for event in row.get("events", ())]
+                more = f" ({len(every):,} events or more)" if len(every) > 1 else ""
+                found += [f"seed {job.spec.seed + number}: {every[0]}{more}"] if every else []
+        return found
 
     def _try(self, cell: Cell, point: Point, jobs: list[Job], whole: Spec) -> Tried:
         part, series, rounds = cell[0], _read(cell[2], jobs), jobs[0].spec.rounds

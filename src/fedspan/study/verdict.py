@@ -1,8 +1,9 @@
 """What a comparison says, in words: which method to take, by how much, and whether the seeds support it.
 
 Methods run under the same seeds, so two of them are compared by the differences of their results per seed. The seeds
-support a difference if the 95 % interval of its mean (Student's t) does not contain zero. They do not tell two methods
-apart if there is no such support and neither is better in every seed.
+support a difference if the 95 % interval of its mean (Student's t) does not contain zero: of two methods that are equal
+one is then taken in 5 % of all comparisons. The interval is about other seeds on the same test set; how far another
+test set would move an accuracy is said apart, from the number of its examples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.study.budget import sized
 from fedspan.study.curves import Floats
-from fedspan.study.model import Part, settings
+from fedspan.study.model import Part, in_percent, name_of, settings
 from fedspan.study.results import Entry, Results
 from fedspan.study.tuning import by_seed, edges
 
@@ -24,13 +25,20 @@ STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 CHEAPER = 0.9  # of methods that are equally good, one that sends less than this share of the most is mentioned
 LONG = 150  # characters of a reason
 CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
+LITTLE = 0.9  # a method that sends this share of a model's parameters or more has little to gain
+
+
+def said(part: Part, entries: Sequence[Entry]) -> list[str]:
+    """One sentence per question about a part with one row: which method, and what to know about that answer."""
+    if len(part.rows) > 1 or not entries:
+        return []
+    questions = (_choice, _noise, _edge, _lost, _little_to_gain, _how)
+    return [text for about in questions if (text := about(part, entries))]
 
 
 def verdict(part: Part, entries: Sequence[Entry]) -> str:
-    """One to four sentences about a part with one row; empty for a part with several."""
-    if len(part.rows) > 1 or not entries:
-        return ""
-    return " ".join(text for about in (_choice, _edge, _lost, _how) if (text := about(part, entries)))
+    """The sentences as one text; empty for a part with several rows."""
+    return " ".join(said(part, entries))
 
 
 def verdict_of(results: Results) -> str:
@@ -46,7 +54,7 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
         return "No method has a result in every seed."
     best, others = ranked[0], ranked[1:]
     where, seeds = _where(part), len(_ends(part, best))
-    value = f"{part.metric} {_value(part, best)}"
+    value = f"{name_of(part.metric)} {_value(part, best)}"
     if not others:
         return f"{best.series.label}{where}: {value}{_over(seeds)}."
     if seeds == 1 and best.final.mean == others[0].final.mean:
@@ -57,8 +65,8 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
         return _undecided(part, best, mixed)
     second = f"{value}, {_gap(part, best, others[0])} than {_named(part, others[0])}"
     if not apart[0]:
-        many = f"in each of the {seeds} seeds; more seeds" if seeds > 1 else "in one seed; more"
-        return f"{best.series.label} is ahead{where}: {second} {many} would make it sure."
+        spread = f"in each of the {seeds} seeds, but {_interval(part, best, others[0])}" if seeds > 1 else "in one seed"
+        return f"{best.series.label} is ahead{where}: {second} {spread}."
     noisy = [_named(part, one) for one, told in zip(others, apart, strict=True) if not told]
     but = f" (less so against {_listed(noisy)}: results spread widely there)" if noisy else ""
     return f"Take {best.series.label}{where}: {second}; the {seeds} seeds support it{but}."
@@ -67,7 +75,7 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
 def _undecided(part: Part, best: Entry, others: Sequence[Entry]) -> str:
     """Methods of which no one is ahead in every seed, and the cheapest of them."""
     listed = _listed([_named(part, one) for one in others])
-    seeds, first = len(_ends(part, best)), f"{best.series.label} ({part.metric} {_value(part, best)})"
+    seeds, first = len(_ends(part, best)), f"{best.series.label} ({name_of(part.metric)} {_value(part, best)})"
     text = f"The {seeds} seeds do not tell {first} apart from {listed}{_where(part)}"
     least = min([best, *others], key=lambda one: _sent(part, one))
     if _sent(part, least) < CHEAPER * max(_sent(part, one) for one in (best, *others)):
@@ -83,10 +91,40 @@ def ahead(part: Part, one: Entry, other: Entry) -> bool:
 def told_apart(part: Part, one: Entry, other: Entry) -> bool:
     """Whether the seeds support that two results differ."""
     gaps = _gaps(part, one, other)
-    if len(gaps) < 2:
-        return False
-    half = STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    return abs(float(gaps.mean())) > half
+    return len(gaps) > 1 and abs(float(gaps.mean())) > _half(gaps)
+
+
+def _half(gaps: Floats) -> float:
+    """Half of the 95 % interval of a mean difference."""
+    return STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+
+
+def _interval(part: Part, one: Entry, other: Entry) -> str:
+    gaps = _sign(part) * _gaps(part, one, other)
+    low, high = float(gaps.mean()) - _half(gaps), float(gaps.mean()) + _half(gaps)
+    ends = f"{100 * low:.1f} to {100 * high:.1f} points" if in_percent(part.metric) else f"{low:.2g} to {high:.2g}"
+    return f"the 95 % interval of the difference, {ends}, contains zero".replace("-", "−")
+
+
+def _noise(part: Part, entries: Sequence[Entry]) -> str:
+    """What the intervals over seeds leave out."""
+    ranked = [one for one in entries if one.final.whole]
+    sizes = {one.test_examples for one in entries} - {None}
+    validated = part.metric.startswith("validation_")
+    if len(ranked) < 2 or len(sizes) != 1 or validated:
+        return ""
+    (count,) = sizes
+    assert count is not None
+    start = f"All seeds are measured on the same {count:,} test examples"
+    if part.metric != "accuracy":
+        return f"{start}, whose choice the seeds do not show."
+    p = min(max(one.final.mean for one in ranked), 1 - 1 / count)
+    return f"{start}: another test set of that size would move an accuracy by up to ± {_points(p, count):.1f} points."
+
+
+def _points(p: float, count: int) -> float:
+    """Half of the 95 % interval of an accuracy on so many examples, in points."""
+    return 196 * math.sqrt(max(p * (1 - p), 0) / count)
 
 
 def _edge(part: Part, entries: Sequence[Entry]) -> str:
@@ -106,12 +144,29 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
     found = []
     for one in entries:
         label, seeds = one.series.label, one.final.seeds
-        for count, word in ((one.final.diverged, "diverged"), (one.final.failed, "failed")):
+        for word, count in one.final.lost.items():
             many = f" in {count} of {seeds} seeds" if seeds > 1 else ""
-            found += [f"{label} {word}{many}{_reason(one) if word == 'failed' else ''}"] if count else []
+            what = word if word != "NaN" else f"has no number as {name_of(part.metric)}"
+            found.append(f"{label} {what}{many}{_reason(one) if word == 'failed' else ''}")
         if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
             found.append(f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is")
     return f"{'; '.join(found)}." if found else ""
+
+
+def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
+    """Which methods of a subspace send almost all parameters."""
+    found = []
+    for one in entries:
+        if one.projected is None:
+            continue
+        projected, sent, parameters = one.projected
+        share = "none" if not projected else f"{projected:,}"
+        if not projected or sent >= LITTLE * parameters:
+            gain = "nothing" if not projected else "little"
+            found.append(f"{one.series.label} projects {share} of the {parameters:,} parameters and has {gain} to gain")
+    if not found:
+        return ""
+    return f"{'; '.join(found)}: biases, small tensors and the output head are sent in full."
 
 
 def _reason(entry: Entry) -> str:
@@ -126,7 +181,7 @@ def _how(part: Part, entries: Sequence[Entry]) -> str:
     tuned = any(one.tried for one in entries)
     if not tuned and not searched:
         return ""
-    by = {TRAIN_LOSS: "the training loss"}.get(part.tune_metric, part.tune_metric)
+    by = name_of(part.tune_metric) if part.tune_metric != TRAIN_LOSS else "the training loss"
     if not tuned:
         validated = part.tune_metric.startswith("validation_")
         return f"Step sizes were searched by {'the validation loss' if validated else by}."
@@ -171,7 +226,7 @@ def _over(seeds: int) -> str:
 
 def _value(part: Part, entry: Entry) -> str:
     mean = entry.final.mean
-    return f"{100 * mean:.1f} %" if part.metric.endswith("accuracy") else f"{mean:.3g}"
+    return f"{100 * mean:.1f} %" if in_percent(part.metric) else f"{mean:.3g}"
 
 
 def _named(part: Part, entry: Entry) -> str:
@@ -180,7 +235,7 @@ def _named(part: Part, entry: Entry) -> str:
 
 def _gap(part: Part, best: Entry, other: Entry) -> str:
     gap = abs(best.final.mean - other.final.mean)
-    amount = f"{100 * gap:.1f} points" if part.metric.endswith("accuracy") else f"{gap:.2g}"
+    amount = f"{100 * gap:.1f} points" if in_percent(part.metric) else f"{gap:.2g}"
     return f"{amount} {'higher' if part.goal == 'max' else 'lower'}"
 
 

@@ -56,6 +56,10 @@ class RegressionProblem(Problem):
         row = share / self.counts  # weight of one row of client i in F
         self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
 
+    def examples(self, client: int) -> int:
+        """n_i."""
+        return int(self.counts[client])
+
     def picks(
         self, of_runs: tuple[int, ...], rounds: range, part: int, ids: npt.NDArray[np.int64], steps: int
     ) -> torch.Tensor:

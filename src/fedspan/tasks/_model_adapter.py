@@ -21,8 +21,9 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
 from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
+from fedspan.metrics._own import chosen
 from fedspan.nn.client_data import Batch, ClientData, Loss, as_client_data, placed, table_columns
-from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs, chosen
+from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
 from fedspan.nn.loaders import drawing
 from fedspan.nn.problem import Evaluate
 from fedspan.nn.problem_kind import USUAL, OutputLoss, ProblemKind, converted, problem_kind, tried

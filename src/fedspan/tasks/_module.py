@@ -23,6 +23,7 @@ from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.task import Holdings, Task
 from fedspan.nn.client_data import KEPT, ClientData, LocalClients, Loss, ReadLater, client_name, split_parts
+from fedspan.nn.evaluate import Evaluator
 from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.nn.projection_rules import projection_rules
@@ -106,18 +107,21 @@ class ModuleTask(Task):
         adapter = model_adapter(made.model, settings, made.loss, made.objective)
         clients, tests = _population(made, ids, adapter)
         test, validation = (None, None) if on_client else (made.test(), made.validation())
-        return TorchProblem(
+        tests_on = adapter.evaluator(test)
+        problem = TorchProblem(
             made.model,
             clients,
             adapter.objective,
             rules,
             settings,
             seed=seed,
-            evaluate=_scores(adapter.evaluator(test), adapter.evaluator(validation, "validation set")),
+            evaluate=_scores(tests_on, adapter.evaluator(validation, "validation set")),
             on_client=on_client,
             names=made.names,
             client_tests=None if on_client else ClientTests(tests, adapter.on),
         )
+        problem.test_examples = len(tests_on.data) if isinstance(tests_on, Evaluator) else None
+        return problem
 
 
 def _population(

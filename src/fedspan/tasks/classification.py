@@ -48,6 +48,10 @@ class Classification(DividedTask):
         x = scaled(found.train, found.test, dtype, standardize, self.shrink)
         return self.assemble(found, x, dtype, seed, norm=self.norm)
 
+    def requires(self) -> list[str]:
+        """The data set, if it has a name."""
+        return [self.data] if isinstance(self.data, str) else []
+
     def division(self, seed: int) -> Division:
         """The examples that are used, and who has which."""
         if isinstance(self.data, OwnData):

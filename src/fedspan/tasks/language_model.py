@@ -15,11 +15,12 @@ import torch
 
 from fedspan.core.errors import DataError, SpecError, at_least, one_of, positive_share
 from fedspan.core.registry import register
+from fedspan.data.datasets import texts
 from fedspan.huggingface.checkpoints import load_model, place_of
 from fedspan.tasks._module import Material
-from fedspan.tasks._text import TextTask, file, rows, running
+from fedspan.tasks._text import TextTask, running
 
-FILES = {"shakespeare": "shakespeare_roles.jsonl.gz"}
+NAMES = ("shakespeare", "shakespeare_mini")
 Block = list[int]
 
 
@@ -28,7 +29,7 @@ Block = list[int]
 class LanguageModel(TextTask):
     """Clients with texts of their own, evaluated on texts of all of them."""
 
-    data: str = "shakespeare"  # one JSON object per line: text
+    data: str = "shakespeare"  # shakespeare or shakespeare_mini
     model: str = "stories260k"  # stories260k, tiny, or the directory of a model
     clients: int | None = None  # those with most text; None: all with enough of it
     min_characters: int = 1000  # text that a client must have
@@ -38,7 +39,7 @@ class LanguageModel(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("task.data", self.data, FILES)
+        one_of("task.data", self.data, NAMES)
         at_least("min_characters", self.min_characters, 1)
         at_least("block", self.block, 3)
         for name in ("clients", "test_blocks"):
@@ -54,7 +55,7 @@ class LanguageModel(TextTask):
         model = self.prepared(load_model(self.model, "CausalLM", seed, self.dropout), dtype)
 
         def halves(ids: Sequence[int]) -> list[tuple[list[Block], list[Block]]]:
-            begin, found = running(file(FILES[self.data]), place_of(self.model), tuple(roles[i] for i in ids))
+            begin, found = running(texts(self.data, "roles"), place_of(self.model), tuple(roles[i] for i in ids))
             return [self._blocks(begin, found[roles[i]]) for i in ids]
 
         def test() -> dict[str, Any]:
@@ -67,7 +68,7 @@ class LanguageModel(TextTask):
 
     def _roles(self) -> list[int]:
         """The clients' numbers in the file."""
-        sizes = np.array([len(row["text"]) for row in rows(file(FILES[self.data]))])
+        sizes = np.array([len(text) for text in texts(self.data, "roles").x])
         enough = np.flatnonzero(sizes >= self.min_characters)
         if len(enough) < (self.clients or 1):
             raise DataError(

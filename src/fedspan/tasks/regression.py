@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
-from fedspan.core.errors import DataError, SpecError, at_least, positive
+from fedspan.core.errors import DataError, SpecError, at_least, one_line, positive
 from fedspan.core.registry import register
 from fedspan.core.space import check_memory
 from fedspan.core.task import Holdings, Task
-from fedspan.data.columns import digest
+from fedspan.data.columns import UNREADABLE, digest, read_npz
 from fedspan.tasks._least_squares import Floats, RegressionProblem
 
 
@@ -98,19 +98,21 @@ def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     if not path.is_file():
         raise DataError(f"data file {str(path)!r} does not exist; give `task.data` the path of an .npz with A and B")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: np.asarray(file[name]) for name in file.files}
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"data file {str(path)!r} is not a plain .npz ({str(error).splitlines()[0]})") from None
+        found = read_npz(path)
+    except UNREADABLE as error:
+        why = one_line(str(error) or type(error).__name__)
+        raise DataError(f"data file {str(path)!r} is not a plain .npz ({why})") from None
     for name in ("A", "B"):
         if name not in found:
             raise DataError(f"data file {str(path)!r} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)")
     a, b = found["A"], found["B"]
-    if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2]:
+    if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2] or 0 in (*a.shape, *b.shape):
         raise DataError(f"A {a.shape} and B {b.shape} in {str(path)!r} must be (N, n, d) and (N, n, m)")
     counts = found.get("n", np.full(a.shape[0], a.shape[1]))
     if counts.shape != (a.shape[0],) or counts.dtype.kind not in "iu" or counts.min() < 1 or counts.max() > a.shape[1]:
         raise DataError(f"n in {str(path)!r} must be {a.shape[0]} whole numbers from 1 to {a.shape[1]}")
+    if a.dtype.kind not in "iuf" or b.dtype.kind not in "iuf":
+        raise DataError(f"A and B in {str(path)!r} must be numbers, got {a.dtype} and {b.dtype}")
     inside = np.arange(a.shape[1])[None, :, None] < counts[:, None, None]
     a, b = (np.where(inside, v, 0).astype(np.float64) for v in (a, b))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):

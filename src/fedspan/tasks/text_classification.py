@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,17 +14,17 @@ from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.partition import Partition
 from fedspan.core.registry import register
 from fedspan.core.task import Holdings
-from fedspan.data.datasets import Split, first_examples
+from fedspan.data.datasets import Split, first_examples, texts
 from fedspan.data.own import OwnData
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.huggingface.checkpoints import load_model, place_of
 from fedspan.huggingface.checkpoints import sentences as tokens
 from fedspan.tasks._module import Material
-from fedspan.tasks._text import TextTask, file, rows, sentences
+from fedspan.tasks._text import TextTask, sentences
 
 Numbers = npt.NDArray[np.int64]
 Examples = dict[str, Any]
-FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
+NAMES = ("banking77", "banking77_mini")
 
 
 @register
@@ -33,7 +32,7 @@ FILES = {"banking77": ("banking77_train.jsonl.gz", "banking77_test.jsonl.gz")}
 class TextClassification(TextTask):
     """Clients with texts of their own, evaluated on one test set."""
 
-    data: str | OwnData = "banking77"  # or a table with a `path`: a .csv, .jsonl or .parquet with text and label
+    data: str | OwnData = "banking77"  # banking77_mini, or a table with a `path`: a .csv, .jsonl … with text and label
     model: str = "minilm"  # minilm, tiny, or the directory of a model
     partition: Partition = field(default_factory=lambda: Dirichlet(clients=20, alpha=0.1))  # who has which examples
     data_seed: int | None = None  # of the partition; None: the run's seed
@@ -46,7 +45,7 @@ class TextClassification(TextTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.data, str):
-            one_of("task.data", self.data, FILES)
+            one_of("task.data", self.data, NAMES)
         at_least("max_length", self.max_length, 2)
         for name in ("classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
@@ -105,21 +104,17 @@ class TextClassification(TextTask):
     def _sentences(self, part: Literal["train", "test"], places: Numbers) -> dict[int, list[int]]:
         which = tuple(np.sort(places).tolist())  # whoever has them: one key for all of a file's
         assert isinstance(self.data, str)
-        return sentences(_path(self.data, part), place_of(self.model), self.max_length, which)
+        return sentences(texts(self.data, part), place_of(self.model), self.max_length, which)
 
     def _labels(self, part: Literal["train", "test"]) -> tuple[Numbers, Numbers]:
         """The labels of the examples that are used, and their numbers in the file."""
         assert isinstance(self.data, str)
-        labels = np.array([row["label"] for row in rows(_path(self.data, part))], np.int64)
+        labels = texts(self.data, part).y
         places = first_examples(labels, self.classes, self.per_class if part == "train" else self.test_per_class)
         return labels[places], places
 
     def _cut(self, labels: Numbers, seed: int) -> list[Numbers]:
         return self.partition.split(labels, seed if self.data_seed is None else self.data_seed)
-
-
-def _path(data: str, part: Literal["train", "test"]) -> Path:
-    return file(FILES[data][part == "test"])
 
 
 def _examples(found: dict[int, list[int]], labels: Numbers, places: Numbers) -> Examples:

@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.config import Participation, Search
+from fedspan.core.config import Engine, Participation, Search
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
@@ -224,7 +224,7 @@ class TrialRunner:
     def _run(self, lr: float, rounds: int, until_settled: bool, must_fall: bool) -> RateTrial:
         method: Any = dataclasses.replace(self.method, lr=lr)  # type: ignore[type-var]
         trial = RateTrial(lr, 0, [], [], False)
-        with Simulator(method, self.problem) as clients:
+        with Simulator(method, self.problem, Engine()) as clients:
             loop = Loop(
                 method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds,
                 aggregator=self.participation.aggregator, known_start=self.participation.known_start,

@@ -10,25 +10,26 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedspan.core.config import Participation
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
-from fedspan.core.spec import PATHS, Spec, Table, flat, read_toml, with_changes
+from fedspan.core.spec import Spec, read_toml, with_changes
 from fedspan.core.sync import SyncedDown
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
+from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage, fingerprint_of
 from fedspan.remote.secure_client import SecureClient
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
-CODE = ("module", "module_dir")  # keys of a task that decide what is imported
 Prepare = Callable[
-    [tuple[str, ...], int, str], tuple[Spec, Problem]
-]  # (changes of the spec, client, the node's own module) → what it computes with
+    [tuple[str, ...], int, str, str], tuple[Spec, Problem]
+]  # (changes of the spec, client, the node's own module and privacy) → what it computes with
 
 
 def identify(context: Context) -> RecordDict:
@@ -43,7 +44,7 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
     """The reply to a message; any error on this side becomes a refusal with its reason."""
     try:
         config, client = RunConfig.read(context.run_config), client_of(context)
-        spec, problem = prepare(config.changes, client, module_of(context))
+        spec, problem = prepare(config.changes, client, module_of(context), floor_of(context))
         received = read_message(message.content, max_bytes(problem))
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
@@ -53,7 +54,10 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         client_end = RemoteClient(*ours, known_start=known_start)
         if spec.secure is not None:
             identity = identity_of(spec.secure, context)
-            client_end = SecureClient(*ours, known_start=known_start, secure=spec.secure, identity=identity)
+            weighted = spec.participation.weights == "examples"
+            client_end = SecureClient(
+                *ours, known_start=known_start, secure=spec.secure, identity=identity, weighted=weighted
+            )
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
@@ -66,8 +70,10 @@ def preparing(spec: Spec | Path | str) -> Prepare:
 
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
-def _prepare(spec: Spec | Path | str, changes: tuple[str, ...], client: int, module: str) -> tuple[Spec, Problem]:
-    changed = client_spec(spec, changes, module)
+def _prepare(
+    spec: Spec | Path | str, changes: tuple[str, ...], client: int, module: str, privacy: str
+) -> tuple[Spec, Problem]:
+    changed = client_spec(spec, changes, module, privacy)
     with torch.inference_mode(False):
         return changed, changed.task.client_problem(client, (changed.seed,), changed)
 
@@ -83,37 +89,26 @@ def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
     return spec
 
 
-def client_spec(spec: Spec | Path | str, changes: tuple[str, ...], module: str) -> Spec:
-    """The spec of a run as a client takes it.
+def client_spec(spec: Spec | Path | str, changes: tuple[str, ...], module: str = "", privacy: str = "") -> Spec:
+    """The spec of a run as a client takes it; see `permissions` for what the submitter's changes may do.
 
-    Whoever submits a run may change its settings. What this machine imports and which of its files are read is decided
-    by the app's own spec, or by `module` in the node's config.
+    Args:
+        spec: The app's own spec, or its file.
+        changes: The submitter's changes.
+        module: The module of the node's config; "" if it names none.
+        privacy: The floor of the node's config; "" if it has none.
     """
-    if isinstance(spec, Spec) and not changes and not module:
-        return load_spec(spec, ())
     own = spec.table() if isinstance(spec, Spec) else read_toml(Path(spec))
-    run = with_changes(own, changes)
-    allowed = _places(own)
-    task = run.get("task")
-    if module and isinstance(task, dict) and task.get("name") == "custom":
-        run["task"] = {key: value for key, value in task.items() if key not in CODE} | {"module": module}
-        allowed |= {"task.module": module}
-    for key, value in _places(run).items():
-        if allowed.get(key) != value and not (module and value.startswith(f"{module}:")):
-            raise SpecError(
-                f"`set` of the run config gives {key} = {value!r:.80}, but what a client imports and reads is its own "
-                "choice; name it in the app's spec, or a module in the node's config as module"
-            )
-    return load_spec(Spec.from_table(run), ())
-
-
-def _places(table: Table) -> dict[str, str]:
-    """The settings of a task that name code or files."""
-    return {
-        key: value
-        for key, value in flat({"task": table.get("task", {})}).items()
-        if isinstance(value, str) and (key.split(".")[-1] in (*CODE, *PATHS) or set(value) & set(":/\\~"))
-    }
+    if isinstance(spec, Spec) and not changes and not module:
+        run = load_spec(spec, ())
+    else:
+        run = load_spec(Spec.from_table(permitted(own, with_changes(own, changes), module)), ())
+    if privacy:
+        check_floor(run, privacy_of(privacy), None)
+    if own.get("privacy"):
+        mine = spec if isinstance(spec, Spec) else Spec.from_table(own)
+        check_floor(run, mine.privacy, mine)
+    return run
 
 
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
@@ -122,6 +117,8 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     server_only = SERVER_ONLY - {"clients_per_round"} if at_clients else SERVER_ONLY
     settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
+    if spec.secure is not None and spec.participation.weights != Participation.weights:
+        settings["participation.weights"] = spec.participation.weights
     if spec.participation.known_start and issubclass(spec.method.types()[2], SyncedDown):
         settings[KNOWN_START] = _start_of(problem)
     return Agreement.of(settings, problem.layout, spec.seed)
@@ -166,6 +163,16 @@ def module_of(context: Context) -> str:
     if not isinstance(given, str):
         raise SpecError(f"the node's config has module = {given!r}; give an import name or a path ending in .py")
     return str(Path(given).expanduser()) if given.endswith(".py") else given
+
+
+def floor_of(context: Context) -> str:
+    """The privacy that a node itself asks of every run, as TOML; "" where it asks for none."""
+    given = context.node_config.get("privacy", "")
+    if not isinstance(given, str):
+        raise SpecError(
+            f"the node's config has privacy = {given!r}; write a table in quotes, such as '{{secure = true}}'"
+        )
+    return given
 
 
 def states_dir(context: Context) -> Path:

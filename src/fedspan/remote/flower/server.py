@@ -231,6 +231,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     kind: Callable[..., RemoteTransport] = RemoteTransport
     if spec.secure is not None:
         check_secure(spec, method, problem.clients, clients_per_round)
+        if config.checkpoint_every != 1:
+            raise SpecError(
+                f"run config 'checkpoint-every' is {config.checkpoint_every}: a resumed run would sum rounds again, "
+                "which clients refuse; with `privacy.secure` set it to 1"
+            )
         kind = functools.partial(SecureTransport, secure=spec.secure)
     transport = kind(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
@@ -242,6 +247,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     loop = Loop(
         method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
         aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
+        metrics=spec.metrics,
     )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)

@@ -1,0 +1,89 @@
+"""`fedspan data`: data sets and models by name, and how to get them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedspan.data.download import Seen
+    from fedspan.data.sets import DataSet
+
+
+def command(
+    action: Annotated[str | None, typer.Argument(metavar="[get]", help="get: bring data sets to this machine.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="The data sets.")] = None,
+) -> None:
+    """List data sets and models by name, or get some of them.
+
+    `fedspan data get mnist` downloads, checks and converts the official files. They are kept in FEDSPAN_DATA, by
+    default `fedspan` in the cache directory of the platform.
+    """
+    from fedspan.core.errors import one_of
+    from fedspan.data import sets
+
+    if action is None:
+        _list()
+        return
+    one_of("action", action, ("get",))
+    if not names:
+        raise typer.BadParameter(f"name what to get: {', '.join(sets.names())}")
+    for name in names:
+        sets.find(name)
+    for name in dict.fromkeys(names):
+        _get(sets.find(sets.find(name).part_of or name))
+
+
+def _list() -> None:
+    from fedspan.cli._tables import say, size
+    from fedspan.data import sets, store
+
+    for name in sets.names():
+        found = sets.find(name)
+        state = "here" if sets.here(name) else f"not here; {found.command}"
+        about = [found.about, f"clients: {found.clients}", f"licence: {found.licence}", f"source: {found.source}"]
+        say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
+        for text in about:
+            say(f"    {text}")
+    say(f"\nThe data directory: {store.folder()} (set FEDSPAN_DATA to choose another)")
+
+
+def _get(found: DataSet) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from fedspan.cli._tables import say
+    from fedspan.data import sets
+
+    if sets.made(found.name) or (found.package is not None and sets.here(found.name)):
+        say(f"{found.name} is here")
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars = {}
+
+        def seen(name: str, done: int, total: int) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name)
+            progress.update(bars[name], completed=done, total=total or None)
+
+        if not _from_hub(found, seen):
+            sets.get(found, seen)
+    say(f"{found.name} is here: {', '.join(str(path) for path in sets.paths(found.name).values())}")
+
+
+def _from_hub(found: DataSet, seen: Seen) -> bool:
+    """Whether Hugging Face's hub gave the data set; if not, its official files are taken."""
+    from fedspan.core.errors import FedspanError
+    from fedspan.data import sets
+    from fedspan.huggingface import hub_data
+
+    if found.hub is None or sets.here(found.name) or not hub_data.installed():
+        return False
+    try:
+        sets.get(found, seen, hub_data.load)
+    except FedspanError as error:
+        typer.echo(f"{error}; taking the official files", err=True)
+        return False
+    return True

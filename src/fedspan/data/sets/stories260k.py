@@ -1,0 +1,150 @@
+"""A small pre-trained Llama in the format of llama2.c, written as a directory that transformers reads.
+
+The weights follow a header of seven whole numbers, layer by layer for each kind. llama2.c turns pairs of neighbors by
+the rotary embedding, transformers the two halves of a head, so the rows of query and key are put in that order. The
+tokenizer's file has a score and the text of each token, merged tokens in the order of their merging.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from fedspan.core.errors import DataError
+from fedspan.data.download import File
+from fedspan.data.sets import DataSet, Files
+from fedspan.data.store import Contents
+
+FROM = "https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/"
+PLACE = "models/stories260k"
+SPECIAL = ["<unk>", "<s>", "</s>"]
+BYTES = len(SPECIAL) + 256  # tokens before those that are merged
+Floats = npt.NDArray[np.float32]
+
+
+def convert(files: Files) -> Contents:
+    """The directory of the model: config, weights and tokenizer."""
+    try:
+        config, weights = _weights(files["stories260k/stories260K.bin"].read_bytes())
+        tokenizer = _tokenizer(files["stories260k/tok512.bin"].read_bytes())
+    except (struct.error, ValueError, IndexError) as error:
+        raise DataError(
+            f"the files of stories260K are not in the format of llama2.c: {error}; get them again"
+        ) from None
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    tables = {
+        "config.json": config,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": named | {"tokenizer_class": "PreTrainedTokenizerFast"},
+    }
+    made = {
+        f"{PLACE}/{name}": json.dumps(table, indent=1, ensure_ascii=False).encode() for name, table in tables.items()
+    }
+    return made | {f"{PLACE}/model.safetensors": save(weights, {"format": "pt"})}
+
+
+def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
+    dim, hidden, layers, heads, kv_heads, vocab, longest = struct.unpack("<7i", raw[:28])
+    if min(dim, hidden, layers, heads, kv_heads, vocab, longest) < 1 or dim % heads:
+        raise ValueError("its head has sizes that no Llama has")
+    numbers, at, size = np.frombuffer(raw, "<f4", offset=28), 0, dim // heads
+
+    def take(*shape: int) -> Floats:
+        nonlocal at
+        at += int(np.prod(shape))
+        return numbers[at - int(np.prod(shape)) : at].reshape(shape)
+
+    def halves(rows: Floats, count: int) -> Floats:
+        return np.ascontiguousarray(rows.reshape(count, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim))
+
+    weights = {"model.embed_tokens.weight": take(vocab, dim)}
+    kinds: dict[str, Any] = {
+        "input_layernorm": take(layers, dim),
+        "self_attn.q_proj": [halves(one, heads) for one in take(layers, dim, dim)],
+        "self_attn.k_proj": [halves(one, kv_heads) for one in take(layers, kv_heads * size, dim)],
+        "self_attn.v_proj": take(layers, kv_heads * size, dim),
+        "self_attn.o_proj": take(layers, dim, dim),
+        "post_attention_layernorm": take(layers, dim),
+        "mlp.gate_proj": take(layers, hidden, dim),
+        "mlp.down_proj": take(layers, dim, hidden),
+        "mlp.up_proj": take(layers, hidden, dim),
+    }
+    for kind, values in kinds.items():
+        weights |= {
+            f"model.layers.{layer}.{kind}.weight": np.ascontiguousarray(values[layer]) for layer in range(layers)
+        }
+    weights["model.norm.weight"] = take(dim)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": dim,
+        "intermediate_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": size, "max_position_embeddings": longest, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float32",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }  # fmt: skip
+    return config, weights
+
+
+def _tokenizer(raw: bytes) -> dict[str, Any]:
+    tokens, at = [], 4  # after the length of the longest one
+    while at < len(raw):
+        _, length = struct.unpack("<fi", raw[at : at + 8])
+        tokens.append(raw[at + 8 : at + 8 + length].decode().replace(" ", "▁"))
+        at += 8 + length
+    numbers = {text: number for number, text in enumerate([*SPECIAL, *tokens[len(SPECIAL) :]])}
+    merges = [
+        [text[:cut], text[cut:]]
+        for text, number in numbers.items()
+        for cut in range(1, len(text))
+        if number >= BYTES and text[:cut] in numbers and text[cut:] in numbers
+    ]
+    space = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    text = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        *({"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}),
+    ]
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": text} | usual for number, text in enumerate(SPECIAL)],
+        "normalizer": {"type": "Sequence", "normalizers": space},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, first],
+            "pair": [begin, first, begin, second],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": text},
+        "model": {
+            "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": numbers,
+            "merges": merges,
+        },
+    }  # fmt: skip
+
+
+SET = DataSet(
+    name="stories260k",
+    about="model: a Llama of 260,032 parameters, pre-trained on children's stories",
+    clients="-",
+    licence="MIT",
+    source="https://huggingface.co/karpathy/tinyllamas",
+    size=1_070_000,
+    made=tuple(f"{PLACE}/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")),
+    files=(
+        File(
+            "stories260k/stories260K.bin", (f"{FROM}stories260K.bin",),
+            "b0a507e7ad0f626624f17112325e66691f9076d622e1d3274d103d00299f2696", 1056540,
+        ),
+        File(
+            "stories260k/tok512.bin", (f"{FROM}tok512.bin",),
+            "037cb335abb25d1fa9e8ecae30ed2a3a8ace9302862ebcdc05d51a6bbb10c312", 6227,
+        ),
+    ),
+    convert=convert,
+)  # fmt: skip

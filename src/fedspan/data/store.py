@@ -1,0 +1,90 @@
+"""The data directory: where data sets are kept, and how their files are read and written. Nothing is unpickled.
+
+A file is an .npz of arrays, a .jsonl.gz of rows, or bytes. `FEDSPAN_DATA` names the directory; by default it is
+`fedspan` in the cache directory of the platform.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core.errors import DataError, one_line, path_of
+from fedspan.core.files import make_dir, write_atomic
+from fedspan.data.columns import UNREADABLE, read_npz
+
+Contents = Mapping[str, Any]  # path in the data directory → arrays by name, rows, or bytes
+
+
+def folder() -> Path:
+    """The data directory, whether it exists or not."""
+    if named := os.environ.get("FEDSPAN_DATA"):
+        return path_of("FEDSPAN_DATA", named)
+    if sys.platform == "win32":
+        cache = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
+    elif sys.platform == "darwin":
+        cache = "~/Library/Caches"
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(cache)) / "fedspan"
+
+
+def read(path: Path) -> Any:
+    """The contents of a file: arrays by name, rows, or bytes.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    try:
+        if path.suffix == ".npz":
+            return read_npz(path)
+        if path.name.endswith(".jsonl.gz"):
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                return [json.loads(line) for line in lines]
+        return path.read_bytes()
+    except UNREADABLE as error:
+        why = one_line(str(error) or type(error).__name__)
+        raise DataError(f"{str(path)!r} cannot be read: {why}; delete it and get it again (`fedspan data`)") from None
+
+
+def write(path: Path, contents: Any) -> None:
+    """Write arrays, rows or bytes to a file, all of it or nothing."""
+    make_dir(path.parent)
+    if isinstance(contents, bytes):
+        write_atomic(path, contents)
+    elif isinstance(contents, list):
+        write_atomic(path, gzip.compress(_lines(contents), mtime=0))
+    else:
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **contents)
+        write_atomic(path, packed.getbuffer())
+
+
+def digest(contents: Contents) -> str:
+    """The SHA-256 of values, whatever file they come from."""
+    found = hashlib.sha256()
+    for name, value in sorted(contents.items()):
+        found.update(f"{name}\n".encode())
+        if isinstance(value, bytes):
+            found.update(value)
+        elif isinstance(value, list):
+            found.update(_lines(value))
+        else:
+            for key, array in sorted(value.items()):
+                plain: npt.NDArray[Any] = np.ascontiguousarray(array)
+                found.update(f"{key} {plain.dtype.str} {plain.shape}\n".encode() + plain.tobytes())
+    return found.hexdigest()
+
+
+def _lines(rows: list[Any]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()

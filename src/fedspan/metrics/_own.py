@@ -1,0 +1,150 @@
+"""Metrics as users give them: names, classes and objects, functions, and metrics of scikit-learn and torchmetrics."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fedspan.core import building
+from fedspan.core.errors import SpecError, shown
+from fedspan.core.metric import Metric, column_of, is_sklearn
+from fedspan.metrics._collected import Collected, by_class, one_number
+
+Tensor = torch.Tensor
+RESERVED = ("round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged")
+TRUTHS = ("y_true", "true", "target", "targets", "label", "labels", "actual")  # names of a first argument
+OF_PROBABILITIES = ("log_loss", "d2_log_loss_score")  # of scikit-learn, which call them y_pred
+
+
+def chosen(given: Sequence[Any]) -> dict[str, Metric]:
+    """Return name → a fresh metric, from all that a user may give."""
+    found: dict[str, Metric] = {}
+    for one in given:
+        metric, name = _fresh(one), column_of(one)
+        if name in RESERVED:
+            raise SpecError(f"`metrics` {name!r} is the name of a column of every run; give it another name")
+        if name in found and not _same(found[name], metric):
+            raise SpecError(f"`metrics` {name!r} is there twice; give one of them another `__name__`")
+        found[name] = metric
+    return found
+
+
+def _fresh(given: Any) -> Metric:
+    if isinstance(given, str):
+        named: Metric = building.as_choice("metric", given, "metrics")
+        return named
+    if isinstance(given, type) and issubclass(given, (Metric, *_torchmetrics())):
+        try:
+            given = given()
+        except (TypeError, ValueError) as error:
+            raise SpecError(
+                f"`metrics` {given.__name__} cannot be made without settings ({error}); write {given.__name__}(…)"
+            ) from None
+    if isinstance(given, Metric):
+        return copy.deepcopy(given)
+    if isinstance(given, _torchmetrics()):
+        return Torchmetrics(given)
+    if callable(given):
+        return Function(given)
+    raise SpecError(f"`metrics` must be names, metrics or functions of (outputs, targets), got {shown(given)}")
+
+
+def _same(one: Metric, other: Metric) -> bool:
+    """Whether two metrics of a name are one: of a class of fedspan's, with the same settings."""
+    return type(one) is type(other) and not isinstance(one, Function) and repr(vars(one)) == repr(vars(other))
+
+
+def _torchmetrics() -> tuple[type, ...]:
+    """Return the base class of torchmetrics, if anybody has imported it."""
+    library = sys.modules.get("torchmetrics")
+    return () if library is None else (library.Metric,)
+
+
+class Function(Collected):
+    """A function of (outputs, targets), or of (targets, outputs) if its first argument is named `y_true` or so.
+
+    Functions of `sklearn.metrics` get what the names of their arguments promise: predicted labels, scores or
+    probabilities.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
+        """Return the value of the function for all outputs and targets."""
+        names, what = _arguments(self.function), f"`metrics` {column_of(self.function)}"
+        if not names or names[0] not in TRUTHS:
+            return one_number(lambda: self.function(outputs, targets), what, "(outputs, targets)")
+        inner = getattr(self.function, "func", self.function)
+        if is_sklearn(inner) and len(names) > 1:
+            wanted = "probabilities" if inner.__name__ in OF_PROBABILITIES else names[1]
+            outputs, targets = _for_sklearn(outputs, targets, wanted, self.logits)
+        return one_number(lambda: self.function(targets, outputs), what, f"({', '.join(names[:2])})")
+
+
+def _arguments(function: Any) -> list[str]:
+    """Return the names of a function's arguments that are given by place; none where Python cannot tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one.name for one in parameters if one.kind in by_place]
+
+
+def _for_sklearn(outputs: Tensor, targets: Tensor, wanted: str, logits: bool | None) -> tuple[Tensor, Tensor]:
+    """Return outputs as the argument `wanted` of a function of scikit-learn is meant, and flat targets."""
+    targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
+    if by_class(outputs, targets):
+        if wanted == "y_pred":
+            return outputs.argmax(1), targets
+        if outputs.shape[1] > 2 or wanted.startswith("prob"):
+            return outputs if wanted == "pred_decision" else _probabilities(outputs), targets
+        second = outputs[:, 1].double() - outputs[:, 0]  # of two classes the second is the one that is scored
+        return _probabilities(outputs)[:, 1] if wanted.startswith("y_prob") else second, targets
+    outputs = outputs.reshape(targets.shape)
+    if logits is None:  # of numbers
+        return outputs, targets
+    if wanted == "y_pred":
+        return (outputs > (0.0 if logits else 0.5)).long(), (targets > 0.5).long()
+    squashed = logits and "prob" in wanted
+    return outputs.double().sigmoid() if squashed else outputs, (targets > 0.5).long()
+
+
+def _probabilities(outputs: Tensor) -> Tensor:
+    """Return class probabilities, from those or from logits."""
+    outputs = outputs.double()
+    given = bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), outputs.new_ones(()), atol=1e-5)
+    return outputs / outputs.sum(1, keepdim=True) if given else outputs.softmax(1)
+
+
+class Torchmetrics(Collected):
+    """A metric of torchmetrics, computed on all examples at once.
+
+    It gets probabilities and whole labels where a logit is trained to tell yes from no, and columns of one number as
+    flat tensors.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = copy.deepcopy(metric)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
+        """Return what it computes."""
+        if outputs.numel() == targets.numel() and outputs[0].numel() == 1:
+            outputs, targets = outputs.flatten(), targets.flatten()
+        if self.logits is not None:
+            outputs, targets = outputs.sigmoid() if self.logits else outputs, (targets > 0.5).long()
+
+        def call() -> Any:
+            self.metric.reset()
+            self.metric.update(outputs, targets)
+            return self.metric.compute()
+
+        return one_number(call, f"`metrics` {column_of(self.metric)}", "(preds, target)")
