@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,11 +26,13 @@ def statistics(*ranges: tuple[float, float]) -> Mapping[str, Ranges]:
     return {"ranges": ranges}
 
 
-@functools.cache
-def ranges_of(kind: type) -> dict[str, Ranges]:
+def _ranges_of(kind: type) -> dict[str, Ranges]:
     """Return the fields of a class of replies that are statistics, and their ranges."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     return {one.name: one.metadata["ranges"] for one in fields if "ranges" in one.metadata}
+
+
+ranges_of: Callable[[type], dict[str, Ranges]] = functools.cache(_ranges_of)
 
 
 def payload(up: Any) -> dict[str, Any]:
