@@ -1,7 +1,8 @@
 """Checkpoints: safetensors with a checksum, written to a temporary file, synced, then renamed into place.
 
 A reader therefore sees the old checkpoint or the new one, never half of one. Arrays are written from where they are in
-memory and mapped when they are read, so that a large model is never in memory twice.
+memory and mapped when they are read, so that a large model is never in memory twice. Windows cannot replace a mapped
+file: there they are read one by one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import safetensors
 import torch
 
+from fedspan.core import system
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import write_atomic
 
@@ -57,10 +59,7 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without `resume=True`")
     try:
-        # opened once: a new checkpoint may replace the file at any moment
-        with safetensors.safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        arrays, header = read_tensors(path)
         if header.get("format") != FORMAT:
             raise CheckpointError(
                 f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
@@ -73,6 +72,17 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise CheckpointError(
             f"checkpoint {str(path)!r} cannot be read ({reason}); delete it and start again"
         ) from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Reads the arrays and the metadata of a safetensors file, which may then be deleted or replaced."""
+    # opened once: a new checkpoint may replace the file at any moment
+    with safetensors.safe_open(path, "pt") as file:
+        arrays = {}
+        for name in file.keys():  # noqa: SIM118
+            mapped = file.get_tensor(name)
+            arrays[name] = mapped.clone() if system.WINDOWS else mapped
+        return arrays, file.metadata() or {}
 
 
 def _checksum(arrays: dict[str, torch.Tensor], meta: str) -> str:

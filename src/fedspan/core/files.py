@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspan.core import system
 from fedspan.core.errors import DiskError
 
 Bytes = bytes | bytearray | memoryview
@@ -32,6 +33,8 @@ def write_atomic(path: Path, *parts: Bytes, private: bool = False) -> None:
         parts: What it holds, one after the other.
         private: Only the owner may read it.
     """
+    if private:
+        system.warn_if_public()
     with disk_errors(path):
         file, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # new, and the owner's alone
         try:
@@ -40,16 +43,21 @@ def write_atomic(path: Path, *parts: Bytes, private: bool = False) -> None:
                 for part in parts:
                     end += write_at(file, part, end)
                 if not private:
-                    os.fchmod(file, 0o666 & ~_umask())
-                os.fsync(file)
+                    system.set_mode(file, 0o666 & ~_umask())
+                system.flush(file)
             finally:
                 os.close(file)
-            os.replace(name, path)
+            replace(name, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-        sync_dir(path.parent)
+        system.flush_dir(path.parent)
+
+
+def replace(old: Path | str, new: Path) -> None:
+    """Gives a file the name of another one, which is gone."""
+    system.patiently(lambda: os.replace(old, new))
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
@@ -63,7 +71,7 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 def append(path: Path, data: Bytes) -> None:
     """Adds to the end of a file in one piece; where that fails, the file is as before."""
     with disk_errors(path):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = system.open_bytes(path, os.O_WRONLY | os.O_CREAT)
         try:
             end = os.fstat(file).st_size
             try:
@@ -78,9 +86,9 @@ def append(path: Path, data: Bytes) -> None:
 def sync(path: Path) -> None:
     """Makes what was appended to a file survive a loss of power."""
     with disk_errors(path):
-        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        file = system.open_bytes(path, os.O_WRONLY)
         try:
-            os.fsync(file)
+            system.flush(file)
         finally:
             os.close(file)
 
@@ -94,14 +102,14 @@ def make_dir(path: Path) -> None:
 def remove(path: Path) -> None:
     """Deletes a file, if it is there."""
     with disk_errors(path):
-        path.unlink(missing_ok=True)
+        system.patiently(lambda: path.unlink(missing_ok=True))
 
 
 def write_at(file: int, data: Bytes, start: int) -> int:
     """Writes all bytes at a place of an open file; gives their number."""
     view, done = memoryview(data).cast("B"), 0
     while done < len(view):
-        wrote = os.pwrite(file, view[done : done + CHUNK], start + done)
+        wrote = system.write_some(file, view[done : done + CHUNK], start + done)
         if wrote <= 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         done += wrote
@@ -112,19 +120,10 @@ def read_at(file: int, size: int, start: int) -> bytearray:
     """Reads exactly `size` bytes at a place of an open file; fewer only where the file ends."""
     found, done = bytearray(size), 0
     with memoryview(found) as view:
-        while done < size and (read := os.preadv(file, [view[done : done + CHUNK]], start + done)):
+        while done < size and (read := system.read_some(file, view[done : done + CHUNK], start + done)):
             done += read
     del found[done:]
     return found
-
-
-def sync_dir(path: Path) -> None:
-    """Makes names in a directory survive a loss of power."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextlib.contextmanager

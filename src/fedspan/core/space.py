@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from pathlib import Path
 
+from fedspan.core import system
 from fedspan.core.errors import SpecError
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
@@ -22,7 +22,7 @@ def check_memory(needed: int, remedy: str) -> None:
 @functools.cache
 def machine_memory() -> int:
     """Bytes of memory of the machine, or of the container."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = system.memory()
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
-        found = min(found, int(LIMIT.read_text()))
+        found = min(found, int(LIMIT.read_text("utf-8")))
     return found

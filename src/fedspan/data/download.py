@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedspan.core.errors import DataError, one_line
-from fedspan.core.files import disk_errors, make_dir, remove
+from fedspan.core.files import disk_errors, make_dir, remove, replace
 
 Seen = Callable[[str, int, int], None]  # name of the file, bytes that are there, bytes in all (0: unknown)
 CHUNK = 1 << 18
@@ -57,7 +56,7 @@ def download(file: File, folder: Path, command: str, seen: Seen = lambda *_: Non
             found = sha256(part)
             if not file.sha256 or found == file.sha256:
                 with disk_errors(path):
-                    os.replace(part, path)
+                    replace(part, path)
                 return
             remove(part)
             why = f"{url}: the SHA-256 is {found[:16]}…, not {file.sha256[:16]}…"

@@ -48,7 +48,7 @@ class Audit(Callback):
             lines = read_until(path, check, LONG)
         except CheckpointError as error:
             if path.exists():
-                path.rename(path.with_name(f"damaged-{self.loop.t}-{AUDIT}"))
+                path.replace(path.with_name(f"damaged-{self.loop.t}-{AUDIT}"))
             return [header | now | {"damaged": str(error).split(";")[0], "resumed": self.loop.t}]
         return [*lines, {"resumed": self.loop.t} | now] if lines else [header | now]
 

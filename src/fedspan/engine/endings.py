@@ -15,6 +15,7 @@ from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.outcome import AUDIT, BEST, CHECKPOINT, SPEC, seed_dirs
+from fedspan.engine.simulator import Simulator
 
 
 @contextmanager
@@ -27,6 +28,8 @@ def removed_on_failure(loop: Loop, spec: Spec) -> Iterator[None]:
         raise
     except Exception:
         if loop.t == 0:
+            if isinstance(loop.transport, Simulator):
+                loop.transport.close()  # an open file could not be deleted on every system
             for path in sorted(_written(loop, spec) - before, reverse=True):  # a folder after what is in it
                 with suppress(OSError, ResumableError):
                     path.rmdir() if path.is_dir() else remove(path)

@@ -31,7 +31,7 @@ def write_outcome(
 ) -> None:
     """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
     files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL, CLIENTS)]
-    sums = {str(path.relative_to(run_dir)): _checksum(path) for path in files if path.exists()}
+    sums = {path.relative_to(run_dir).as_posix(): _checksum(path) for path in files if path.exists()}
     write_table(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
 
 

@@ -97,6 +97,12 @@ class Population:
 
         return CompactStates(getattr(one, field)[0], rows, grow)
 
+    def close(self) -> None:
+        """Closes the files of the states, if any."""
+        for table in self.tables.values():
+            if isinstance(table, OnDisk):
+                table.close()
+
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the states."""
         return save_states(self.tables)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import tomli_w
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from fedspan.core import checkpoint
@@ -299,5 +298,4 @@ def _statuses(outcome: dict[str, Any]) -> dict[int, str]:
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return checkpoint.read_tensors(path)[0]

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core import system
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
 from fedspan.core.wire import Arrays
@@ -161,9 +162,15 @@ class OnDisk:
         self.file = self.journal = -1  # opened when there is something to write
 
     def __del__(self) -> None:
-        for file in (getattr(self, "file", -1), getattr(self, "journal", -1)):
+        if hasattr(self, "journal"):
+            self.close()
+
+    def close(self) -> None:
+        """Close the files, so that they can be deleted on every system."""
+        for file in (self.file, self.journal):
             if file >= 0:
                 os.close(file)
+        self.file = self.journal = -1
 
     def take(self, rows: Rows) -> torch.Tensor:
         if len(rows) == 1:  # a large model's state is not copied
@@ -194,8 +201,8 @@ class OnDisk:
         with disk_errors(self.path):
             if self.file < 0:
                 self._create()
-            os.fsync(self.journal)
-            os.fsync(self.file)
+            system.flush(self.journal)
+            system.flush(self.file)
             self._open_journal(self.number + 1)
         rows = np.flatnonzero(self.checksums)
         return {
@@ -216,11 +223,12 @@ class OnDisk:
         self.checksums = np.zeros(self.count, np.int64)
         self.checksums[saved["rows"].numpy()] = saved["checksums"].numpy()
         with disk_errors(self.path):
+            self.close()
             self._open()
             for later in sorted((one for one in self._journals() if one >= number), reverse=True):
                 for row, old in reversed(list(self._read_journal(later))):
                     write_at(self.file, old, row * self.row_bytes)
-                os.fsync(self.file)
+                system.flush(self.file)
                 remove(self._journal_path(later))
             self._open_journal(number)
 
@@ -228,8 +236,9 @@ class OnDisk:
         make_dir(self.path.parent)
         if self.own:
             remove(self.path)
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(self.file, self.count * self.row_bytes)
+        self.file = system.open_bytes(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, private=True)
+        system.make_sparse(self.file)
+        write_at(self.file, b"\0", self.count * self.row_bytes - 1)
         write_atomic(self._about_path(), json.dumps(self._about()).encode(), private=True)
         for number in self._journals():  # of an earlier run, whose states were deleted
             remove(self._journal_path(number))
@@ -239,7 +248,7 @@ class OnDisk:
         """Opens the file of an earlier process, if it is the one that the checkpoint was made with."""
         try:
             about = json.loads(self._about_path().read_bytes())
-            self.file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+            self.file = system.open_bytes(self.path, os.O_RDWR)
         except (OSError, ValueError):
             raise CheckpointError(
                 f"the states in {str(self.path)!r} are missing or damaged; put them back, or start the run again"
@@ -265,7 +274,8 @@ class OnDisk:
         if self.journal >= 0:
             os.close(self.journal)
         self.number, self.journal_end, self.journaled = number, 0, set[int]()
-        self.journal = os.open(self._journal_path(number), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        path = self._journal_path(number)
+        self.journal = system.open_bytes(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, private=True)
 
     def _read_journal(self, number: int) -> Iterator[tuple[int, bytes]]:
         """(row, old value). An entry that a crash cut short was never followed by a change of its row."""

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import read_toml
+from fedspan.core.system import WINDOWS
 from fedspan.engine import history
 from fedspan.study import page, results
 from fedspan.study.parse import study_of
@@ -95,12 +96,16 @@ def serve(places: Sequence[Path], metric: str | None, command: str, port: int) -
         follows = follower
 
     try:
-        return ThreadingHTTPServer((HOST, port), Handler)
+        return _Server((HOST, port), Handler)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         reason = "is in use" if error.errno == errno.EADDRINUSE else "is not allowed"
         raise SpecError(f"port {port} {reason}; choose another one with --port") from None
+
+
+class _Server(ThreadingHTTPServer):
+    allow_reuse_address = not WINDOWS  # there it lets two servers have one port
 
 
 class _Handler(BaseHTTPRequestHandler):
