@@ -36,11 +36,15 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 4))
 
 
+def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
 def problem_of(model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings: Any) -> TorchProblem:
     torch.manual_seed(1)
     clients = [(torch.randn(30, *shape), torch.randint(0, 4, (30,))) for _ in range(6)]
     sources = [as_client_data(data, f"client {i}") for i, data in enumerate(clients)]
-    loss = settings.pop("loss", lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    loss = settings.pop("loss", cross_entropy)
     rules = projection_rules(model, min_numel=64)
     return TorchProblem(model, sources, loss, rules, Settings(batch_size=8, training=Training(**settings)))
 

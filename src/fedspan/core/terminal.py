@@ -17,7 +17,12 @@ def say(text: str, console: Console | None = None) -> None:
     from rich.console import Console
 
     console = console or Console(stderr=True)
-    console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    console.print(plain(text), highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+def plain(text: str) -> str:
+    """A text with the minus that every terminal has; on Windows a file or a pipe has no other."""
+    return text.replace("−", "-")
 
 
 def broken(text: str, stream: TextIO) -> str:

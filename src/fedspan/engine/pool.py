@@ -1,7 +1,7 @@
-"""A pool of forked processes that share the work of a cohort.
+"""A pool of processes that share the work of a cohort.
 
-The children come from `fork`, so they have the model and the data without a copy. Tasks and results go through pipes
-between this process and its own children.
+Forked children have the model and the data without a copy; where there is no fork they are sent both once. Tasks and
+results go through pipes between this process and its own children.
 """
 
 from __future__ import annotations
@@ -18,21 +18,29 @@ from typing import Any
 import torch
 
 from fedspan.core.errors import FedspanError
+from fedspan.core.processes import FORKS, Shared, without_script
 
 Work = Callable[..., Any]
 
 
 class Pool:
-    """Processes that compute `work(*task)`."""
+    """Processes that compute `work(*task)`.
+
+    Raises:
+        NotSentError: There is no fork, and `work` cannot be sent to other processes.
+    """
 
     def __init__(self, work: Work, processes: int) -> None:
-        context = multiprocessing.get_context("fork")
+        context: Any = multiprocessing.get_context("fork" if FORKS else "spawn")
+        shared = Shared(work)
         self._ends: list[Any] = []
         self._children: list[Any] = []
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            child = context.Process(target=_serve, args=(work, theirs, [*self._ends, ours]), daemon=True)
-            child.start()
+            others = [*self._ends, ours] if FORKS else []
+            child = context.Process(target=_serve, args=(shared, theirs, others), daemon=True)
+            with without_script():
+                child.start()
             theirs.close()
             self._ends.append(ours)
             self._children.append(child)
@@ -69,7 +77,7 @@ class Pool:
         self._ends, self._children = [], []
 
 
-def _serve(work: Work, end: Any, others: list[Any]) -> None:
+def _serve(work: Shared[Work], end: Any, others: list[Any]) -> None:
     """Work on tasks until the other end closes. Only the parent handles Ctrl-C and SIGTERM."""
     for other in others:
         other.close()
@@ -83,7 +91,7 @@ def _serve(work: Work, end: Any, others: list[Any]) -> None:
             os._exit(0)
         try:
             with torch.inference_mode():
-                result = work(*task)
+                result = work.value(*task)
         except BaseException as error:
             result = error
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import warnings
 from typing import Any
 
@@ -22,6 +21,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.processes import NotSentError
 from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.pool import Pool
@@ -152,19 +152,29 @@ class Simulator:
         if how == "loop":
             return one_by_one(self.population.take(rnd), down, buffers, rnd)
         if self._pool is None:
-            self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
+            try:
+                self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
+            except NotSentError as error:
+                warnings.warn(
+                    f"simulate 'pool' needs functions and classes that other processes can import ({error}): put them "
+                    "into a module; using 'loop'",
+                    stacklevel=4,
+                )
+                self.simulate = "loop"
+                return self._work(rnd, down, buffers)
         shares = [
             rnd.subset(part) for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool)) if len(part)
         ]
         return _joined(self._pool.map([(self.population.take(share), down, buffers, share) for share in shares]))
 
     def _processes(self, rnd: Round) -> int:
-        """As many as the threads this process may use; 1 where processes cannot be forked or the model is elsewhere."""
+        """As many as the threads this process may use; 1 where the model is elsewhere."""
         here = getattr(self.problem, "device", torch.device("cpu")).type == "cpu"
-        return min(self.workers or torch.get_num_threads(), rnd.ids.shape[1]) if hasattr(os, "fork") and here else 1
+        return min(self.workers or torch.get_num_threads(), rnd.ids.shape[1]) if here else 1
 
     def close(self) -> None:
-        """End the worker processes, where there are any."""
+        """End the worker processes and close the files of the clients' states, where there are any."""
+        self.population.close()
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -110,6 +110,10 @@ class TorchProblem(Problem):
         self.buffers0 = self.read_buffers()
         self._active: Restricted | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process that shares the clients' work is sent: all but the evaluation."""
+        return vars(self) | {"_evaluate": None, "client_tests": None}
+
     @property
     def local_data(self) -> Sequence[ClientData]:
         """The examples of the clients that are on this machine."""

@@ -12,6 +12,7 @@ from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
+from fedspan.core.terminal import plain
 from fedspan.study import tables
 from fedspan.study.curves import Axis
 from fedspan.study.model import Part, with_settings
@@ -132,7 +133,7 @@ class Comparison:
         text = [
             " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return "\n".join([*text, self.verdict()])
+        return plain("\n".join([*text, self.verdict()]))
 
     def _repr_html_(self) -> str:
         """The main table and the verdict, for notebooks."""
@@ -165,7 +166,7 @@ class Tuned:
         return data_frame(self.rows)
 
     def __repr__(self) -> str:
-        return f"Tuned({self.method})\n{self.comparison.verdict()}"
+        return plain(f"Tuned({self.method})\n{self.comparison.verdict()}")
 
 
 def _text(cell: tables.Cell | str) -> str:

@@ -7,7 +7,6 @@ says why it failed. Ctrl-C and SIGTERM stop all runs after the current round, an
 from __future__ import annotations
 
 import _thread
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -33,7 +32,9 @@ from fedspan.callbacks._event_log import log
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
 from fedspan.core.plugins import load_plugin
+from fedspan.core.processes import FORKS, NotSentError, Shared, without_script
 from fedspan.core.signals import ending_by_sigterm
+from fedspan.core.system import release_memory, warn_if_public
 from fedspan.core.terminal import say
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.outcome import CHECKPOINT
@@ -46,7 +47,7 @@ Seen = Callable[[Path, int], None]  # run directory, round
 Begun = Callable[[Iterable[Job]], None]  # the runs that are being made
 Reports = SimpleQueue[tuple[Path, int]]
 _reports: Reports  # in a worker process: how far its run is
-_forked: dict[str, Job] = {}  # jobs that forked processes share with this one, and are told by name
+_shared: Shared[dict[str, Job]] | None  # in a worker process: jobs with objects, which it is told by name
 _stop: Event  # in a worker process: stop the current run, and start no other
 GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
 _working = threading.Lock()  # held while a worker process has a run
@@ -55,7 +56,7 @@ _working = threading.Lock()  # held while a worker process has a run
 @ending_by_sigterm()
 def execute(
     jobs: list[Job], processes: int, console: Console, plugins: tuple[Path, ...] = (),
-    fork: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
+    shared: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
 ) -> None:  # fmt: skip
     """Run all jobs that are not complete: in one process in order, in several those first that take longest.
 
@@ -64,13 +65,25 @@ def execute(
         processes: How many are made at a time.
         console: Where the progress is shown.
         plugins: The user's own files.
-        fork: All runs there may be. Other processes are then copies of this one and have its objects, such as a model
-            and a loss function.
+        shared: All runs there may be, if they hold objects such as a model and a loss function. Other processes get
+            these once, as they start.
         more: Runs that can begin once others have ended; asked after each one.
     """
     todo = Schedule(jobs, more)
     if not todo.waiting:
         return
+    warn_if_public()  # worker processes do not
+    objects = None
+    if processes > 1 and shared is not None:
+        try:
+            objects = Shared({_name(job): job for job in shared})
+        except NotSentError as error:
+            warnings.warn(
+                f"`jobs` {processes} needs functions and classes that other processes can import ({error}): put them "
+                "into a module; running in one process",
+                stacklevel=2,
+            )
+            processes = 1
     far: dict[Path, int] = {}
     with progress_of("runs", console) as bar:
 
@@ -84,7 +97,9 @@ def execute(
 
         number = 0
         try:
-            ends = _here(todo, seen, begun) if processes == 1 else _apart(todo, processes, fork, plugins, seen, begun)
+            ends = (
+                _here(todo, seen, begun) if processes == 1 else _apart(todo, processes, objects, plugins, seen, begun)
+            )
             for job, end in ends:
                 if end == "stopped":
                     raise KeyboardInterrupt
@@ -114,21 +129,25 @@ def _here(todo: Schedule, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]
 
 
 def _apart(
-    todo: Schedule, processes: int, fork: list[Job] | None, plugins: tuple[Path, ...], seen: Seen, begun: Begun
+    todo: Schedule,
+    processes: int,
+    objects: Shared[dict[str, Job]] | None,
+    plugins: tuple[Path, ...],
+    seen: Seen,
+    begun: Begun,
 ) -> Iterator[tuple[Job, End]]:
     """In several processes, in the order in which they end."""
-    context = multiprocessing.get_context("spawn" if fork is None else "fork")
+    context = multiprocessing.get_context("fork" if FORKS and objects is not None else "spawn")
     reports: Reports = context.SimpleQueue()
     stop = context.Event()
-    _forked.clear()
-    _forked.update({_name(job): job for job in fork or ()})
-    with ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins)) as pool:
+    with ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins, objects)) as pool:
         running: dict[Future[End], Job] = {}
         try:
             while True:
                 places = {job.run_dir for job in running.values()}
                 if len(running) < processes and (job := todo.take(places)) is not None:
-                    running[pool.submit(_run_apart, job if fork is None else _name(job))] = job
+                    with without_script():
+                        running[pool.submit(_run_apart, job if objects is None else _name(job))] = job
                     begun(running.values())
                     continue
                 if not running:
@@ -148,17 +167,17 @@ def _apart(
             raise
 
 
-def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...]) -> None:
-    """Prepare a worker process: one thread, the user's plugins, and where to report to.
+def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...], objects: Shared[dict[str, Job]] | None) -> None:
+    """Prepare a worker process: one thread, the user's plugins and objects, and where to report to.
 
     The parent process handles Ctrl-C. SIGTERM ends the run of this process, which then says that it was stopped.
     """
     import torch
 
-    global _reports, _stop
+    global _reports, _stop, _shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
-    _reports, _stop = reports, stop
+    _reports, _stop, _shared = reports, stop, objects
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     for path in plugins:
@@ -182,10 +201,12 @@ def _name(job: Job) -> str:
 
 
 def _run_apart(given: Job | str) -> End:
-    job = _forked[given] if isinstance(given, str) else given
+    if isinstance(given, str):
+        assert _shared is not None
+        given = _shared.value[given]
     with _working, suppress(Terminated, KeyboardInterrupt):
         if not _stop.is_set():
-            return _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
+            return _run(given, lambda run_dir, t: _reports.put((run_dir, t)))
     return "stopped"
 
 
@@ -223,7 +244,8 @@ def _run(job: Job, seen: Seen) -> End:
         failed.write_text(f"the run ended before its {job.spec.rounds} rounds ({result.status})\n", "utf-8")
         return "failed"
     if time.monotonic() - began > 1:  # a shorter run leaves little behind, and takes less time than this
-        _release_memory()
+        gc.collect()
+        release_memory()
     return "finished"
 
 
@@ -236,13 +258,6 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
-
-
-def _release_memory() -> None:
-    """Returns freed memory to the system: glibc keeps that of many runs in one process, gigabytes in a long study."""
-    gc.collect()
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Reporter(Callback):
