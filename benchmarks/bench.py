@@ -135,7 +135,9 @@ def table(rows: list[Row]) -> str:
 
 def files() -> list[str]:
     """The benchmarks that have a short form."""
-    return sorted(path.stem for path in HERE.glob("*.py") if "def short(" in path.read_text() and path.stem != "bench")
+    return sorted(
+        path.stem for path in HERE.glob("*.py") if "def short(" in path.read_text("utf-8") and path.stem != "bench"
+    )
 
 
 def rows_of(name: str) -> list[Row]:
@@ -165,7 +167,7 @@ def main() -> None:
     print(text)
     out = HERE.parent / "out"
     out.mkdir(exist_ok=True)
-    (out / "bench.md").write_text(text + "\n")
+    (out / "bench.md").write_text(text + "\n", "utf-8")
     if args.check and any(row.met != "yes" for row in rows):
         sys.exit(1)
 

@@ -197,7 +197,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
 
 def status(key: str) -> int:
     """Bytes that the system counts for this process."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    line = next(line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
 
@@ -223,7 +223,7 @@ def measure(kind: str, dropout: float) -> dict[str, Any]:
                 step()
                 step()
             return {"peak": watch.peak - before, "trained": trained}
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+        Path("/proc/self/clear_refs").write_text("5", "utf-8")  # the peak is what it is now
         step()  # two statements: in one, what the first gives would be kept
         step()
         return {"peak": status("VmHWM") - before, "trained": trained}
@@ -315,7 +315,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     (ROOT / "out").mkdir(exist_ok=True)
-    (ROOT / "out" / "bench-client-memory.md").write_text(text + "\n")
+    (ROOT / "out" / "bench-client-memory.md").write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

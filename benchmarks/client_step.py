@@ -249,7 +249,7 @@ def main() -> None:
     text = "\n".join(lines).strip()
     print(text)
     (ROOT / "out").mkdir(exist_ok=True)
-    (ROOT / "out" / "bench-client-step.md").write_text(text + "\n")
+    (ROOT / "out" / "bench-client-step.md").write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

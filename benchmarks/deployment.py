@@ -39,7 +39,7 @@ class Memory:
 
 def _peak(pid: int) -> int:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
@@ -54,8 +54,8 @@ def spec(rounds: int, rank: float) -> str:
 
 def show(out: Path, status: dict[str, Any], peak: dict[str, int]) -> None:
     """What the run came to."""
-    rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()][1:]
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "history.jsonl").read_text("utf-8").splitlines()][1:]
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text("utf-8").splitlines()]
     for row, one in zip(rows[1:], rounds, strict=True):
         sizes = "  ".join(f"{key} {one[key] / 1e6:.2f} MB" for key in one if key.startswith(("payload", "records")))
         print(f"round {row['round']}  {row['seconds']:.0f} s  accuracy {row['accuracy']:.3f}  {sizes}")

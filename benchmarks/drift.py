@@ -95,7 +95,7 @@ def main() -> None:
             lines.append(f"| {lr:g} | {steps} | {args.rounds} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     (ROOT / "out").mkdir(exist_ok=True)
-    (ROOT / "out" / "bench-drift.md").write_text("\n".join(lines) + "\n")
+    (ROOT / "out" / "bench-drift.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -133,10 +133,10 @@ def main() -> None:
     parser.add_argument("--replay", action="store_true", help="from the committed curves")
     given = parser.parse_args()
     given.replay |= given.short
-    known = [json.loads(line) for line in CURVES.read_text().splitlines()] if CURVES.exists() else []
+    known = [json.loads(line) for line in CURVES.read_text("utf-8").splitlines()] if CURVES.exists() else []
     for name in [] if given.replay else given.studies:
         known = [grid for grid in known if grid["study"] != name] + list(grids(name, given.jobs, given.made))
-        CURVES.write_text("".join(json.dumps(grid) + "\n" for grid in known))
+        CURVES.write_text("".join(json.dumps(grid) + "\n" for grid in known), "utf-8")
     same = 0
     for grid in known:
         whole, early, saved = winners(grid)

@@ -153,7 +153,7 @@ def main() -> None:
         return
     OUT.mkdir(exist_ok=True)
     path = OUT / "bench-hostile.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     known = {tuple(line[key] for key in ("method", "aggregator", "attack", "seed", "rounds")) for line in lines}
     for seed in range(given.seeds):
         for method in [given.only] if given.only else METHODS:
@@ -162,12 +162,12 @@ def main() -> None:
                     if (method, aggregator, attack, seed, given.rounds) in known:
                         continue
                     lines.append(run(method, aggregator, attack, seed, given.rounds))
-                    with path.open("a") as file:
+                    with path.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(lines[-1]) + "\n")
                     print(lines[-1], flush=True)
     lines = [line for line in lines if line["rounds"] == given.rounds and line["seed"] < given.seeds]
     text = accuracies(lines) + "\n" + distances(lines)
-    (OUT / "bench-hostile.md").write_text(text)
+    (OUT / "bench-hostile.md").write_text(text, "utf-8")
     print(text)
 
 

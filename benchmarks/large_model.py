@@ -63,7 +63,7 @@ def test() -> dict[str, torch.Tensor]:
 def status(pid: int | str, key: str) -> int:
     """Bytes that the system counts for a process; 0 where it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
@@ -94,7 +94,7 @@ def run(place: Path, name: str, method: str, rounds: int, sizes: str) -> dict[st
     from cluster import Cluster
 
     module = place / f"{name}.py"
-    module.write_text(MODULE.format(here=str(Path(__file__).parent), sizes=sizes))
+    module.write_text(MODULE.format(here=str(Path(__file__).parent), sizes=sizes), "utf-8")
     task = f'{{name = "custom", module = {json.dumps(str(module))}, clients = {CLIENTS}}}'
     chosen = f'{{name = "{method}", {METHODS[method]}lr = 0.01, local_steps = 2}}'
     changes = f"rounds = {rounds}; eval_every = 1; batch_size = 1; task = {task}; method = {chosen}"
@@ -104,7 +104,7 @@ def run(place: Path, name: str, method: str, rounds: int, sizes: str) -> dict[st
         ended = cluster.wait(cluster.run(run_dir=str(place / name), run_name=name, set=changes, timeout=1200.0), 2400)
     if ended["status"] != "finished:completed":
         raise SystemExit(f"the run ended as {ended['status']}: {ended.get('status-details')}")
-    lines = [json.loads(line) for line in (place / name / "history.jsonl").read_text().splitlines()][1:]
+    lines = [json.loads(line) for line in (place / name / "history.jsonl").read_text("utf-8").splitlines()][1:]
     for line in lines:
         print(
             f"{name} round {line['round']}  {line['seconds']:.0f} s  loss {line['loss']:.4f}  {line.get('events', '')}"
@@ -143,7 +143,7 @@ def simulate(method: str, width: int, layers: int, on_disk: bool) -> None:
 
     fit(16, 2)
     before = status("self", "VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+    Path("/proc/self/clear_refs").write_text("5", "utf-8")  # the peak is what it is now
     model = fit(width, layers)
     print((status("self", "VmHWM") - before) / model)
 

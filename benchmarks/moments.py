@@ -84,7 +84,7 @@ def main() -> None:
         lines.append(line(name, table, rates, problems, args.rounds))
         print(lines[-1], flush=True)
     (ROOT / "out").mkdir(exist_ok=True)
-    (ROOT / "out" / "bench-moments.md").write_text("\n".join(lines) + "\n")
+    (ROOT / "out" / "bench-moments.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

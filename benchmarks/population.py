@@ -48,7 +48,7 @@ IN_MEMORY = 10_000  # clients; the states of more would be refused on a machine 
 
 def resident() -> float:
     """Megabytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * 4096 / 1e6
 
 
 def population(clients: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -191,17 +191,17 @@ def main() -> None:
         return
     OUT.mkdir(exist_ok=True)
     kept = OUT / "bench-population.jsonl"
-    found = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    found = [json.loads(line) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
     for states in STATES:
         for clients in given.clients:
             too_many = states == "memory" and clients > IN_MEMORY
             if not too_many and not any((one["states"], one["clients"]) == (states, clients) for one in found):
                 found.append(in_process(states, clients, given.rounds))
-                with kept.open("a") as file:
+                with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found[-1]) + "\n")
                 print(found[-1], flush=True)
     text = bench.table(rows(found, checkpoint_growth((100, 10_000)), replies_per_minute()))
-    (OUT / "bench-population.md").write_text(text + "\n")
+    (OUT / "bench-population.md").write_text(text + "\n", "utf-8")
     print(text)
 
 

@@ -41,7 +41,7 @@ DIGITS = {"name": "classification", "data": "digits", "partition": {"name": "cla
 
 def tables() -> dict[str, dict[str, Any]]:
     """Label and settings of each method in benchmarks/map/toy.toml."""
-    return tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text())["variants"]
+    return tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text("utf-8"))["variants"]
 
 
 def metrics(method: Any, problem: Problem, lr: float, rounds: int, every: int, cohort: int, name: str) -> list[float]:
@@ -111,18 +111,18 @@ def toy(names: list[str], het: float, rounds: int, seed: int, again: bool) -> No
     known, asked = tables(), {"het": het, "of": rounds, "seed": seed}
     kept = ROOT / "out" / "bench-search.jsonl"
     kept.parent.mkdir(exist_ok=True)
-    there = [json.loads(text) for text in kept.read_text().splitlines()] if kept.exists() and not again else []
+    there = [json.loads(text) for text in kept.read_text("utf-8").splitlines()] if kept.exists() and not again else []
     done = {row["name"]: row for row in there if asked.items() <= row.items()}
     lines = [HEADER, "|---" * 7 + "|"]
     print("\n".join(lines))
     for name in names or list(known):
         if name not in done:
             done[name] = {"name": name} | asked | measure(known[name]["method"], het, rounds, seed)
-            with kept.open("a") as file:
+            with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(done[name]) + "\n")
         lines.append(line(known[name]["label"], done[name], rounds))
         print(lines[-1], flush=True)
-    (ROOT / "out" / "bench-search.md").write_text("\n".join(lines) + "\n")
+    (ROOT / "out" / "bench-search.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def main() -> None:

@@ -217,7 +217,7 @@ def main() -> None:
                 lines.append(f"| {model} | {TITLES[method]} | {kind} | {rate:.1f} | {' | '.join(ratios)} |")
                 print(lines[-1], flush=True)
     (ROOT / "out").mkdir(exist_ok=True)
-    (ROOT / "out" / "bench-simulation.md").write_text("\n".join(lines) + "\n")
+    (ROOT / "out" / "bench-simulation.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def main() -> None:
     print(text)
     out = ROOT / "out"
     out.mkdir(exist_ok=True)
-    (out / "bench-toy.md").write_text(text + "\n")
+    (out / "bench-toy.md").write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

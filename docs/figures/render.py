@@ -32,16 +32,16 @@ mermaid.initialize({{startOnLoad: false, htmlLabels: false, theme: "neutral", fo
 
 def main(script: Path) -> None:
     """Draws all diagrams with one start of the browser."""
-    sources = {path.stem: path.read_text() for path in sorted(HERE.glob("*.mmd"))}
+    sources = {path.stem: path.read_text("utf-8") for path in sorted(HERE.glob("*.mmd"))}
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.html")
-        page.write_text(PAGE.format(script=script.resolve().as_uri(), sources=json.dumps(sources)))
+        page.write_text(PAGE.format(script=script.resolve().as_uri(), sources=json.dumps(sources)), "utf-8")
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         command = ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", page.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     drawn = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.S)]
     for name, svg in zip(sources, drawn, strict=True):
-        (HERE / f"{name}.svg").write_text(framed(svg) + "\n")
+        (HERE / f"{name}.svg").write_text(framed(svg) + "\n", "utf-8")
 
 
 def framed(svg: str) -> str:

@@ -65,7 +65,7 @@ def on_files(files: Files, config: Any) -> Files:
     for problem in api_reference.problems():
         LOG.warning("%s", problem)
     for source, page in COPIES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
     for page, text in api_reference.pages().items():
         files.append(File.generated(config, page, content=text))
     outside = {
@@ -117,12 +117,12 @@ def _notebook(path: Path) -> str:
     def on_site(target: re.Match[str]) -> str:
         return depth + _page_of(posixpath.normpath(posixpath.join(folder, target[0])))
 
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text("utf-8"))["cells"]]
     return "\n\n".join(f"```python\n{s}\n```" if kind == "code" else LINK.sub(on_site, s) for kind, s in cells)
 
 
 def _fenced(path: Path) -> str:
-    return f"````{SHOWN.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n````\n"
+    return f"````{SHOWN.get(path.suffix, 'text')}\n{path.read_text('utf-8').rstrip()}\n````\n"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -151,7 +151,7 @@ def _titled(text: str) -> str:
 
     def title(found: re.Match[str]) -> str:
         source = ROOT / (found[1] if found[1] in COPIES else f"docs/{found[1].removeprefix('docs/')}")
-        return f"[{source.read_text().partition(chr(10))[0].lstrip('# ')}]" if source.exists() else found[0]
+        return f"[{source.read_text('utf-8').partition(chr(10))[0].lstrip('# ')}]" if source.exists() else found[0]
 
     return re.sub(r"\[([\w/-]+\.md)\](?=\()", title, text)
 
@@ -187,5 +187,7 @@ def _check_lists(text: str, uri: str) -> None:
 def on_post_build(config: Any) -> None:
     """The site works without a network: no page loads anything from another server."""
     for page in Path(config.site_dir).rglob("*.html"):
-        for found in re.findall(r'<(?:script|link|img|iframe)[^>]* (?:src|href)="https?://[^"]*"', page.read_text()):
+        for found in re.findall(
+            r'<(?:script|link|img|iframe)[^>]* (?:src|href)="https?://[^"]*"', page.read_text("utf-8")
+        ):
             LOG.warning("%s loads %s", page.relative_to(config.site_dir), found)

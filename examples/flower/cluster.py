@@ -59,7 +59,7 @@ class Cluster:
             make_certificates(self.folder)
         trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.tls else "insecure = true"
         config = f'[superlink]\ndefault = "dep"\n[superlink.dep]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
-        (self.folder / "home" / "config.toml").write_text(config)
+        (self.folder / "home" / "config.toml").write_text(config, "utf-8")
         try:
             self.start_link()
             for number in range(0 if self.simulation else self.count):
@@ -159,7 +159,7 @@ class Cluster:
         """Submit a run; its id."""
         settings = self.folder / "run.toml"  # a file: on the command line Flower takes no quotes inside a value
         settings.write_text(
-            "".join(f"{key.replace('_', '-')} = {json.dumps(value)}\n" for key, value in config.items())
+            "".join(f"{key.replace('_', '-')} = {json.dumps(value)}\n" for key, value in config.items()), "utf-8"
         )
         virtual = f"num-supernodes={self.count} client-resources-num-cpus=1"
         more = ["--federation-config", virtual] if self.simulation else []

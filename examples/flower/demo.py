@@ -25,14 +25,14 @@ def main() -> None:
                 time.sleep(1)
                 found = cluster.status(run)
                 status = str(found["status"])
-                lines = history.read_text().splitlines() if history.exists() else []
+                lines = history.read_text("utf-8").splitlines() if history.exists() else []
                 for line in lines[seen:]:
                     row = json.loads(line)
                     sizes = f"{row['up_bytes'] / 1e3:.0f} kB up, {row['down_bytes'] / 1e3:.0f} kB down"
                     print(f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}", flush=True)
                 seen = max(seen, len(lines))
             print(status)
-            rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
+            rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text("utf-8").splitlines()]
             messages = sum(len(one["sampled"]) for one in rounds)
             for way, counter in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
                 payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))

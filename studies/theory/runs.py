@@ -71,7 +71,7 @@ class Trial:
 
 def load(scale: str = "paper", seeds: int | None = None) -> Trial:
     """The trial at a scale; runs of the scale `smoke` are a tenth as long."""
-    table = tomllib.loads(FILE.read_text())
+    table = tomllib.loads(FILE.read_text("utf-8"))
     one_of("scale", scale, table["scales"])
     if seeds is not None:
         at_least("seeds", seeds, 1)
@@ -106,7 +106,7 @@ def _read(point: Point, job: Job) -> Run:
     names = [name for name in found[0][0] if name not in PLAIN]
     spec = job.spec
     if isinstance(spec.method.lr, str):
-        values = json.loads((job.run_dir / LR).read_text())["values"]
+        values = json.loads((job.run_dir / LR).read_text("utf-8"))["values"]
         spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, **values))  # type: ignore[type-var]
     metrics = {name: np.array([[row[name] for row in one[:rows]] for one in found], float) for name in names}
     return Run(point, spec, np.array([row["round"] for row in found[0][:rows]], float), metrics)

@@ -53,7 +53,7 @@ def test_commands_that_do_not_compute_do_not_load_torch(tmp_path: Path) -> None:
 
 
 def test_commands_that_compute_load_no_extra_that_is_not_needed(tmp_path: Path) -> None:
-    (tmp_path / "spec.toml").write_text(SPEC)
+    (tmp_path / "spec.toml").write_text(SPEC, "utf-8")
     words = '[["plan", "spec.toml"], ["partition", "spec.toml"], ["diagnose", "spec.toml"], ["run", "spec.toml"]]'
     last = modules(words, tmp_path)[-1]
     assert "torch" in last

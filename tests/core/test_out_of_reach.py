@@ -43,7 +43,7 @@ def test_numbers_that_would_never_end_are_refused(change: dict[str, object]) -> 
     "text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "a = \x00", "seed = 2020-01-01", "t = 07:32:00"]
 )
 def test_strange_spec_files_are_one_line(text: str, tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text(text)
+    (tmp_path / "s.toml").write_text(text, "utf-8")
     with pytest.raises(FedspanError) as refused:
         read_toml(tmp_path / "s.toml")
     assert "\n" not in str(refused.value)

@@ -19,7 +19,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 
 ROOT = Path(__file__).parents[2]
-WHOLE = (ROOT / "examples" / "new_method.py").read_text()
+WHOLE = (ROOT / "examples" / "new_method.py").read_text("utf-8")
 SERVER_STEP = WHOLE[WHOLE.index("    def server_step") : WHOLE.index('if __name__ == "__main__"')]
 
 
@@ -67,7 +67,7 @@ MISTAKES = {
 def test_a_mistake_in_a_file_is_one_line(kind: str, tmp_path: Path) -> None:
     text, words = MISTAKES[kind]
     path = tmp_path / "mine.py"
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     with pytest.raises(SpecError) as error:
         load_plugin(path)
     assert words in str(error.value)
@@ -83,7 +83,7 @@ def test_a_mistake_in_a_file_is_one_line(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_file_cannot_take_the_place_of_another(name: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(WHOLE)
+    (tmp_path / name).write_text(WHOLE, "utf-8")
     with pytest.raises(SpecError, match=words):
         load_plugin(tmp_path / name)
 
@@ -91,7 +91,7 @@ def test_a_file_cannot_take_the_place_of_another(name: str, words: str, tmp_path
 def test_a_mean_without_keepdim_is_noticed(tmp_path: Path) -> None:
     """With one seed the shapes happen to fit; with two the model would have grown an axis."""
     path = tmp_path / "mine.py"
-    path.write_text(WHOLE.replace("rnd.mean(up.dy)", "up.dy.mean(1)"))
+    path.write_text(WHOLE.replace("rnd.mean(up.dy)", "up.dy.mean(1)"), "utf-8")
     (cls,) = load_plugin(path)
     loop = start(cls(lr=0.02), small(seeds=(5, 6)))
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_mean_without_keepdim_is_noticed(tmp_path: Path) -> None:
 def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     method = {"name": "ssf", "lr": 0.1, "local_steps": 3, "rank": 0.5, "beta": 0.5, "compressor": "qsgd"}
-    path.write_text(tomli_w.dumps(RUN | {"method": method, "task": SMALL}))
+    path.write_text(tomli_w.dumps(RUN | {"method": method, "task": SMALL}), "utf-8")
     with pytest.warns(UserWarning, match="^method.name=fedavg drops rank, beta, compressor of the method 'ssf'$"):
         spec = Spec.load(path, ("method.name=fedavg",))
     assert spec.method == fedspan.methods.FedAvg(lr=0.1, local_steps=3)
@@ -121,8 +121,8 @@ def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> N
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     spec, plugin = tmp_path / "spec.toml", tmp_path / "mine.py"
-    spec.write_text(tomli_w.dumps(RUN))
-    plugin.write_text(MISTAKES["register"][0])
+    spec.write_text(tomli_w.dumps(RUN), "utf-8")
+    plugin.write_text(MISTAKES["register"][0], "utf-8")
     assert main(monkeypatch, "run", spec, "--plugin", plugin) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: plugin file")

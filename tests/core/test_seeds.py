@@ -144,7 +144,7 @@ def test_same_projector_for_every_thread_count_and_instruction_set(
     """Processes with two threads, and with narrower vector instructions, draw the same P as this one."""
     tolerances = {"gaussian": 1e-12, "coordinate": 0, "cycle": 0, "hadamard": 0}
     script = tmp_path / "draws.py"
-    script.write_text(DRAWS)
+    script.write_text(DRAWS, "utf-8")
     monkeypatch.setattr(sys, "argv", ["draws.py", "1", tmp_path / "0", *tolerances])
     runpy.run_path(str(script))
     for number, (threads, extra) in enumerate(

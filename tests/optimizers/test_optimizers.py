@@ -211,7 +211,7 @@ def test_a_spec_names_it(tmp_path: Path) -> None:
     }
     spec = Spec.from_table(table)
     path = tmp_path / "spec.toml"
-    path.write_text(spec.toml())
+    path.write_text(spec.toml(), "utf-8")
     assert Spec.load(path) == spec
     assert Spec.load(path, ("method.optimizer.decay=0.1",)).method.optimizer == AdamW(decay=0.1)  # type: ignore[attr-defined]
     assert fedspan.optimizers.AdamW is AdamW
