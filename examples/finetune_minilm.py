@@ -24,7 +24,8 @@ args = options.parse_args()
 try:
     texts, minilm = fedspan.data.banking77(), place_of("minilm")
 except fedspan.FedspanError as error:
-    sys.exit(f"error: {error}")
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
 rng = np.random.default_rng(0)
 torch.manual_seed(0)
 

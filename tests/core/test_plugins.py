@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +128,18 @@ def test_the_command_line_says_it_in_one_line(tmp_path: Path, monkeypatch: pytes
     told = capsys.readouterr().err
     assert told.startswith("error: plugin file")
     assert told.count("\n") == 1
+
+
+def test_a_file_is_read_as_it_is_now(tmp_path: Path) -> None:
+    """Two texts of the same size within one second have the same bytecode for Python's own import."""
+    path = tmp_path / "twice_in_a_second.py"
+    found = []
+    for value in (1, 2):
+        path.write_text(
+            f"import fedspan\n\n@fedspan.register\nclass TwiceInASecond(fedspan.Metric):\n    number = {value}\n"
+            "    def update(self, outputs, targets): pass\n    def compute(self): return 0.0\n"
+        )
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        (cls,) = load_plugin(path)
+        found.append(cls.number)
+    assert found == [1, 2]

@@ -99,7 +99,7 @@ def test_with_an_aggregator_a_liar_cannot_turn_the_switch_with_possible_statisti
     """One client of seven sends the worst numbers that may be. Of statistics the median counts."""
     switches = []
     for lies in (False, True):
-        method, problem = build("ssf", rank=4), small()
+        method, problem = build("ssf", rank=4, control="paper"), small()
         loop, _, end = remote(method, problem, tmp_path / str(lies))
         if lies:
             end.channel = Steering(method, problem, tmp_path / "liar")

@@ -50,6 +50,7 @@ def test_a_script_that_is_terminated_leaves_nothing_behind(name: str, stop: sign
         env=os.environ | {"MARK": key},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a job of a shell ignores
     )
     try:
         until = time.monotonic() + 60

@@ -188,7 +188,7 @@ def test_faults_on_the_grid_are_events(kind: str, tmp_path: Path) -> None:
 def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, capsys: Any) -> None:
     """A silent client, nonsense and a lost state, with a robust aggregator and bound nodes; read by `fedspan audit`."""
     participation = {"aggregator": {"name": "trimmed_mean", "share": 0.4}}
-    spec = spec_of(rounds=8, clients_per_round=7, participation=participation)
+    spec = spec_of(SSF | {"control": "paper"}, rounds=8, clients_per_round=7, participation=participation)
     faults = {2: lambda *_: None, 10: lambda found, message: spoilt(found, message)}
     grid = Lossy(spec, tmp_path / "states", faults)
 

@@ -194,7 +194,7 @@ def _run(
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, [*callbacks, EventLog()], out,
             aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
-            metrics=spec.metrics,
+            metrics=spec.metrics, unbiased=spec.participation.unbiased,
         )  # fmt: skip
         problem.drop_start()
         if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:

@@ -64,9 +64,14 @@ class Participation:
     """How much each client counts, and how the replies of a round become one.
 
     Args:
-        weights: `"examples"` weights client i by n_i / n, its share of all training examples, so that every method
-            minimizes the mean loss over all examples. `"uniform"` gives every client the same weight, as the papers
-            of SSF and SCAFFOLD do. They count in the objective, in averages and in the mean of controls.
+        weights: `"examples"` weights client i by n_i / n, its share of all training examples: the objective is the
+            mean loss over all examples. `"uniform"` gives every client the same weight, as the papers of SSF and
+            SCAFFOLD do. They count in the objective, in averages and in the mean of controls.
+        unbiased: How methods without controls weight the clients S of a round. By default their mean is
+            Σ_S w_i v_i / Σ_S w_i, as in most code for FedAvg. It has little noise, but where weights differ and not
+            all N clients take part, it is biased: FedAvg then minimizes another objective, in which large clients
+            count less. With `unbiased` it is (N/S) Σ_S w_i v_i, whose expectation is Σ w_i v_i. SSF, SCAFFOLD and
+            other methods with controls reach the minimum of the objective either way and do not use this.
         aggregator: What takes the place of the mean of the replies, such as `TrimmedMean(share=0.2)` or its name, so
             that hostile clients cannot move it. None is the mean.
         known_start: Whether clients hold the initial model, such as public pre-trained weights. If so,
@@ -77,6 +82,7 @@ class Participation:
     """
 
     weights: Weights = "examples"
+    unbiased: bool = False
     aggregator: Aggregator | None = None
     known_start: bool = False
     screen: float | None = 100.0

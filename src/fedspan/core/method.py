@@ -66,6 +66,14 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """Whether, in spite of `uses_mean_only`, the method's settings make the server look at single replies."""
         return False
 
+    @property
+    def follows_states(self) -> bool:
+        """Whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i.
+
+        Such a sum is exact under the plain mean only. What a robust aggregator leaves out is missing for ever.
+        """
+        return False
+
     def check(self, layout: Layout) -> None:
         """Raises SpecError if the method cannot train this model; called before anything is written."""
 

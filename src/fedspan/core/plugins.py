@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError
@@ -24,15 +25,12 @@ def load_plugin(path: Path) -> list[type]:
     """
     if not path.is_file():
         raise SpecError(f"plugin file {str(path)!r} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise SpecError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py")
     if path.stem in sys.stdlib_module_names:
         raise SpecError(f"plugin file {path.name!r} has the name of a module of Python; rename the file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
     try:
-        spec.loader.exec_module(module)
+        module = execute_file(path.stem, path)
     except FedspanError as error:
         raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {error}") from error
     except Exception as error:
@@ -41,6 +39,28 @@ def load_plugin(path: Path) -> list[type]:
     if not found:
         raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
     return found
+
+
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compile a file as it is now: its cached bytecode may be of an earlier text with the same size and second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def execute_file(name: str, path: Path) -> ModuleType:
+    """Import a user's own file as a module of this name; nothing of it stays if it fails."""
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # half a module must not be found by the next import
+        raise
+    return module
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from fedspan.core.round import Round
+
 Ranges = tuple[tuple[float, float], ...]
 
 
@@ -55,3 +57,11 @@ def outside(kind: type, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor | No
             wrong = ~((low <= part) & (part <= high)).all(-1)  # NaN is outside
             found = wrong if found is None else found | wrong
     return found
+
+
+def weighted(up: Any, rnd: Round) -> Any:
+    """Return the mean of the replies of a round by `Round.share`, from their mean by Σ_S w_i."""
+    if rnd.weights is None or not rnd.unbiased:
+        return up
+    factor = rnd.weights.sum(1, keepdim=True) / rnd.share
+    return dataclasses.replace(up, **{name: factor * part for name, part in payload(up).items()})

@@ -48,6 +48,7 @@ class Round:
     ids: npt.NDArray[np.int64]  # (runs, S): who takes part
     last_round: npt.NDArray[np.int64]  # (runs, S): the round in which each one last took part, -1 for none
     weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
+    unbiased: bool = False  # whether means are divided by S/N instead of Σ_S w_i: `Participation.unbiased`
     everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
@@ -60,10 +61,13 @@ class Round:
 
     @property
     def share(self) -> torch.Tensor | float:
-        """Σ_S w_i: the share of all clients that takes part; S/N with equal weights, q with privacy."""
+        """The share of all clients that takes part, by which means are divided.
+
+        It is Σ_S w_i, or its expectation S/N with `unbiased`; S/N with equal weights, and q with privacy.
+        """
         if self.q is not None:
             return self.q
-        if self.weights is None:
+        if self.weights is None or self.unbiased:
             return float(self.ids.shape[1] / self.clients)
         return self.weights.sum(1, keepdim=True)
 

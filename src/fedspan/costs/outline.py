@@ -41,6 +41,7 @@ class Outline:
     parameters: int  # numbers of the model, trained or not
     sketch: Sketch | None  # None: not a network, or no client's data is here
     test_examples: int | None = None  # None: not a network, or without a test set
+    weighted: bool = False  # whether clients have different weights
 
 
 _outlines: dict[str, Outline] = {}
@@ -62,9 +63,9 @@ def _outline(spec: Spec) -> Outline:
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
     flat = FlatProblem(problem.layout, problem.clients, buffers)
     if not isinstance(problem, TorchProblem):
-        return Outline(flat, flat.layout.size, None)
+        return Outline(flat, flat.layout.size, None, weighted=problem.weights is not None)
     parameters = sum(p.numel() for p in problem.model.parameters())
-    return Outline(flat, parameters, sketched(problem), problem.test_examples)
+    return Outline(flat, parameters, sketched(problem), problem.test_examples, problem.weights is not None)
 
 
 def _built(spec: Spec) -> Problem:
@@ -95,6 +96,13 @@ def projected(spec: Spec) -> tuple[int, int, int] | None:
     """
     layout = outline(spec).problem.layout
     return spec.method.projected(layout) if isinstance(spec.method, InSubspace) else None
+
+
+def keeps_objective(spec: Spec) -> bool:
+    """Whether a run minimizes the weighted objective; sampling can bias it: see `Participation.unbiased`."""
+    known = outline(spec)
+    everyone = (spec.clients_per_round or known.problem.clients) == known.problem.clients
+    return everyone or not known.weighted or spec.participation.unbiased or spec.method.follows_states
 
 
 def check(spec: Spec) -> None:

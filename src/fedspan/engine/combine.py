@@ -26,7 +26,7 @@ def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | Non
     """The aggregator of a run; None for the plain mean.
 
     Raises:
-        SpecError: The server of this method uses more than the mean of the replies.
+        SpecError: The server of this method uses more than the mean of the replies, or adds them up over the rounds.
     """
     if aggregator is None or isinstance(aggregator, Mean):
         return None
@@ -35,7 +35,14 @@ def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | Non
         raise SpecError(
             f"`participation.aggregator` {name!r} takes the place of a mean of plain vectors, and {of} with these "
             f"settings uses single replies or codes; leave out `compressor` and `extrapolate`, use another method such "
-            "as ssf, scaffold or fedavg, or leave out `aggregator`"
+            "as subavg or fedavg, or leave out `aggregator`"
+        )
+    if method.follows_states:
+        name, of = name_of(aggregator), name_of(method)
+        raise SpecError(
+            f"`participation.aggregator` {name!r} is not for {of} with these settings, whose server adds up replies to "
+            "follow the clients' states: what an aggregator leaves out would be missing for ever, and x would drift; "
+            "use subavg, fedavg, or ssf with control = 'paper'"
         )
     return aggregator
 

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ class Loop:
     rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
     aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
     known_start: bool = False  # whether clients have the initial model
+    unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`
     privacy: Mechanism | None = None
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     t: int = 0
@@ -175,7 +176,7 @@ class Loop:
                 up = combined(self.aggregator, up, rnd)
                 buffers = None if buffers is None else self.aggregator.combine(buffers, rnd)
             self.server = self._checked(self.method.server_step(self.server, up, rnd))
-            self.buffers = None if buffers is None else rnd.mean(buffers)
+            self.buffers = None if buffers is None else replace(rnd, unbiased=False).mean(buffers)
         elif isinstance(self.method, LogsChanges):
             self.server = self.method.empty_round(self.server, rnd)
         self.t += 1
@@ -225,6 +226,7 @@ class Loop:
             ids=ids,
             last_round=self.last_round.reshape(-1)[rows].reshape(ids.shape),
             weights=weights,
+            unbiased=self.unbiased and not self.method.follows_states,
             everyone=self.last_round,
             local_steps=self.method.local_steps,
             schedule=schedule,

@@ -19,6 +19,7 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
+from fedspan.core.reply import weighted
 from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.simulator import Simulator
@@ -150,7 +151,7 @@ class SecureSimulator(Simulator):
         means, clipped = zip(*(work.payload.decode(total, own, len(there)) for total, own in sums), strict=True)
         arrays = {name: torch.cat([mean[name] for mean in means]) for name in means[0]}
         changed = arrays.pop(BUFFERS, None)
-        up: Any = wire.unpack(type(work.up), arrays)
+        up: Any = weighted(wire.unpack(type(work.up), arrays), rnd)
         beside = None if buffers is None or changed is None else buffers + changed
         if sum(clipped):
             events += (clipped_values(rnd.t, sum(clipped), self.privacy),)

@@ -26,6 +26,11 @@ class Controlled(Coded[Controls, ClientState, Controls], Restorable[ClientState,
         super().__post_init__()
         self.only_plain("its controls are mean gradients, which follow from the end point of plain steps only")
 
+    @property
+    def follows_states(self) -> bool:
+        """c = mean c_i."""
+        return True
+
     def init_server(self, x0: Vector, layout: Layout) -> Controls:
         return Controls(x0, torch.zeros_like(x0))
 

@@ -45,6 +45,11 @@ class EF21(Coded[ServerState, ClientState, FullModel], Restorable[ClientState, F
 
     needs = "contractive"
 
+    @property
+    def follows_states(self) -> bool:
+        """Line 5 does: h = mean h_i."""
+        return True
+
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0))
 

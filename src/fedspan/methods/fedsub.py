@@ -69,6 +69,11 @@ class FedSub(
         if self.keeps_moments:
             raise SpecError(f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out")
 
+    @property
+    def follows_states(self) -> bool:
+        """The duals of all clients sum to zero."""
+        return True
+
     def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
         return LoggedModel(x0, Log(), self.no_velocity(x0))
 

@@ -89,6 +89,11 @@ class Scaffold(
         if self.option == "I" and self.tests:
             raise SpecError("`correction` 'tested' needs option 'II', whose controls are means of local gradients")
 
+    @property
+    def follows_states(self) -> bool:
+        """Line 17 does: c = mean c_i."""
+        return True
+
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
         return ServerState(x0, torch.zeros_like(x0), self.no_tests(x0), self.no_velocity(x0))
 

@@ -42,7 +42,9 @@ x ← x + η_g Pᵀ mean_S z. `moments` says what becomes of the optimizer's mem
 
 Differences from the paper: its box has no client sampling. Read literally under sampling it is line 8', which breaks
 c = mean c_i and needs P ḡ_i on the uplink as well (2r numbers); it is offered because the paper's tables were made
-with it. With full participation 8 and 8' are the same. Clients may have weights w_i; then c = Σ w_i c_i.
+with it, and because a robust aggregator needs it: whatever the aggregator leaves out of a round, line 8' forgets and
+line 8 keeps. With full participation and the mean, 8 and 8' are the same. Clients may have weights w_i; then
+c = Σ w_i c_i.
 """
 
 from __future__ import annotations
@@ -136,6 +138,11 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
     def needs_each_reply(self) -> bool:
         """Compressed replies are decoded one by one, each with its own key."""
         return self.extrapolate or self.compressor is not None
+
+    @property
+    def follows_states(self) -> bool:
+        """Line 8 does. Line 8' does not: it puts the mean gradient of the round in the place of P c."""
+        return self.control == "exact"
 
     @property
     def private(self) -> tuple[str, ...]:

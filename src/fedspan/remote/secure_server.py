@@ -18,6 +18,7 @@ from fedspan.core import wire
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
+from fedspan.core.reply import weighted
 from fedspan.core.round import Round, Terms
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS
@@ -70,7 +71,7 @@ class SecureTransport(RemoteTransport):
         self.accepted[rnd.ids[0, places]] += 1
         self.marks[rnd.ids[0, places]] = [found.marks[place] for place in places.tolist()]
         received = np.array([[session.received[place] for place in places.tolist()]])
-        up: Any = wire.unpack(self.method.types()[3], mean)
+        up: Any = weighted(wire.unpack(self.method.types()[3], mean), rnd.subset(places))
         return Replies(places, up, buffers, found.sent[None], received, tuple(events))
 
     def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:

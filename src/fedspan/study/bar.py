@@ -30,7 +30,8 @@ class Bar:
 
     def doing(self, what: str) -> None:
         """What is being run."""
-        self.progress.update(self.task, description=what if len(what) <= LONG else f"{what[: LONG - 1]}…")
+        text = what if len(what) <= LONG else f"{what[: LONG - 1]}…"
+        self.progress.update(self.task, description=text, refresh=True)
 
     def show(self) -> None:
         """Draws it."""

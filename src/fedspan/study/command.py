@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.markup import escape
 from fedspan.core.errors import FedspanError, SpecError, at_least
 from fedspan.core.extras import needs
 from fedspan.core.terminal import say, table
-from fedspan.costs.outline import projected
+from fedspan.costs.outline import keeps_objective, projected
 from fedspan.data.sets import require
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.outcome import CHECKPOINT
@@ -104,6 +105,7 @@ def produce(
     check(study)
     if len(study.parts) == 1:
         announce(study.parts[0], console)
+        _warn_of_objectives(study.parts[0])
     with lock_dir(out):
         line = results.announce(study, out, line)
         run(study, out / RUNS, jobs=jobs, console=console, plugins=plugins)
@@ -149,6 +151,19 @@ def announce(part: Part, console: Console) -> None:
         rows.append([escape(text) for text in (variant.label, str(len(points)), rounds, grid, inside)])
     heads = ("method", "points", "rounds", "grid", "parameters projected")
     console.print(table(heads, rows, width=console.width))
+
+
+def _warn_of_objectives(part: Part) -> None:
+    """Warn of methods that minimize another objective than the others."""
+    specs = {variant.label: part.spec(variant, variant.points()[0]) for variant in part.variants}
+    biased = [label for label, spec in specs.items() if not keeps_objective(spec)]
+    if biased and len(biased) < len(specs):
+        warnings.warn(
+            f"{', '.join(biased)}: another objective than the other methods minimize, because clients have different "
+            "weights and not all take part in a round; set `participation.unbiased` to true or `participation.weights` "
+            "to 'uniform'",
+            stacklevel=5,
+        )
 
 
 def show(part: Part, entries: Sequence[Entry], console: Console) -> None:

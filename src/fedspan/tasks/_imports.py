@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from fedspan.core.errors import FedspanError, SpecError, one_line
+from fedspan.core.plugins import execute_file
 
 T = TypeVar("T")
 
@@ -103,13 +103,5 @@ def _from_file(path: Path, key: str) -> ModuleType:
         raise SpecError(f"`{key}` {str(path)!r} does not exist")
     name = f"fedspan_custom_{path.stem}"
     if name not in sys.modules or getattr(sys.modules[name], "__file__", None) != str(path):
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            _loaded(functools.partial(spec.loader.exec_module, module), path.name, key)
-        except BaseException:
-            del sys.modules[name]  # half a module must not be found by the next call
-            raise
+        _loaded(functools.partial(execute_file, name, path), path.name, key)
     return sys.modules[name]

@@ -228,6 +228,7 @@ class TrialRunner:
             loop = Loop(
                 method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds,
                 aggregator=self.participation.aggregator, known_start=self.participation.known_start,
+                unbiased=self.participation.unbiased,
             )  # fmt: skip
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = self._measure(row.metrics)

@@ -247,7 +247,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     loop = Loop(
         method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
         aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
-        metrics=spec.metrics,
+        metrics=spec.metrics, unbiased=spec.participation.unbiased,
     )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)
