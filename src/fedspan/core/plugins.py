@@ -29,6 +29,8 @@ def load_plugin(path: Path) -> list[type]:
         raise SpecError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py")
     if path.stem in sys.stdlib_module_names:
         raise SpecError(f"plugin file {path.name!r} has the name of a module of Python; rename the file")
+    if (other := _another(path)) is not None:
+        raise SpecError(f"plugin file {str(path)!r} has the name of the module {other!r}; rename the file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
@@ -41,6 +43,17 @@ def load_plugin(path: Path) -> list[type]:
     if not found:
         raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
     return found
+
+
+def _another(path: Path) -> str | None:
+    """Where another module of a plugin's name is, which the plugin would hide from every import; None: nowhere."""
+    try:
+        found = importlib.util.find_spec(path.stem)
+    except (ImportError, ValueError):  # what is loaded has no spec, as in tests
+        return None
+    origin = None if found is None else found.origin
+    same = origin is None or not Path(origin).exists() or Path(origin).samefile(path)
+    return None if same else origin
 
 
 def _line(error: BaseException, path: Path) -> str:
