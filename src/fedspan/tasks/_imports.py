@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -45,8 +46,17 @@ def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = called(make, f"`task.model` {name!r}: {function}")
+    return checked_model(model, f"`task.model` {name!r} must return")
+
+
+def checked_model(model: Any, what: str) -> nn.Module:
+    """Refuses what cannot be trained; `what` begins the error, as in "`model` must be"."""
     if not isinstance(model, nn.Module):
-        raise SpecError(f"`task.model` {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+        raise SpecError(f"{what} a torch.nn.Module, got {type(model).__name__}")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise SpecError(
+            f"{what} a model with weights, and this one is on the device 'meta', which holds none; load them on 'cpu'"
+        )
     return model
 
 
@@ -80,8 +90,14 @@ def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
         pass  # a builtin has no signature
     try:
         return function(*arguments)
+    except FedspanError:
+        raise
     except SystemExit as error:
         raise SpecError(f"{what}() calls sys.exit; remove the call") from error
+    except Exception as error:
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        place = f"line {frame.lineno} of {Path(frame.filename).name}"
+        raise SpecError(f"{what}() fails in {place}: {one_line(error)}") from error
 
 
 def _forget_others(name: str, folder: Path) -> None:
