@@ -53,7 +53,9 @@ def flip(batch: Batch, generator: torch.Generator) -> Batch:
     """Flips half of the images from left to right."""
     x, y = batch
     if x.dim() != 4:
-        raise SpecError(f"`augment` is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}")
+        raise SpecError(
+            f"`augment` is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
+        )
     which = torch.rand(len(x), generator=generator) < 0.5
     return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y
 

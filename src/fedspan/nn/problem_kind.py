@@ -144,8 +144,8 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     if takes_logits and _between_0_and_1(model, inputs.to(outputs.device, cast), outputs):
         last, other = ("Softmax", "NLLLoss() of log-probabilities") if kind == "classes" else ("Sigmoid", "BCELoss()")
         warnings.warn(
-            f"the outputs of the model stay between 0 and 1, but the loss, {_name(measure)}, takes logits and applies a "
-            f"{last.lower()} itself; remove {last} from the model, or give loss={other}",
+            f"the outputs of the model stay between 0 and 1, but the loss, {_name(measure)}, takes logits and applies "
+            f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
             stacklevel=2,
         )
     reshaped = kind == "other" and _check_own(measure, outputs, targets)

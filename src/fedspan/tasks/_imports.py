@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from fedspan.core.errors import FedspanError, SpecError, one_line
+from fedspan.core.seeds import torch_generator
 
 T = TypeVar("T")
 
@@ -43,8 +43,7 @@ def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
     if not callable(make):
         found = "no function" if make is None else f"a {type(make).__name__}, not a function,"
         raise SpecError(f"`task.model` {name!r}: the module {where!r} has {found} {function!r}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_generator(seed):
         model = called(make, f"`task.model` {name!r}: {function}")
     return checked_model(model, f"`task.model` {name!r} must return")
 

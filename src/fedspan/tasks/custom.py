@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, at_least, one_line
 from fedspan.core.registry import register
+from fedspan.core.seeds import torch_generator
 from fedspan.core.source import module_text, source_of
 from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
@@ -151,8 +152,7 @@ class Custom(ModuleTask):
             return self.objects.material()
         assert self.clients is not None
         module = self._module()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch_generator(seed):
             model = checked_model(self._call(module, "model"), f"`task.module` {self.module!r}: model() must return")
         if not any(p.dtype == torch.bfloat16 for p in model.parameters()):  # its x has the run's type all the same
             model = model.to(dtype)
@@ -231,7 +231,7 @@ def _examples(data: Any, size: int) -> str:
     places = sorted({0, size // 3, 2 * size // 3, size - 1})
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch_generator():
             twice = [[_digest(data[place]) for place in places] for _ in range(2)]
     except Exception:  # what cannot be read is named when it is trained on
         return ""
