@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import keyword
 import re
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -64,7 +65,8 @@ def command(
         raise SpecError(f"`NAME` must be a Python name in lower case, such as my_model, got {name.name!r}")
     if name.exists() and (not name.is_dir() or any(name.iterdir())):
         raise SpecError(f"{str(name)!r} is not empty; choose another name")
-    if package in FOLDERS or getattr(importlib.util.find_spec(package), "origin", None) is not None:
+    installed = package in sys.stdlib_module_names or getattr(PathFinder.find_spec(package), "origin", None) is not None
+    if package in FOLDERS or installed:
         whose = "a folder of the project" if package in FOLDERS else "an installed package, which it would hide"
         raise SpecError(f"`NAME` {name.name!r} is the name of {whose}; choose another, such as my_{package}")
     for place, text in project(package, kind).items():

@@ -36,11 +36,11 @@ WORDS = ("name", "title", "about", "variants", "given")  # fields of a part that
 SETTINGS = tuple(f.name for f in dataclasses.fields(Part) if f.name not in WORDS)
 STUDY = ("name", "title", "about", "variants", "scale", "scales", "parts", *SETTINGS)
 SCALE = ("about", "only", "points", "parts", *SETTINGS)
-TYPES = {  # of settings that no other function checks
+TYPES: dict[str, type] = {  # of settings that no other function checks
     "base": dict, "rows": list, "set": dict, "tune_by": str, "metric": str, "claims": list, "tuned_in": str,
     "figure": dict,
 }  # fmt: skip
-CALLED = {dict: "a table", list: "a list", str: "a text"}
+CALLED: dict[type, str] = {dict: "a table", list: "a list", str: "a text"}
 
 
 def names() -> list[str]:
@@ -62,7 +62,7 @@ def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -
         one_of("scale", scale, scales)
     if seeds is not None:
         at_least("seeds", seeds, 1)
-    size = scales.get(scale, {})
+    size = {} if scale is None else scales[scale]
     _known(f"[scales.{scale}]", size, SCALE)
     parts = _tables("parts", table.get("parts", {"comparison": {}}))
     wanted = _typed(f"scales.{scale}.only", size.get("only", list(parts)), list)
@@ -129,10 +129,10 @@ def _grid(where: str, table: Table) -> dict[str, list[Any]]:
 def _variants(where: str, table: Any) -> dict[str, Variant]:
     """Variants by name; label and color may be left out."""
     out = {}
-    for number, (name, one) in enumerate(_tables(where, table).items()):
+    for place, (name, one) in enumerate(_tables(where, table).items()):
         _known(f"[variants.{name}]", one, (*CHANGEABLE, "label", "color", "grid"))
         changes = {key: one[key] for key in CHANGEABLE if key in one}
-        words = {"label": name, "color": COLORS[number % len(COLORS)]} | one
+        words = {"label": name, "color": COLORS[place % len(COLORS)]} | one
         label, color = (_typed(f"{where}.{name}.{key}", words[key], str) for key in ("label", "color"))
         out[name] = Variant(name, label, color, changes, _grid(f"{where}.{name}", one))
     return out

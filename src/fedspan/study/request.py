@@ -91,8 +91,8 @@ def _check_tail(tail: float, spec: Spec, option: str) -> None:
     trained = -(-spec.rounds // spec.eval_every)
     if tail > trained:
         raise SpecError(
-            f"`{option}` is {tail:g}, but a run of {spec.rounds} rounds has {trained} evaluations after its start; give "
-            f"at most {trained}"
+            f"`{option}` is {tail:g}, but a run of {spec.rounds} rounds has {trained} evaluations after its start; "
+            f"give at most {trained}"
         )
 
 
