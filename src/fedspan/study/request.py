@@ -73,7 +73,8 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     metric = metric or part.metric or main_metric(tested or known, part.metrics)
     one_of(option, metric, known)
     given = goal or (part.goal if metric == part.metric else None)
-    goal = given or goal_of(metric, part.metrics, option.replace("metric", "goal"))
+    sign = sign_of(metric, part.metrics, given, option.replace("metric", "goal"))
+    goal = "max" if sign > 0 else "min"
     _check_callbacks(part, known, metric, goal)
     held_out = VALIDATION + metric.removeprefix(VALIDATION)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
