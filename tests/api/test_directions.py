@@ -63,6 +63,21 @@ def test_a_direction_is_read_from_mode_from_the_function_and_from_scikit_learn()
         KeepBest(mode="lower")  # type: ignore[arg-type]
 
 
+def test_a_direction_against_that_of_the_metric_is_refused() -> None:
+    def own(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return brier(outputs, targets)
+
+    own.higher_is_better = False  # type: ignore[attr-defined]
+    against = "`mode` is 'max', but less of the metric '{}' is better; leave `mode` out"
+    for name, callback in (("own", KeepBest(mode="max")), ("loss", EarlyStopping("loss", mode="max"))):
+        with pytest.raises(SpecError, match=against.format(name)):
+            fit(metrics=[own], callbacks=[callback])
+    with pytest.raises(SpecError, match="`mode` is 'min', but more of the metric 'accuracy' is better"):
+        fit(metrics=["accuracy"], callbacks=[KeepBest("accuracy", mode="min")])
+    with pytest.raises(SpecError, match="`goal` is 'min', but more of the metric 'accuracy' is better"):
+        fedspan.compare(["fedavg"], nn.Linear(4, 2), [(X, Y)], test=(X, Y), metric="accuracy", goal="min", rounds=2)
+
+
 def test_compare_takes_the_setting_with_the_lower_error() -> None:
     usual: dict[str, Any] = {"test": (X, Y), "metrics": [brier], "seeds": 2, "rounds": 8, "goal": "min"}
     methods = {"a": fedspan.methods.FedAvg(lr=0.5), "b": fedspan.methods.FedAvg(lr=0.001)}

@@ -20,6 +20,56 @@ task = { name = "regression", dim = 6, clients = 4, samples = 8 }
 """
 LONG = "x" * 5000
 COMPARE = ("compare", "s.toml", "--methods", "fedavg", "--out")
+BASE = f"""[base]
+{SPEC}
+[variants.a]
+method = {{ name = "fedavg", lr = 0.01 }}
+"""
+COMPARISONS = [
+    ("variants = 3", "`variants` must be a table, got 3"),
+    ("variants = []", "`variants` must be a table, got []"),
+    ("variants = {}", "needs [base] and [variants.NAME]"),
+    ("[variants.a]\n", "`rounds` is missing"),
+    ("base = 3\n[variants.a]\n", "`base` must be a table, got 3"),
+    ("base = { task = 3 }\n[variants.a]\n", "`rounds` is missing"),
+    (BASE + "grid = 3", "`variants.a.grid` must be a table, got 3"),
+    (BASE + 'grid = { "method.lr" = 3 }', "`variants.a.grid: method.lr` must be a list, got 3"),
+    (BASE + 'grid = { "method.lr" = [] }', "`variants.a.grid` has no values for 'method.lr'"),
+    (BASE + 'grid = { "method.lrr" = [1.0] }', "has no key 'lrr'"),
+    (BASE + "label = 3", "`variants.a.label` must be a text, got 3"),
+    (BASE + "[variants]\nb = 3", "`variants.b` must be a table, got 3"),
+    *(
+        (f"{key} = {value}\n" + BASE, words)
+        for key, value, words in (
+            ("parts", "3", "`parts` must be a table"),
+            ("parts", "{}", "a comparison has no part"),
+            ("parts", "{ x = 3 }", "`parts.x` must be a table"),
+            ("parts", "{ x = { variants = 3 } }", "`parts.x.variants` must be a list"),
+            ("parts", "{ x = { variants = [3] } }", "variant of [parts.x]"),
+            ("parts", "{ x = { grid = [] } }", "`parts.x.grid` must be a table"),
+            ("scales", "3", "`scales` must be a table"),
+            ("scale", "3", "`scale` must be one of"),
+            ("seeds", "0", "whole number of at least 1, got 0"),
+            ("seeds", "'a'", "whole number of at least 1, got 'a'"),
+            ("rows", "3", "`rows` must be a list"),
+            ("rows", "[3]", "`rows` must be a table"),
+            ("rows", "[{ target = 'a' }]", "`rows: target` must be a number"),
+            ("title", "3", "`title` must be a text"),
+            ("metric", "3", "`metric` must be a text"),
+            ("metric", "'nope'", "more or less of the metric 'nope' is better is not known"),
+            ("goal", "'up'", "`goal`"),
+            ("tail", "'a'", "`tail`"),
+            ("tail", "99999", "give at most 2"),
+            ("budget", "3", "`budget` must be a text"),
+            ("budget", "['up=1']", "such as 10MB, got '1'"),
+            ("set", "3", "`set` must be a table"),
+            ("set", "{ rounds = 'a' }", "`rounds` must be a whole number"),
+            ("claims", "3", "`claims` must be a list"),
+            ("within", "'a'", "`within`"),
+            ("nope", "3", "key of a comparison"),
+        )
+    ),
+]
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("run", "s.toml", "--run-dir", ""), "argument 4 is empty"),
     (("run", "s.toml", "--run-dir", LONG), "--run-dir is longer than file names may be"),
@@ -40,6 +90,12 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ((*COMPARE, "o", "--budget", "rounds=10000000000"), "`rounds` must be at most"),
     ((*COMPARE, "o", "--goal", "up"), "--goal"),
     (("init", "x" * 300), "File name too long"),
+    *((("init", name), "is the name of an installed package") for name in ("torch", "fedspan", "json", "a/numpy")),
+    *((("init", name), "must be a Python name") for name in ("class", "async", "1a", "a b", "é", "x.py", "CON", "a_")),
+    (("init", "tests"), "is the name of a folder of the project"),
+    ((*COMPARE, "o", "--tail", "99999"), "`--tail` is 99999, but a run of 2 rounds has 2 evaluations after its start"),
+    ((*COMPARE, "o", "--tail", "3"), "give at most 2"),
+    *((("compare", f"c{number}.toml", "--out", "o"), words) for number, (_, words) in enumerate(COMPARISONS)),
     (("roster", LONG), "File name too long"),
     (("check-method", LONG), "File name too long"),
 ]
@@ -49,6 +105,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("commands")
     (place / "s.toml").write_text(SPEC)
+    for number, (text, _) in enumerate(COMPARISONS):
+        (place / f"c{number}.toml").write_text(text)
     fedspan.run(place / "s.toml", place / "r1", progress=False)
     return place
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from test_run_command import main
+from torch import nn
 
 import fedspan
 from conftest import RUN, SMALL, advance, small, start
@@ -30,6 +32,7 @@ def forgotten() -> Iterator[None]:
     yield
     for known in registry._known.values():
         known.pop("mine", None)
+        known.pop("always_half", None)
     sys.modules.pop("mine", None)
 
 
@@ -57,6 +60,10 @@ MISTAKES = {
         WHOLE.replace("@fedspan.register\n@dataclass(frozen=True, kw_only=True)", "@fedspan.register"),
         "mu of FedProx would be no setting: put @dataclass(frozen=True, kw_only=True) between",
     ),
+    "hidden": (
+        WHOLE.replace("mu: float", "solver: float = 1.0\n    mu: float"),
+        "the setting 'solver' of FedProx hides what LocalSteps has under this name; rename the setting",
+    ),
     "base": (
         "import fedspan\n\n@fedspan.register\nclass A: ...\n",
         "line 3: A cannot be registered; derive it from one of",
@@ -81,12 +88,36 @@ def test_a_mistake_in_a_file_is_one_line(kind: str, tmp_path: Path) -> None:
     [
         ("fedavg.py", "FedProx would replace fedspan's own method 'fedavg'; rename its file"),
         ("random.py", "the name of a module of Python"),
+        ("pandas.py", "the name of the module .*pandas"),
     ],
 )
 def test_a_file_cannot_take_the_place_of_another(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(WHOLE, "utf-8")
     with pytest.raises(SpecError, match=words):
         load_plugin(tmp_path / name)
+
+
+def test_two_metrics_of_one_file_have_names_of_their_own(tmp_path: Path) -> None:
+    lines = ["import fedspan"]
+    for name, value in (("Mine", 1.0), ("AlwaysHalf", 0.5)):
+        lines += ["@fedspan.register", f"class {name}(fedspan.Metric):", "    def update(self, outputs, targets): ..."]
+        lines += [f"    def compute(self): return {value}"]
+    path = tmp_path / "mine.py"
+    path.write_text("\n".join(lines))
+    for _ in range(2):  # loaded again, they keep their names
+        first, second = load_plugin(path)
+        x, y = torch.ones(4, 2), torch.zeros(4).long()
+        fit = {"test": (x, y), "rounds": 1, "method": "fedavg", "progress": False}
+        for metrics, columns in (
+            (["mine", "always_half"], ("mine", "always_half")),
+            ([first, second], ("mine", "always_half")),
+        ):
+            row = fedspan.fit(nn.Linear(2, 2), [(x, y)], metrics=metrics, **fit).history[-1]
+            assert [row[column] for column in columns] == [1.0, 0.5]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text(path.read_text())
+    with pytest.raises(SpecError, match=r"has the name of the module .*mine\.py'; rename the file"):
+        load_plugin(tmp_path / "other" / "mine.py")
 
 
 def test_a_mean_without_keepdim_is_noticed(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import copy
 import json
 import os
 import subprocess
@@ -11,6 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+
+import fedspan
+
+
+def test_runs_with_dropout_in_threads_are_those_of_one_thread() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
+    x = torch.randn(40, 4)
+    clients: list[Any] = [(x, (x[:, 0] > 0).long())] * 3
+
+    def losses(_: int) -> list[float]:
+        model = copy.deepcopy(net)
+        result = fedspan.fit(model, clients, method={"name": "fedavg", "lr": 0.1}, rounds=8, progress=False)
+        return [line["training_loss"] for line in result.history]
+
+    alone = losses(0)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(losses, range(4))) == [alone] * 4
+
 
 DATA = """
 import sys, time, random, json, torch

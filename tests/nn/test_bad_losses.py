@@ -1,5 +1,8 @@
 """Losses of one's own that would be silently wrong, or that would fail far from the call."""
 
+import threading
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -90,8 +93,8 @@ def test_columns_are_matched_by_name():
 
 
 class Returns(nn.Linear):
-    def __init__(self, make):
-        super().__init__(4, 2)
+    def __init__(self, make, outputs=2):
+        super().__init__(4, outputs)
         self.make = make
 
     def forward(self, x):
@@ -120,6 +123,99 @@ def test_models_that_cannot_be_trained():
     refused("returns None", Returns(lambda o: None))
     refused("no shape yet", nn.LazyLinear(2))
     refused("no parameters", nn.Flatten())
+
+
+class Locked(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.lock = threading.Lock()
+
+
+def test_models_without_a_gradient_without_weights_or_without_a_copy():
+    refused("outputs of the model have no gradient", Returns(lambda o: o.detach()))
+    refused("outputs of the model have no gradient", Returns(lambda o: o.detach()), loss=nn.CrossEntropyLoss())
+    refused("on the device 'meta', which holds none", nn.Linear(4, 2, device="meta"))
+    refused("`model` cannot be copied.*cannot pickle '_thread.lock'", Locked())
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), lambda o: 1 / (1 + torch.exp(-o)), lambda o: o.clamp(0, 1)])
+@pytest.mark.parametrize("loss", [None, nn.BCEWithLogitsLoss()])
+def test_outputs_between_0_and_1_under_a_loss_of_logits(last, loss):
+    def fit(make):
+        model = Returns(make, 1)
+        nn.init.constant_(model.weight, 0.01)
+        nn.init.constant_(model.bias, 0.5)
+        labels = LABELS if loss is None else LABELS.float()
+        fedspan.fit(model, [(X, labels)] * 2, loss=loss, rounds=1, progress=False)
+
+    with pytest.warns(UserWarning, match="takes logits and applies a sigmoid itself; remove Sigmoid from the model"):
+        fit(last)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(lambda o: o)  # near 0.5 by chance
+
+
+def test_a_softmax_before_cross_entropy():
+    with pytest.warns(UserWarning, match="applies a softmax itself; remove Softmax"):
+        fedspan.fit(Returns(nn.Softmax(1)), [(X, LABELS)] * 2, rounds=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("augment", "words"),
+    [
+        (lambda batch, draw: None, r"must return a batch such as it gets, .* got None"),
+        (lambda batch, draw: batch[0], r"got a tensor \(12, 4\)"),
+        (lambda batch, draw: (batch[0],), r"got \(a tensor \(12, 4\)\)"),
+        (lambda batch, draw: (batch[0][:2], batch[1]), r"got \(a tensor \(2, 4\), a tensor \(12,\)\)"),
+        (lambda batch, draw: 1 / 0, "fails: ZeroDivisionError"),
+        (lambda batch: batch, "must be a function of .batch, generator."),
+        ("flip", "is for images"),
+        ("crop", "is for images"),
+        ("turn", "`augment` must be one of"),
+    ],
+)
+@pytest.mark.parametrize("simulate", ["loop", "batched"])
+def test_an_augmentation_that_gives_no_batch(augment, words, simulate):
+    more = {"training": fedspan.Training(augment=augment), "engine": fedspan.Engine(simulate=simulate)}
+    refused(words, method={"name": "fedavg", "lr": 0.1}, **more)
+
+
+class TwoWordsError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def test_an_error_that_no_other_process_can_make_again():
+    def fails(outputs):
+        if outputs.requires_grad and len(outputs) == 4:
+            raise TwoWordsError("no", "way")
+        return outputs
+
+    more = {"batch_size": 4, "method": {"name": "fedavg", "lr": 0.1}}
+    refused("worker process.*TwoWordsError: no way", Returns(fails), engine=fedspan.Engine(simulate="pool"), **more)
+    with pytest.raises(TwoWordsError):
+        fedspan.fit(Returns(fails), [(X, LABELS)] * 2, rounds=1, progress=False, **more)
+
+
+class Short(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return X[i], LABELS[:7][i]
+
+
+class Ragged(Short):
+    def __getitem__(self, i):
+        return X[i, : 4 - i // 2 % 2], LABELS[i]
+
+
+def test_a_dataset_whose_examples_cannot_be_read():
+    for data in (Short(), torch.utils.data.DataLoader(Short(), batch_size=4, shuffle=True)):
+        with pytest.raises(FedspanError, match=r"client 0: example \d+ cannot be read: IndexError"):
+            fedspan.fit(nn.Linear(4, 2), [data] * 2, rounds=3, progress=False)
+    with pytest.raises(FedspanError, match="client 0: examples cannot be joined to a batch: RuntimeError"):
+        fedspan.fit(nn.Linear(4, 2), [Ragged()] * 2, rounds=3, progress=False)
 
 
 @pytest.mark.parametrize("name", ["up_bytes", "round", "seconds", "loss", "down_bytes", "diverged", "events"])
@@ -159,6 +255,8 @@ GOOD = "import torch\nfrom torch import nn\ndef model(): return nn.Linear(4, 2)\
         ("def model(:\n", "cannot be imported: SyntaxError"),
         ("import sys\nsys.exit(1)\n", "calls sys.exit"),
         (GOOD + "def data(): pass\n", r"data\(\) must take one argument"),
+        (GOOD + "def data(client):\n  return 1 / 0\n", r"data\(\) fails in line 5 of nets.py: ZeroDivisionError"),
+        (GOOD.replace("2)", "2, device='meta')") + "def data(client): pass\n", "a model with weights"),
     ],
 )
 def test_errors_of_a_task_module_name_it(tmp_path, text, words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_a_user_trains_with_a_promised_epsilon(tmp_path: Path) -> None:
     assert main_metric(["loss", "epsilon", "clip"]) == "loss"  # nothing is judged by what was spent
     told = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert b"privacy.key" not in told  # the checkpoint with the secret is gone
+
+
+@pytest.mark.parametrize(("count", "width", "warned"), [(4, 40, True), (60, 6, False)])
+def test_noise_that_drowns_the_signal_is_told(count: int, width: int, warned: bool) -> None:
+    xs = [torch.randn(8, width) for _ in range(count)]
+    data: list[Any] = [(x, (x[:, 0] > 0).long()) for x in xs]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fedspan.fit(
+            nn.Linear(width, 2), data, method={"name": "fedavg", "lr": 0.1}, rounds=2, progress=False, test=data[0],
+            privacy=Privacy(epsilon=8, delta=1e-3, clip=0.5), participation=fedspan.Participation(weights="uniform"),
+        )  # fmt: skip
+    told = [str(one.message) for one in seen if "signal-to-noise ratio is at most" in str(one.message)]
+    assert bool(told) == warned
+    if warned:  # as norms: N C over σ C √d
+        noise = accountant.noise_for(8, 1.0, 2, 1e-3)
+        ratio = count / (noise * (2 * width + 2) ** 0.5)
+        assert f"at most {ratio:.2g} in a round and {ratio * 2**0.5:.2g} over the run" in told[0]
 
 
 def test_a_longer_run_is_refused_where_epsilon_was_promised(tmp_path: Path) -> None:

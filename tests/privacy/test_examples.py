@@ -95,3 +95,5 @@ def test_refusals() -> None:
         Privacy(level="example", clip=1.0, noise=1.0, leak=0.1)
     with pytest.raises(SpecError, match="option 'II'"):
         fit(method=build("scaffold", option="I", uplink="classic"))
+    with pytest.raises(SpecError, match=r"`delta` 0.1 is not below 1/20: .* one of 20 examples of a client"):
+        fit(privacy=Privacy(level="example", clip=1.0, noise=1.0, delta=0.1))

@@ -95,3 +95,15 @@ def test_the_command_prints_a_method_for_the_spec(tmp_path: Path) -> None:
     assert isinstance(method, SSF)
     assert method.compressor is not None
     assert table["rounds"] > 8
+    assert table["method"]["local_steps"] == method.local_steps
+
+
+def test_the_command_prints_local_steps_also_where_they_are_the_default(tmp_path: Path) -> None:
+    spec = SPEC | {"method": {"name": "fedavg", "local_steps": 3}, "epochs": 2.0}
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(spec))
+    line = ["tune", str(tmp_path / "s.toml"), "--budget", "rounds=10", "--vary", "local_steps=10"]
+    said = CliRunner().invoke(app, line)
+    assert said.exit_code == 0, said.output
+    table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
+    assert table["method"]["local_steps"] == FedAvg().local_steps == 10
+    assert "delete `epochs` from the spec" in said.output

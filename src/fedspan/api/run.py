@@ -20,6 +20,7 @@ from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, p
 from fedspan.core.files import remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
+from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
@@ -31,10 +32,13 @@ from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.nn.problem import TorchProblem
-from fedspan.privacy.checks import check_callback, check_spec, screening
+from fedspan.privacy.checks import check_callback, check_spec, empty_reply, screening
 from fedspan.privacy.examples import ExampleEpsilon
+from fedspan.privacy.forecast import Forecast
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
+
+DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
 
 
 @ending_by_sigterm()
@@ -197,6 +201,8 @@ def _run(
             metrics=spec.metrics, unbiased=spec.participation.unbiased,
         )  # fmt: skip
         problem.drop_start()
+        if privacy is not None:
+            _warn_of_noise(privacy, loop, spec)
         if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
             warnings.warn(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
@@ -207,6 +213,21 @@ def _run(
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
     return result
+
+
+def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:
+    """Warns where the noise of all rounds is about as large as all that clients can send."""
+    reply = empty_reply(loop.method, loop.server, loop.problem, loop._round())
+    numbers = sum(part.shape[-1] for part in payload(reply).values())
+    known = Forecast(privacy.vector_noise, privacy.q, privacy.expected, spec.rounds)
+    in_round, over_run = known.signal_to_noise(numbers), known.over_the_run(numbers)
+    if over_run < DROWNED:
+        warnings.warn(
+            f"with {privacy.expected:.4g} clients per round the noise of `privacy` can drown the signal: the "
+            f"signal-to-noise ratio is at most {in_round:.2g} in a round and {over_run:.2g} over the run; take more "
+            "clients, fewer parameters or a larger epsilon (`fedspan plan` shows what each gives)",
+            stacklevel=5,
+        )
 
 
 def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool) -> Simulator:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedspan.checks.bench import (
+    ROUNDS,
     AnyMethod,
     WireTransport,
     advance,
@@ -26,6 +27,8 @@ from fedspan.core.method import restorable
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+
+LEARNED = 0.95  # what may be left of the way to the minimum: FedAdagrad's steps are small
 
 
 def value(method: AnyMethod) -> None:
@@ -207,6 +210,20 @@ def restorable_state(method: AnyMethod) -> None:
             hold(equal, f"update_client_state gives another {field.name!r} than client_step; call it there")
 
 
+def learns(method: AnyMethod) -> None:
+    """It learns: on a small regression the loss falls towards its minimum."""
+    problem = small(batch="full")
+    lowest = problem.lowest()
+    assert lowest is not None
+    first, least = float(problem.evaluate(problem.x0)["loss"][0]), float(lowest[0])
+    last = float(problem.evaluate(model(advance(start(method, problem), ROUNDS)))["loss"][0])
+    hold(
+        last - least < LEARNED * (first - least),  # not NaN either
+        f"after {ROUNDS} rounds with lr = {method.lr} the loss is {last:.4g}, {first:.4g} at the start and {least:.4g} "
+        "at its minimum; look for a wrong sign or factor, or give a better step by --set lr=…",
+    )
+
+
 LAWS = (
     value,
     bad_values,
@@ -221,4 +238,5 @@ LAWS = (
     resume,
     lost_replies,
     restorable_state,
+    learns,
 )

@@ -10,6 +10,10 @@ import typer
 from fedspan.cli._options import Changes
 
 BROKEN = 1
+HOLDS = (
+    "every law holds. Laws are about form and safety: whether the mathematics is that of your paper, only a comparison "
+    "with an independent version of it can show"
+)
 
 
 def command(
@@ -35,5 +39,5 @@ def command(
         for one in verdicts:
             if one.why:
                 say(f"{marks[one.holds]}: {one.law}: {one.why}")
-    say("every law holds" if not broken else f"{broken} {'law does' if broken == 1 else 'laws do'} not hold")
+    say(HOLDS if not broken else f"{broken} {'law does' if broken == 1 else 'laws do'} not hold")
     return BROKEN if broken else 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import keyword
+import re
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -9,6 +13,7 @@ import typer
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAME = "my_project"  # what the templates call the project
+FOLDERS = ("tests", "data", "out", "runs")  # of a project, besides its package
 
 
 class Kind(NamedTuple):
@@ -56,10 +61,14 @@ def command(
     from fedspan.core.files import make_dir, write_atomic
 
     package = name.resolve().name.replace("-", "_")
-    if not package.isidentifier() or package != package.lower():
+    if re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", package) is None or keyword.iskeyword(package):
         raise SpecError(f"`NAME` must be a Python name in lower case, such as my_model, got {name.name!r}")
     if name.exists() and (not name.is_dir() or any(name.iterdir())):
         raise SpecError(f"{str(name)!r} is not empty; choose another name")
+    installed = package in sys.stdlib_module_names or getattr(PathFinder.find_spec(package), "origin", None) is not None
+    if package in FOLDERS or installed:
+        whose = "a folder of the project" if package in FOLDERS else "an installed package, which it would hide"
+        raise SpecError(f"`NAME` {name.name!r} is the name of {whose}; choose another, such as my_{package}")
     for place, text in project(package, kind).items():
         make_dir((name / place).parent)
         write_atomic(name / place, text.encode())

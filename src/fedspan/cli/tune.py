@@ -43,7 +43,11 @@ def command(
     from fedspan.study.proposal import NOTE, told
     from fedspan.study.propose import propose, varied
 
-    found = propose(load_spec(spec, changes, threads), budget, link, varied(vary), Console(stderr=True))
+    given = load_spec(spec, changes, threads)
+    found = propose(given, budget, link, varied(vary), Console(stderr=True))
     console.print(table(*told(found), left=0))
     say(f"{NOTE}\n\n{found.summary()}\n")
-    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": changed(found.method)}), nl=False)
+    method = changed(found.method) | {"local_steps": found.method.local_steps}  # also where it is the default
+    if given.epochs is not None:
+        typer.echo("# delete `epochs` from the spec: it would replace local_steps")
+    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method}), nl=False)

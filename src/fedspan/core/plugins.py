@@ -29,6 +29,8 @@ def load_plugin(path: Path) -> list[type]:
         raise SpecError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py")
     if path.stem in sys.stdlib_module_names:
         raise SpecError(f"plugin file {path.name!r} has the name of a module of Python; rename the file")
+    if (other := _another(path)) is not None:
+        raise SpecError(f"plugin file {str(path)!r} has the name of the module {other!r}; rename the file")
     try:
         module = execute_file(path.stem, path)
     except FedspanError as error:
@@ -61,6 +63,17 @@ def execute_file(name: str, path: Path) -> ModuleType:
         del sys.modules[name]  # half a module must not be found by the next import
         raise
     return module
+
+
+def _another(path: Path) -> str | None:
+    """Where another module of a plugin's name is, which the plugin would hide from every import; None: nowhere."""
+    try:
+        found = importlib.util.find_spec(path.stem)
+    except (ImportError, ValueError):  # what is loaded has no spec, as in tests
+        return None
+    origin = None if found is None else found.origin
+    same = origin is None or not Path(origin).exists() or Path(origin).samefile(path)
+    return None if same else origin
 
 
 def _line(error: BaseException, path: Path) -> str:

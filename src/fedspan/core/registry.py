@@ -23,7 +23,7 @@ from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.method import Method
-from fedspan.core.metric import Metric
+from fedspan.core.metric import Metric, snake_case
 from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
@@ -52,6 +52,8 @@ _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 def register(cls: C) -> C:
     """Registers a method, projector, metric or another kind of choice under the name of the file it is in.
 
+    A second class of a kind in the same file gets the name of the class, in snake case.
+
     Args:
         cls: A class that derives from the base class of its kind, such as `fedspan.Method`; its fields are settings.
 
@@ -69,13 +71,29 @@ def register(cls: C) -> C:
             f"{', '.join(bare)} of {cls.__name__} would be no setting: put @dataclass(frozen=True, kw_only=True) "
             "between @fedspan.register and the class"
         )
+    for setting in settings(cls):
+        if (owner := _hidden_by(cls, setting.name)) is not None:
+            raise SpecError(
+                f"the setting {setting.name!r} of {cls.__name__} hides what {owner.__name__} has under this name; "
+                "rename the setting"
+            )
     if issubclass(cls, Method):
         cls.types()
-    name, folder = _file_name(cls), KINDS[kind].folder
+    name, folder, what = _file_name(cls), KINDS[kind].folder, "file"
+    held = _known[kind].get(name)
+    if held is not None and held.__module__ == cls.__module__ and held.__qualname__ != cls.__qualname__:
+        name, what = snake_case(cls.__name__), "class"  # a second one of the file
     if not cls.__module__.startswith(f"{folder}.") and importlib.util.find_spec(f"{folder}.{name}") is not None:
-        raise SpecError(f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its file")
+        raise SpecError(f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its {what}")
     _known[kind][name] = cls
     return cls
+
+
+def _hidden_by(cls: type, setting: str) -> type | None:
+    """The base class of which a setting would hide a property, function or constant; None: it hides nothing."""
+    owners = [base for base in cls.__mro__ if setting in vars(base) or setting in inspect.get_annotations(base)]
+    plain = (base for base in owners[1:] if setting not in _annotated(base))
+    return next(plain, None)
 
 
 def _annotated(cls: type) -> set[str]:

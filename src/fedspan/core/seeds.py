@@ -7,9 +7,13 @@ depend only on (seed, purpose, round, client), never on who else takes part.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
+import os
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +28,38 @@ _MUL_1, _MUL_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NP_MUL_1, _NP_MUL_2 = np.uint64(_MUL_1), np.uint64(_MUL_2)
 _HALF, _LOWER = np.uint64(32), np.uint64(0xFFFFFFFF)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+_torch = threading.RLock()  # torch's default generator is one for all threads
+
+
+def _unlock_in_child() -> None:
+    global _torch
+    _torch = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)  # another thread may hold the lock at a fork
+
+
+@contextlib.contextmanager
+def torch_generator(seed: int | None = None, *also: torch.Generator) -> Iterator[None]:
+    """Gives torch's default generator, and others, to this thread alone, and restores them afterwards.
+
+    Args:
+        seed: Where they start; by default where they are.
+        also: Generators besides the default one.
+    """
+    used = (torch.default_generator, *also)
+    with _torch:
+        before = [generator.get_state() for generator in used]
+        try:
+            for generator in used if seed is not None else ():
+                generator.manual_seed(seed)  # type: ignore[arg-type]
+            yield
+        finally:
+            for generator, state in zip(used, before, strict=True):
+                generator.set_state(state)
 
 
 def _mix_int(z: int) -> int:

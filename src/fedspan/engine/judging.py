@@ -48,7 +48,19 @@ def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option:
         mode: What the user says.
         option: What `mode` is called where the user gives it; empty where it cannot be given.
     """
-    higher = higher_is_better(metric, given) if mode is None else mode == "max"
+    known = higher_is_better(metric, given)
+    higher = known if mode is None else mode == "max"
+    guessed = metric.removeprefix(HELD_OUT) not in {
+        *registry.choices("metric"),
+        "loss",
+        "training_loss",
+        *_names(given),
+    }
+    if known not in (None, higher) and not guessed:
+        better = "more" if known else "less"
+        raise SpecError(
+            f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out"
+        )
     if higher is None:
         own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
         how = f"give {option}='min' or 'max', or {own}" if option else own
@@ -56,13 +68,17 @@ def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option:
     return 1 if higher else -1
 
 
+def _names(given: Sequence[Any]) -> set[str]:
+    """The columns of a run's own metrics."""
+    return {one["name"] if isinstance(one, Mapping) else column_of(one) for one in given}
+
+
 def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
     """Return the metric to judge by: of the validation set before the test set, and before the loss.
 
     A column that a callback adds counts where its name says what is better.
     """
-    own = {column_of(one) for one in given if not isinstance(one, Mapping)}
-    own |= {one["name"] for one in given if isinstance(one, Mapping)}
+    own = _names(given)
     among = [name for name in names if name not in ASIDE]
     among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
     meant = (one for one in among if not one.endswith("loss") or one.removeprefix(HELD_OUT) in own)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedspan.core.errors import FedspanError
+from fedspan.core.errors import FedspanError, one_line
 from fedspan.core.processes import FORKS, Shared, without_script
 
 Work = Callable[..., Any]
@@ -93,11 +93,21 @@ def _serve(work: Shared[Work], end: Any, others: list[Any]) -> None:
             with torch.inference_mode():
                 result = work.value(*task)
         except BaseException as error:
-            result = error
+            result = _portable(error)
         try:
             end.send_bytes(_pickle(result))
         except OSError:
             os._exit(0)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or its text where another process could not make it again."""
+    try:
+        _unpickle(bytes(_pickle(error)))
+        return error
+    except Exception:
+        told = f"{one_line(error)}; simulate = 'loop' shows where it arose"
+        return FedspanError(f"a worker process of the simulation failed: {told}")
 
 
 class _Pickler(pickle.Pickler):

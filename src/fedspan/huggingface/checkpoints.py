@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.extras import needs
+from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
 
 DROPOUTS = (
@@ -58,8 +58,7 @@ def load_model(
 
     place = place_of(model)
     auto = getattr(transformers, f"AutoModelFor{kind}")
-    with _quietly(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _quietly(), torch_generator(seed):
         if place is None:
             made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
             return made

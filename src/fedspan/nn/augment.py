@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.config import Augment
-from fedspan.core.errors import one_of
+from fedspan.core.errors import FedspanError, SpecError, one_line, one_of, shown
 from fedspan.nn.client_data import Batch
 
 
 def augmentation(given: str | Augment | None) -> Augment | None:
     """The function that a name stands for; a function stays what it is."""
-    if not isinstance(given, str):
-        return given
-    one_of("augment", given, AUGMENT)
-    return AUGMENT[given]
+    if given is None:
+        return None
+    if isinstance(given, str):
+        one_of("augment", given, AUGMENT)
+    function = AUGMENT[given] if isinstance(given, str) else given
+    name = repr(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    return functools.partial(_checked, function, f"`augment` {name}")
+
+
+def _checked(function: Augment, what: str, batch: Batch, generator: torch.Generator) -> Batch:
+    """The batch that a function makes of another; it must have the same parts, and all of them as many rows."""
+    try:
+        found = function(batch, generator)
+    except FedspanError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{what} must be a function of (batch, generator), and fails: {one_line(error)}") from error
+    if isinstance(batch, Mapping):
+        if not isinstance(found, Mapping) or found.keys() != batch.keys():
+            raise SpecError(f"{what} must return a batch with the columns {', '.join(batch)}, got {_shapes(found)}")
+        return found
+    same = isinstance(found, list | tuple) and [type(part) for part in found] == [type(part) for part in batch]
+    if not same or len({len(part) for part in found if isinstance(part, torch.Tensor)}) > 1:
+        raise SpecError(f"{what} must return a batch such as it gets, {_shapes(batch)}, got {_shapes(found)}")
+    return tuple(found)
+
+
+def _shapes(batch: Any) -> str:
+    if isinstance(batch, list | tuple):
+        return f"({', '.join(_shapes(part) for part in batch)})"
+    return f"a tensor {tuple(batch.shape)}" if isinstance(batch, torch.Tensor) else shown(batch)
 
 
 def flip(batch: Batch, generator: torch.Generator) -> Batch:
     """Flips half of the images from left to right."""
     x, y = batch
+    if x.dim() != 4:
+        raise SpecError(
+            f"`augment` is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
+        )
     which = torch.rand(len(x), generator=generator) < 0.5
     return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y
 

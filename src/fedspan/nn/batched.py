@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedspan.core import seeds
+from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus, SteppingDirection, term
@@ -104,7 +105,9 @@ def _draw(problem: TorchProblem, rnd: Round, clients: list[int]) -> Iterator[Dra
 
 
 def _augmented(alone: list[TorchObjective], drawn: Drawn, number: int) -> Drawn:
-    batches = [one.augmented(batch, number) for one, *batch in zip(alone, *drawn.batch, strict=True)]
+    batches = [one.augmented(tuple(batch), number) for one, *batch in zip(alone, *drawn.batch, strict=True)]
+    if len({part.shape for batch in batches for part in batch[:1]}) > 1:
+        raise SpecError("`augment` gives batches of several shapes; set engine.simulate to 'loop'")
     return Drawn(tuple(map(torch.stack, zip(*batches, strict=True))), slice(None))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, FedspanError, one_line
 
 KEPT = 256  # clients of a large population whose data stays in memory
 Batch = Any  # what a loss is given: usually (inputs, targets)
@@ -65,13 +65,23 @@ class Items:
 
     data: Any
     collate: Callable[[list[Any]], Batch] = default_collate
+    who: str = "a client"  # whose they are, for error messages
 
     def __len__(self) -> int:
         return len(self.data)
 
     def take(self, index: torch.Tensor) -> Batch:
         """The items, collated."""
-        return self.collate([self.data[i] for i in index.tolist()])
+        rows: list[Any] = []
+        try:
+            rows.extend(self.data[i] for i in index.tolist())
+            return self.collate(rows)
+        except FedspanError:
+            raise
+        except Exception as error:
+            read = len(rows) == len(index)
+            what = "examples cannot be joined to a batch" if read else f"example {int(index[len(rows)])} cannot be read"
+            raise DataError(f"{self.who}: {what}: {one_line(error)}") from error
 
 
 class LocalClients(Sequence[ClientData]):
@@ -151,7 +161,7 @@ def as_client_data(data: Any, who: str) -> ClientData:
         arrays = {str(name): as_tensor(column, f"{who}: {name!r}") for name, column in data.items()}
         return _not_empty(NamedTensors(dict(zip(arrays, _checked(arrays.values(), who), strict=True))), who)
     if isinstance(data, list) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data):
-        return Items(data)
+        return Items(data, who=who)
     if isinstance(data, list | tuple) and data:
         return _not_empty(Tensors(_checked((as_tensor(part, who) for part in data), who)), who)
     if isinstance(data, torch.Tensor | np.ndarray):
@@ -169,7 +179,7 @@ def of_dataset(data: Any, collate: Callable[[list[Any]], Batch], who: str) -> Cl
     tensors = getattr(data, "tensors", None)
     if tensors is not None and collate is default_collate:
         return as_client_data(tuple(tensors), who)
-    return _not_empty(Items(data, collate), who)
+    return _not_empty(Items(data, collate, who), who)
 
 
 def table_columns(data: Any) -> dict[str, Any] | None:

@@ -164,17 +164,11 @@ def drawn_batches(batches: Any, key: int) -> list[torch.Tensor]:
         return [torch.as_tensor(list(batch)) for batch in itertools.islice(iter(batches), len(batches))]
 
 
-@contextlib.contextmanager
-def drawing(key: int, device: torch.device, also: torch.Generator | None = None) -> Iterator[None]:
+def drawing(
+    key: int, device: torch.device, also: torch.Generator | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Torch's own generators start at `key`, and are restored afterwards."""
-    used = [torch.default_generator, *([] if also is None else [also])]
+    more = [] if also is None else [also]
     if device.type == "cuda":
-        used.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in used]
-    try:
-        for generator in used:
-            generator.manual_seed(key >> 1)
-        yield
-    finally:
-        for generator, state in zip(used, before, strict=True):
-            generator.set_state(state)
+        more.append(torch.cuda.default_generators[device.index or 0])
+    return seeds.torch_generator(key >> 1, *more)

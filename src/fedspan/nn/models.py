@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core.errors import SpecError
+from fedspan.core.seeds import torch_generator
 
 Norm = Literal["batch", "group", "none"]
 
@@ -90,8 +91,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, norm: Norm = "group",
     found = re.fullmatch(r"resnet(\d+)", name)
     if len(shape) != 3 and (name == "cnn" or found):
         raise SpecError(f"`model` {name!r} needs images, but an example has the shape {shape}; use 'mlp' or 'linear'")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_generator(seed):
         if name in ("mlp", "linear"):
             return mlp(shape, classes, (128,) if name == "mlp" else ())
         if name == "cnn":

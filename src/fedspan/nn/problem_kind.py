@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.func import functional_call
 
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.metric import IGNORED
@@ -136,8 +138,32 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         )
     if kind == "binary" and outputs[0].numel() > 1:
         kind = "labels"
+    if any(p.requires_grad for p in model.parameters()) and not outputs.requires_grad:
+        raise SpecError("the outputs of the model have no gradient; remove detach() and no_grad() from its forward()")
+    takes_logits = logits or _function_of(measure) in (nn.CrossEntropyLoss, F.cross_entropy)
+    if takes_logits and _between_0_and_1(model, inputs.to(outputs.device, cast), outputs):
+        last, other = ("Softmax", "NLLLoss() of log-probabilities") if kind == "classes" else ("Sigmoid", "BCELoss()")
+        warnings.warn(
+            f"the outputs of the model stay between 0 and 1, but the loss, {_name(measure)}, takes logits and applies "
+            f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
+            stacklevel=2,
+        )
     reshaped = kind == "other" and _check_own(measure, outputs, targets)
     return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped)
+
+
+def _between_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
+    """Whether outputs stay between 0 and 1 whatever the weights, as after a sigmoid or a softmax."""
+
+    def inside(found: Any) -> bool:
+        return isinstance(found, Tensor) and bool(((found >= 0) & (found <= 1)).all())
+
+    if not inside(outputs) or not bool(((outputs > 0) & (outputs < 1)).any()):
+        return False
+    try:
+        return all(inside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0))
+    except DataError:
+        return False
 
 
 def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
@@ -176,10 +202,15 @@ def _broadcasts(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
     return math.isclose(as_outputs, mean, rel_tol=1e-3) and not math.isclose(as_given, mean, rel_tol=1e-3)
 
 
+def _function_of(loss: Any) -> Any:
+    """The class or function of torch that a loss is of."""
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    return type(inner) if isinstance(inner, nn.Module) else inner
+
+
 def _named(loss: OutputLoss) -> tuple[Kind, OutputLoss, bool | None]:
     """The kind of problem that a loss of torch is for."""
-    inner = loss.func if isinstance(loss, functools.partial) else loss
-    named = type(inner) if isinstance(inner, nn.Module) else inner
+    named = _function_of(loss)
     if named in BY_CLASS:
         return "classes", loss, None
     if named in BY_LOGIT or named in BY_PROBABILITY:
@@ -243,13 +274,16 @@ def tried(model: nn.Module, inputs: Any, who: str) -> tuple[Any, torch.dtype | N
     return _applied(model, inputs.to(parameter), who), parameter.dtype
 
 
-def _applied(model: nn.Module, inputs: Tensor, who: str) -> Any:
-    """The model's outputs in evaluation mode."""
+def _applied(model: nn.Module, inputs: Tensor, who: str, scaled_by: float = 1.0) -> Any:
+    """The model's outputs in evaluation mode, also with all weights multiplied by a number."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), drawing(0, inputs.device):
-            return model(inputs)
+        with torch.enable_grad(), drawing(0, inputs.device):
+            if scaled_by == 1.0:
+                return model(inputs)
+            weights = {name: scaled_by * p.detach() for name, p in model.named_parameters()}
+            return functional_call(model, weights, (inputs,))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(

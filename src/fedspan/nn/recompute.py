@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from fedspan.core.errors import FedspanError
+from fedspan.core.seeds import torch_generator
 
 Tensor = torch.Tensor
 MADE = "fedspan_made"  # an attribute of a storage: how its contents were computed
@@ -160,6 +161,6 @@ class _Attention(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _generator_at(state: Tensor) -> Iterator[None]:
-    with torch.random.fork_rng(devices=()):
+    with torch_generator():
         torch.set_rng_state(state)
         yield

@@ -11,6 +11,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.privacy import accountant
+from fedspan.privacy.mechanism import check_delta
 
 
 class ExampleEpsilon(Callback):
@@ -28,6 +29,8 @@ class ExampleEpsilon(Callback):
                 "the model has buffers, such as running statistics of BatchNorm, which have no noise; with `privacy` "
                 "use GroupNorm or LayerNorm"
             )
+        most = max(problem.examples(client) for client in range(problem.clients))
+        check_delta(settings.delta, most, "examples of a client")
         self.settings, self.rate = settings, float(rate())
 
     def measure(self, run: Any) -> dict[str, Any]:

@@ -61,11 +61,7 @@ class Mechanism:
         """The mechanism of a run; `key` is for tests only."""
         q = clients_per_round / clients
         assert settings.clip is not None
-        if settings.delta * clients >= 1:
-            raise SpecError(
-                f"`delta` {settings.delta!r} is not below 1/{clients}: it would allow to publish the data of one "
-                f"of {clients} clients; give at most {0.1 / clients:.1g}"
-            )
+        check_delta(settings.delta, clients, "clients")
         made = Mechanism(settings, clients, q, 0.0, key or new_key(), settings.clip)
         noise = settings.noise
         if settings.epsilon is not None:
@@ -172,6 +168,15 @@ class Mechanism:
         """Continues from what `save` gave."""
         self.key = arrays["key"].numpy().tobytes()
         self.clip, self.noise = arrays["clip"].tolist()
+
+
+def check_delta(delta: float, count: int, of: str) -> None:
+    """Refuses a δ that would allow to publish the data of one of so many."""
+    if delta * count >= 1:
+        raise SpecError(
+            f"`delta` {delta!r} is not below 1/{count}: it would allow to publish the data of one of {count} {of}; "
+            f"give at most {0.1 / count:.1g}"
+        )
 
 
 def _sum(part: Vector, count: int) -> Vector:

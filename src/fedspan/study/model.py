@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.callbacks.training_loss import TrainingLoss
-from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, number, one_of
+from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, not_negative, number, one_of
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.judging import HELD_OUT, sign_of
@@ -124,6 +124,7 @@ class Part:
         if not 0 < number("tail", self.tail) < 1:
             at_least("tail", self.tail, 1)
             at_most("tail", self.tail, 10**9)
+        not_negative("within", self.within)
         one_of("goal", self.goal, ("max", "min"))
         if not self.variants:
             raise SpecError(f"comparison {self.name!r} has no variants")

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import outline
 from fedspan.engine.judging import main_metric, sign_of
@@ -73,15 +73,28 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     metric = metric or part.metric or main_metric(tested or known, part.metrics)
     one_of(option, metric, known)
     given = goal or (part.goal if metric == part.metric else None)
-    goal = given or goal_of(metric, part.metrics, option.replace("metric", "goal"))
+    sign = sign_of(metric, part.metrics, given, option.replace("metric", "goal"))
+    goal = "max" if sign > 0 else "min"
     _check_callbacks(part, known, metric, goal)
     held_out = VALIDATION + metric.removeprefix(VALIDATION)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
     part = dataclasses.replace(part, metric=metric, goal=goal, tune_by=tune_by)
     for row, variant in part.cells():
         for point in variant.points():
-            outline.check(part.spec(variant, point, row))
+            spec = part.spec(variant, point, row)
+            outline.check(spec)
+            _check_tail(part.tail, spec, option.replace("metric", "tail"))
     return part
+
+
+def _check_tail(tail: float, spec: Spec, option: str) -> None:
+    """Refuses a mean of more evaluations than a run has after its start."""
+    trained = -(-spec.rounds // spec.eval_every)
+    if tail > trained:
+        raise SpecError(
+            f"`{option}` is {tail:g}, but a run of {spec.rounds} rounds has {trained} evaluations after its start; "
+            f"give at most {trained}"
+        )
 
 
 def _check_callbacks(part: Part, known: Sequence[str], metric: str, goal: Goal) -> None:
@@ -104,9 +117,12 @@ def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str],
         if "variants" in table or "parts" in table:
             if len(specs) > 1 or methods:
                 raise SpecError(f"{str(path)!r} is a complete comparison; give it without other specs and --methods")
-            base = with_changes(table.get("base", {}), tuple(changes))
+            base = table.get("base", {})
+            if not isinstance(base, dict):
+                raise SpecError(f"`base` must be a table, got {shown(base)}")
+            base = with_changes(base, tuple(changes))
             task = base.get("task", {})
-            if task.get("name") == "custom" and "module" not in task:
+            if isinstance(task, dict) and task.get("name") == "custom" and "module" not in task:
                 raise SpecError(
                     f"{str(path)!r} compares on a model and data in Python; continue it there, with "
                     f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"

@@ -6,16 +6,17 @@ import functools
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.plugins import execute_file
+from fedspan.core.seeds import torch_generator
 
 T = TypeVar("T")
 
@@ -42,11 +43,19 @@ def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
     if not callable(make):
         found = "no function" if make is None else f"a {type(make).__name__}, not a function,"
         raise SpecError(f"`task.model` {name!r}: the module {where!r} has {found} {function!r}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_generator(seed):
         model = called(make, f"`task.model` {name!r}: {function}")
+    return checked_model(model, f"`task.model` {name!r} must return")
+
+
+def checked_model(model: Any, what: str) -> nn.Module:
+    """Refuses what cannot be trained; `what` begins the error, as in "`model` must be"."""
     if not isinstance(model, nn.Module):
-        raise SpecError(f"`task.model` {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+        raise SpecError(f"{what} a torch.nn.Module, got {type(model).__name__}")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise SpecError(
+            f"{what} a model with weights, and this one is on the device 'meta', which holds none; load them on 'cpu'"
+        )
     return model
 
 
@@ -80,8 +89,14 @@ def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
         pass  # a builtin has no signature
     try:
         return function(*arguments)
+    except FedspanError:
+        raise
     except SystemExit as error:
         raise SpecError(f"{what}() calls sys.exit; remove the call") from error
+    except Exception as error:
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        place = f"line {frame.lineno} of {Path(frame.filename).name}"
+        raise SpecError(f"{what}() fails in {place}: {one_line(error)}") from error
 
 
 def _forget_others(name: str, folder: Path) -> None:

@@ -24,13 +24,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
-from fedspan.core.errors import DataError, SpecError, at_least
+from fedspan.core.errors import DataError, SpecError, at_least, one_line
 from fedspan.core.registry import register
+from fedspan.core.seeds import torch_generator
 from fedspan.core.source import module_text, source_of
 from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
-from fedspan.tasks._imports import called, load_module
+from fedspan.tasks._imports import called, checked_model, load_module
 from fedspan.tasks._module import READ_AT_START, Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
@@ -51,8 +52,7 @@ class Objects:
     @staticmethod
     def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Objects:
         """Checks what a user gives; clients of a list are numbered."""
-        if not isinstance(model, nn.Module):
-            raise SpecError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+        checked_model(model, "`model` must be")
         if not isinstance(clients, Mapping) and table_columns(clients) is not None:
             raise DataError(
                 "`clients` is one table; give a list with a table per client, such as "
@@ -83,9 +83,18 @@ class Objects:
     def material(self) -> Material:
         """The same for a problem."""
         return Material(
-            copy.deepcopy(self.model), len(self.clients), lambda ids: [self.clients[i] for i in ids],
+            self._copied_model(), len(self.clients), lambda ids: [self.clients[i] for i in ids],
             lambda: self.test, self.loss, self.objective, lambda: self.validation, self.names, self._sizes,
         )  # fmt: skip
+
+    def _copied_model(self) -> nn.Module:
+        try:
+            return copy.deepcopy(self.model)
+        except Exception as error:
+            raise SpecError(
+                f"`model` cannot be copied, and every run trains a copy: {one_line(error)}; remove the attribute, or "
+                "define __deepcopy__"
+            ) from error
 
     def _sizes(self) -> list[int] | None:
         """Examples of each client where all are pairs of tensors in a list, or a sequence's own `sizes`."""
@@ -143,24 +152,22 @@ class Custom(ModuleTask):
             return self.objects.material()
         assert self.clients is not None
         module = self._module()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model: nn.Module = self._call(module, "model")
-        if not isinstance(model, nn.Module):
-            raise SpecError(
-                f"`task.module` {self.module!r}: model() must return a torch.nn.Module, got {type(model).__name__}"
-            )
+        with torch_generator(seed):
+            model = checked_model(self._call(module, "model"), f"`task.module` {self.module!r}: model() must return")
         if not any(p.dtype == torch.bfloat16 for p in model.parameters()):  # its x has the run's type all the same
             model = model.to(dtype)
-        nothing: Callable[[], Any] = lambda: None  # noqa: E731
+
+        def given(name: str) -> Callable[[], Any]:
+            return lambda: self._call(module, name) if hasattr(module, name) else None
+
         return Material(
             model,
             self.clients,
             lambda ids: [self._call(module, "data", client) for client in ids],
-            getattr(module, "test", nothing),
+            given("test"),
             getattr(module, "loss", None),
-            validation=getattr(module, "validation", nothing),
-            sizes=getattr(module, "sizes", nothing),
+            validation=given("validation"),
+            sizes=given("sizes"),
         )
 
     def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
@@ -224,7 +231,7 @@ def _examples(data: Any, size: int) -> str:
     places = sorted({0, size // 3, 2 * size // 3, size - 1})
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch_generator():
             twice = [[_digest(data[place]) for place in places] for _ in range(2)]
     except Exception:  # what cannot be read is named when it is trained on
         return ""

@@ -24,6 +24,7 @@ from fedspan.core.layout import Vector
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus
 from fedspan.core.round import Round
+from fedspan.core.seeds import torch_generator
 from fedspan.engine.loop import Loop
 from fedspan.theory.gradient_probe import all_clients, client_weights
 
@@ -65,7 +66,7 @@ def _drift(loop: Loop, states: Any) -> torch.Tensor:
         method.client_step(own, down, recorder, part)
         return recorder.mean()
 
-    with torch.random.fork_rng(devices=[]):
+    with torch_generator():
         if problem.cohort_mode == "batched":
             return distances(states, rnd).mean(1)
         each = range(problem.clients)

@@ -15,6 +15,7 @@ import torch
 from fedspan.core.layout import Vector
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.round import Round
+from fedspan.core.seeds import torch_generator
 
 PROBE_ROUND = 1 << 40  # no run gets this far, so a probe never shares mini-batches with a run
 
@@ -47,7 +48,7 @@ class GradientProbe:
         never = np.full(ids.shape, -1, np.int64)
         rnd = Round(PROBE_ROUND, self.problem.seeds, self.problem.clients, self.problem.layout, ids, never)
         wide = x.expand(-1, n, -1)
-        with torch.random.fork_rng(devices=[]):  # layers such as dropout draw from torch's own generator
+        with torch_generator():  # layers such as dropout draw from torch's own generator
             if self.problem.cohort_mode == "batched":
                 return gradient(self._objective(rnd), wide)
             parts = [gradient(self._objective(rnd.subset(np.array([i]))), wide[:, i : i + 1]) for i in range(n)]
