@@ -214,7 +214,7 @@ class Runs:
         return list(dict.fromkeys(found))
 
     def events(self, cell: Cell) -> list[str]:
-        """What went wrong in the runs of a variant: for each seed the first event of each kind, and how many there are."""
+        """What went wrong in the runs of a variant: per seed the first event of each kind, and how many there are."""
         found = []
         for job in self.running(cell):
             for number, file in enumerate(job.histories()):

@@ -125,8 +125,8 @@ def _noise(part: Part, entries: Sequence[Entry]) -> str:
     if part.metric != "accuracy":
         return f"{start}, whose choice the seeds do not show."
     best = max(ranked, key=lambda one: one.final.mean)
-    half = _points(min(best.final.mean, 1 - 1 / count), count)
-    return f"{start}: another test set of that size would move {best.series.label}'s accuracy by about ± {half:.1f} points."
+    label, half = best.series.label, _points(min(best.final.mean, 1 - 1 / count), count)
+    return f"{start}: another test set of that size would move {label}'s accuracy by about ± {half:.1f} points."
 
 
 def _points(p: float, count: int) -> float:
