@@ -23,6 +23,7 @@ from fedspan.study.tuning import by_seed, edges
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+EQUAL = 1e-5  # a relative difference of two results that rounding over a run can make
 CHEAPER = 0.9  # of methods that are equally good, one that sends less than this share of the most is mentioned
 LONG = 150  # characters of a reason
 CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
@@ -125,8 +126,8 @@ def _noise(part: Part, entries: Sequence[Entry]) -> str:
     if part.metric != "accuracy":
         return f"{start}, whose choice the seeds do not show."
     best = max(ranked, key=lambda one: one.final.mean)
-    label, half = best.series.label, _points(min(best.final.mean, 1 - 1 / count), count)
-    return f"{start}: another test set of that size would move {label}'s accuracy by about ± {half:.1f} points."
+    half = _points(min(best.final.mean, 1 - 1 / count), count)
+    return f"{start}: another test set of that size would move the best accuracy by about ± {half:.1f} points."
 
 
 def _points(p: float, count: int) -> float:
@@ -205,8 +206,9 @@ def _ends(part: Part, entry: Entry) -> list[float]:
 
 
 def _gaps(part: Part, one: Entry, other: Entry) -> Floats:
-    """The differences of two results, per seed."""
-    return np.subtract(_ends(part, one), _ends(part, other), dtype=np.float64)
+    """The differences of two results, per seed; 0 for those of rounding."""
+    mine, others = np.array(_ends(part, one), float), np.array(_ends(part, other), float)
+    return np.where(np.isclose(mine, others, rtol=EQUAL, atol=0.0), 0.0, mine - others)
 
 
 def _sent(part: Part, entry: Entry) -> float:
