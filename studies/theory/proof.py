@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedspan.theory.setting import Setting, Steps
-from fedspan.theory.theorem import lyapunov_weight
+from fedspan.theory.theorem import largest_steps, lyapunov_weight
 
 ROUNDING = 1e-12
 
@@ -65,32 +65,36 @@ def noise_claimed(s: Setting, steps: Steps) -> float:
     return direct + 1000 * s.L**2 * steps.effective * s.local_steps * steps.local**2 * s.sigma2
 
 
-def repaired(s: Setting, steps: Steps, *, nu: float = 1.0) -> Descent:
-    """The same from our lemmas, with M = 36L²η̃K²η_l²/ρ; E‖𝒫ξ‖² ≤ νσ² is assumed."""
-    K, L, rho, eta, local = s.local_steps, s.L, s.rho, steps.effective, steps.local
-    M = lyapunov_weight(s, steps)
-    B = 0.75 * L**2 * eta + M * (3 * L**2 + 6 * L**4 * eta**2 / rho)
+def repaired(s: Setting, steps: Steps, *, nu: float = 1.0, low: float = 1.0, high: float = 1.0) -> Descent:
+    """The same from our lemmas, with M = 36L²η̃K²η_l²b³/ρ; E‖𝒫ξ‖² ≤ νσ² is assumed.
+
+    a = `low` and b = `high` are the bounds of a shared preconditioner, a ≤ D ≤ b.
+    """
+    K, L, rho, eta, local = s.local_steps, s.L, s.rho, steps.effective, high * steps.local
+    M = lyapunov_weight(s, steps) * high**3
+    moved = (high * eta) ** 2  # over what ‖x⁺ − x‖² is without a preconditioner, times η̃²
+    B = 0.75 * L**2 * eta * high + M * (3 * L**2 + 6 * L**4 * moved / rho)
     drifts = 12 * B * K**2 * local**2
-    share = eta**2 * s.sigma2 / (s.clients * K)
+    share = moved * s.sigma2 / (s.clients * K)
     noise = L * share + M * (3 * nu * s.sigma2 / K + 6 * L**2 * share / rho) + 6 * B * K * local**2 * s.sigma2
-    return Descent(rho * eta / 4 - 6 * M * L**2 * eta**2 - drifts, M * rho / 2 - drifts, noise, M, rho * eta / 8)
+    gradient = low * rho * eta / 4 - 6 * M * L**2 * moved - drifts
+    return Descent(gradient, M * rho / 2 - drifts, noise, M, low * rho * eta / 8)
 
 
-def limits_sampled(s: Setting, cohort: int, rho: float) -> Steps:
-    """The largest steps for S of N clients: ρ of the two main conditions is `rho`, the other two are as they are."""
-    N, S = s.clients, cohort
-    local = math.sqrt(rho) / (24 * s.local_steps * s.L)
-    variance = math.sqrt(s.rho * S**3 / (72 * N**2))  # L²η̃² ≤ ρS³/(72N²)
-    movement = (s.rho * S**3 / (2304 * N**2)) ** (1 / 3)  # L³η̃³ ≤ ρS³/(2304N²)
-    return Steps(local=local, effective=min(0.25, rho / 2, variance, movement) / s.L)
+def limits_without_share(s: Setting) -> Steps:
+    """The largest steps for S of N clients if the first two conditions had ρ in place of ρS/N."""
+    cubed = s.rho * s.clients * s.share**2  # ρS³/N²
+    full = largest_steps(replace(s, share=1.0))
+    others = min(math.sqrt(cubed / 72), math.cbrt(cubed / 2304)) / s.L
+    return Steps(local=full.local, effective=min(full.effective, others))
 
 
-def sampled(s: Setting, steps: Steps, cohort: int) -> Descent:
+def sampled(s: Setting, steps: Steps) -> Descent:
     """The same for S of N clients per round, with M = max(36L²η̃K²η_l²/ρ', 12Lη̃²N/S²) and ρ' = ρS/N."""
-    N, S, K, L, eta, local = s.clients, cohort, s.local_steps, s.L, steps.effective, steps.local
+    N, S, K, L, eta, local = round(s.clients / s.share), s.clients, s.local_steps, s.L, steps.effective, steps.local
     rho, reached = s.rho, s.rho * S / N
     theta = (N - S) / (S * max(1, N - 1))
-    M = max(36 * L**2 * eta * K**2 * local**2 / reached, 12 * L * eta**2 * N / S**2)
+    M = max(36 * L**2 * eta * K**2 * local**2 / reached, 12 * L * eta**2 * N / S**2 if S < N else 0.0)
     moving = 3 * M * L**2 / reached * eta**2  # what E‖x⁺ − x‖² costs, over η̃²
     B = 0.75 * L**2 * eta + 1.5 * theta * L**3 * eta**2 + 3 * M * L**2 * S / N + moving * L**2 * (2 + 3 * theta)
     drifts = 12 * B * K**2 * local**2
@@ -108,11 +112,13 @@ def failures(settings: int, seed: int) -> dict[str, tuple[int, int]]:
         clients = int(np.exp(rng.uniform(math.log(2), math.log(1001))))
         cohort = max(1, int(clients ** rng.uniform(0, 1)))
         rho, K = float(np.exp(rng.uniform(math.log(0.001), 0))), int(rng.integers(1, 21))
-        s = Setting(L=1.0, sigma2=1.0, gap=1.0, control=1.0, rho=rho, clients=clients, local_steps=K, rounds=1)
+        s = Setting(
+            L=1.0, sigma2=1.0, gap=1.0, control=1.0, rho=rho, clients=cohort, share=cohort / clients, local_steps=K,
+            rounds=1,
+        )  # fmt: skip
         within = np.where(rng.random(2) < 0.5, 1.0, rng.uniform(1e-3, 1, 2))  # at a limit, or below it
-        for name, used in (("ρ", rho), ("ρS/N", rho * cohort / clients)):
-            most = limits_sampled(s, cohort, used)
-            descent = sampled(s, Steps(local=most.local * within[0], effective=most.effective * within[1]), cohort)
+        for name, most in (("ρ", limits_without_share(s)), ("ρS/N", largest_steps(s))):
+            descent = sampled(s, Steps(local=most.local * within[0], effective=most.effective * within[1]))
             found[name][0] += not descent.control_falls
             found[name][1] += not descent.gradient_falls
     return {name: (a, b) for name, (a, b) in found.items()}

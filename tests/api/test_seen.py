@@ -39,7 +39,7 @@ def test_a_comparison_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 of 178" in capsys.readouterr().err
     assert "SSF projects none of the 178 parameters and has nothing to gain" in found.verdict()
     assert "0 of 178" in found._repr_html_()
-    assert "All seeds are measured on the same 60 test examples" in found.verdict()
+    assert "This is over seeds, all measured on the same 60 test examples" in found.verdict()
 
 
 def test_an_event_is_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,8 +52,30 @@ def test_an_event_is_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> N
     assert told[0].startswith("round 0: client 3: reply left out: its norm, ")
 
 
-def test_events_of_a_comparison_are_on_its_page(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_a_comparison_are_printed_and_on_its_page(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     clients = [*CLIENTS[:3], (CLIENTS[3][0] * 1e6, CLIENTS[3][1])]
     found = fedspan.compare({"A": FedAvg(lr=0.01)}, nn.Linear(8, 2), clients, seeds=1, progress=False, **TEST)
     assert not caplog.records
-    assert "A, seed 0: round 0: client 3: reply left out" in found.page(tmp_path / "index.html").read_text()
+    for text in (found.page(tmp_path / "index.html").read_text(), str(found), found._repr_html_()):
+        assert "A, seed 0: round 0: client 3: reply left out" in text
+
+
+class Partly(nn.Module):
+    """The first input is normalized, the others are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(1), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.cat([self.norm(x[:, :1]), x[:, 1:]], 1))
+
+
+def test_events_of_every_kind_are_printed() -> None:
+    """One client's gradients are far too large, another's running statistics."""
+    large = torch.ones(2, 8)
+    large[0, 1] = large[1, 0] = 1e6
+    clients = [(x * large[n], y) for n, (x, y) in zip((0, 1), CLIENTS[2:], strict=True)]
+    found = fedspan.compare([FedAvg(lr=0.01)], Partly(), [*CLIENTS[:2], *clients], seeds=1, progress=False, **TEST)
+    assert "client 2: reply left out: its norm" in str(found)
+    assert "client 3: reply left out: the norm of its buffers" in str(found)

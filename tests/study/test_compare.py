@@ -218,6 +218,28 @@ def test_a_run_that_fails_is_told_with_its_reason() -> None:
         fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, loss=broken, rounds=2, seeds=2, **SETTINGS)
 
 
+def test_a_result_that_is_no_number_is_named_everywhere(tmp_path: Path) -> None:
+    """A metric that is undefined for a method's model, which has not diverged: in the table, in words, on the page."""
+
+    def spread(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        found = float(outputs.std())
+        return found if found < 0.6 else float("nan")
+
+    spread.higher_is_better = True  # type: ignore[attr-defined]
+    settings = SETTINGS | {"metrics": [spread], "rounds": 4, "seeds": 2, "progress": False}
+    found = fedspan.compare(
+        {"low": FedAvg(lr=0.001), "high": FedAvg(lr=1.0)}, MODEL, CLIENTS, metric="spread", **settings
+    )
+    text = "high has no number as spread in 2 of 2 seeds."
+    assert text in found.verdict()
+    assert re.search(r"^high +NaN$", str(found), re.MULTILINE)
+    assert [row["nan"] for row in found.rows] == [0, 2]
+    page = found.page(tmp_path / "index.html").read_text()
+    assert text in page
+    assert ">NaN<" in page
+    assert "of 2 NaN" not in page  # of none the best evaluation is known either
+
+
 def test_a_run_that_a_callback_ended_is_not_made_again(tmp_path: Path) -> None:
     again = {"rounds": 30, "seeds": 1, "callbacks": [EarlyStopping("loss", patience=1, min_delta=10.0)]} | SETTINGS
     stamps = []

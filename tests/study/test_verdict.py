@@ -74,6 +74,13 @@ def test_a_tie() -> None:
     assert said({"A": [0.9], "B": [0.9]}) == "In one seed A and B end equal after 10 rounds: accuracy 90.0 %."
 
 
+def test_rounding_is_no_difference() -> None:
+    """Two results that agree in all digits that are shown, each seed of one a millionth lower."""
+    errors = np.array([0.0061, 0.0060, 0.0059])
+    text = said({"A": list(errors), "B": list(errors * (1 + 1e-6))}, metric="rel_err", goal="min")
+    assert text.startswith("The 3 seeds do not tell A (relative error 0.006) apart from B (0.006)")
+
+
 def test_one_seed() -> None:
     text = said({"A": [0.9], "B": [0.8]})
     assert text == ("A is ahead after 10 rounds: accuracy 90.0 %, 10.0 points higher than B (80.0 %) in one seed.")
@@ -182,12 +189,24 @@ def test_two_equal_methods_are_told_apart_at_the_level_of_the_interval(seeds: in
     assert 0.02 < claims / 400 < 0.085  # 5 %, and three standard deviations of 400 draws on either side
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_seeds_that_agree_by_rounding_support_nothing(seeds: int) -> None:
+    """On 297 examples the differences of two equal methods are often the same number of examples in every seed."""
+    draw, of, claims = np.random.default_rng(seeds), part("AB"), 0
+    for _ in range(400):
+        results = np.round(297 * draw.normal(0.9, 0.005, (2, seeds))) / 297
+        claims += told_apart(of, *(entry(of, "AB"[n], list(results[n]), test_examples=297) for n in (0, 1)))
+    assert claims / 400 < 0.05  # without the variance of the rounding up to 10 % for two seeds
+    ahead = [entry(of, "A", [0.95] * seeds, test_examples=297), entry(of, "B", [0.9] * seeds, test_examples=297)]
+    assert told_apart(of, *ahead)
+
+
 def test_the_noise_of_a_small_test_set_is_told() -> None:
     of = part("AB")
     made = [entry(of, "A", [0.95, 0.95], test_examples=297), entry(of, "B", [0.9, 0.91], test_examples=297)]
     assert verdict(of, made).endswith(
-        "All seeds are measured on the same 297 test examples: another test set of that size would move an accuracy by "
-        "up to ± 2.5 points."
+        "This is over seeds, all measured on the same 297 test examples: another test set of that size would move the "
+        "best accuracy by about ± 2.5 points."
     )
 
 

@@ -24,7 +24,7 @@ from fedspan.api import run as experiment
 from fedspan.api import step_size
 from fedspan.callbacks.diagnostics import Diagnostics
 from fedspan.cli import _diagnosis_table
-from fedspan.core.config import Search
+from fedspan.core.config import Search, Settings, Training
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.outcome import LR
@@ -41,7 +41,13 @@ TABLE: dict[str, Any] = {
     "rounds": 400,
     "eval_every": 50,
     "batch_size": 5,
-    "method": {"name": "ssf", "lr": 0.01, "local_steps": 5, "projector": {"name": "gaussian", "rank": 4}},
+    "method": {
+        "name": "ssf",
+        "lr": 0.01,
+        "local_steps": 5,
+        "projector": {"name": "gaussian", "rank": 4},
+        "correction": "always",
+    },
     "task": {"name": "regression", "clients": 6, "dim": 12, "outputs": 2, "samples": 20, "het": 1.0},
 }
 
@@ -73,33 +79,102 @@ def test_the_papers_steps_break_its_conditions_as_reported() -> None:
         assert theorem.bound_proved(at_target, steps) == pytest.approx(found.target**2, rel=5e-3)
 
 
-DOUBTS = {
-    "none": ("ssf", {"projector": {"name": "gaussian", "rank": 3}}, 7, {}, []),
-    "sampled": ("ssf", {"projector": {"name": "gaussian", "rank": 3}}, 3, {}, ["partial participation, 3 of 7"]),
-    "lazy": ("ssf", {"rank": 3, "refresh": 4}, 7, {}, ["kept for 4 rounds"]),
-    "momentum": ("scaffold", {"momentum": 0.5}, 7, {}, ["momentum"]),
-    "adamw": ("ssf", {"rank": 3, "optimizer": {"name": "adamw"}}, 7, {}, ["local steps with adamw"]),
-    "schedule": ("ssf", {"rank": 3, "schedule": "linear"}, 7, {}, ["schedule"]),
-    "boost": ("ssf", {"rank": 3, "rank_boost": 2.0}, 7, {}, ["rank_boost"]),
-    "uncontrolled": ("fedavg", {}, 7, {}, ["not the method of the theorem"]),
-    "paper": ("ssf", {"rank": 3, "control": "paper"}, 3, {}, ["partial", "breaks c = mean c_i"]),
-    "compressed": ("ssf", {"rank": 3, "compressor": {"name": "topk", "k": 0.5}}, 7, {}, ["compressed"]),
+ALWAYS = {"rank": 3, "correction": "always"}
+TOPK, ADAMW = {"name": "topk", "k": 0.5}, {"name": "adamw"}
+# What is set, and how each departure begins.
+DOUBTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "none": ("ssf", ALWAYS, []),
+    "none, scaffold": ("scaffold", {"uplink": "control"}, []),
+    "tested": ("ssf", {"rank": 3}, ["`correction` 'tested'"]),
+    "never": ("scaffold", {"correction": "never"}, ["`correction` 'never'"]),
+    "server momentum": ("scaffold", {"server_momentum": 0.9}, ["`server_momentum` 0.9"]),
+    "beta": ("ssf", ALWAYS | {"beta": 0.2}, ["`beta` 0.2"]),
+    "download": ("ssf", ALWAYS | {"down_compressor": TOPK}, ["`down_compressor` 'topk'"]),
+    "upload": ("ssf", ALWAYS | {"compressor": TOPK}, ["`compressor` 'topk'"]),
+    "extrapolated": ("ssf", ALWAYS | {"extrapolate": True}, ["`extrapolate` True"]),
+    "lazy": ("ssf", ALWAYS | {"refresh": 4}, ["`refresh` 4"]),
+    "momentum": ("scaffold", {"momentum": 0.9}, ["`momentum` 0.9"]),
+    "adamw": ("ssf", ALWAYS | {"optimizer": ADAMW}, ["`optimizer` 'adamw'"]),
+    "preconditioner": ("ssf", ALWAYS | {"preconditioner": "rows"}, ["`preconditioner` 'rows'"]),
+    "schedule": ("ssf", ALWAYS | {"schedule": "linear"}, ["`schedule` 'linear'"]),
+    "warm-up": ("ssf", ALWAYS | {"warmup": 3}, ["`warmup` 3"]),
+    "full gradients": ("scaffold", {"option": "I", "uplink": "classic"}, ["`option` 'I'"]),
+    "turns": ("ssf", ALWAYS | {"projector": {"name": "cycle"}}, ["`projector` 'cycle'"]),
+    "several": ("ssf", {"rank": 3, "server_momentum": 0.9}, ["`correction` 'tested'", "`server_momentum` 0.9"]),
 }
+
+
+def doubted(case: str, **changes: Any) -> tuple[dict[str, Any], list[str]]:
+    name, extra, words = DOUBTS[case]
+    method = {"name": name, "lr": 0.01, "local_steps": 5} | extra
+    return with_values(TABLE | {"method": method}, changes), words
 
 
 @pytest.mark.parametrize("case", DOUBTS)
 def test_what_the_theory_does_not_cover_is_said(case: str) -> None:
-    name, extra, clients_per_round, task, words = DOUBTS[case]
-    found = outside_theory(build(name, **extra), small(**task), clients_per_round)
+    spec, words = doubted(case)
+    found = fedspan.diagnose(spec).warnings
     assert len(found) == len(words), found
     for word, text in zip(words, found, strict=True):
-        assert word in text
+        assert text.startswith(f"{word}: ")
+
+
+@pytest.mark.parametrize("case", DOUBTS)
+def test_the_theorems_step_size_is_refused_where_it_does_not_hold(case: str) -> None:
+    spec, words = doubted(case, rounds=20, **{"method.lr": "auto"})
+    if not words:
+        assert fedspan.run(spec, progress=False).lr_search["rule"] == "auto"
+        return
+    with pytest.raises(SpecError) as refused:
+        fedspan.run(spec, progress=False)
+    assert f"does not cover {' and '.join(words)}; use lr = 'search', or set" in str(refused.value)
+
+
+def test_settings_of_the_run_are_outside_the_theorem_too() -> None:
+    """A robust aggregator, clipped gradients, privacy: neither a diagnosis nor lr = "auto" is silent about them."""
+    spec, _ = doubted("none", **{"participation.aggregator": {"name": "median"}})
+    assert fedspan.diagnose(spec).warnings == ["`aggregator` 'median': the proof is for the mean of the replies"]
+    with pytest.raises(SpecError, match="does not cover `aggregator` 'median'; use lr = 'search', or set"):
+        fedspan.run(with_values(spec, {"method.lr": "auto"}), progress=False)
+    spec, _ = doubted("none", **{"privacy.clip": 1.0, "privacy.noise": 1.0, "participation.weights": "uniform"})
+    assert fedspan.diagnose(spec).warnings[0].startswith("`privacy` with a clip: ")
+    found = outside_theory(build("ssf", **ALWAYS), small(), 7, Settings(training=Training(clip=1.0)))
+    assert found == ["`clip` 1.0: clipped gradients are biased (A2)"]
+
+
+def test_sampled_clients_have_conditions_of_their_own() -> None:
+    """ρS/N in place of ρ; lr = "auto" meets them and says that the theorem is for all clients."""
+    spec, _ = doubted("none", clients_per_round=2, rounds=20)
+    found = fedspan.diagnose(spec)
+    assert [text.partition(":")[0] for text in found.warnings] == ["partial participation, 2 of 6"]
+    assert found.proved[0].limit == pytest.approx(3 / 12 * 2 / 6)
+    assert [one.name for one in found.proved][2:] == ["L²η̃² ≤ ρS³/(72N²)", "L³η̃³ ≤ ρS³/(2304N²)"]
+    with pytest.warns(UserWarning, match="lr = 'auto': partial participation, 2 of 6"):
+        values = fedspan.run(with_values(spec, {"method.lr": "auto"}), progress=False).lr_search["values"]
+    at = fedspan.diagnose(with_values(spec, {f"method.{key}": value for key, value in values.items()}))
+    assert all(condition.holds for condition in at.proved)
+    assert at.steps.effective == pytest.approx(at.safe.effective)
+    literal = with_values(spec, {"method.control": "paper"})
+    assert fedspan.diagnose(literal).warnings[0].startswith("`control` 'paper': with sampled clients it breaks c = mea")
+    with pytest.raises(SpecError, match="does not cover `control` 'paper'"):
+        fedspan.run(with_values(literal, {"method.lr": "auto"}), progress=False)
+
+
+@pytest.mark.parametrize(("name", "extra", "words"), [
+    ("fedavg", {}, "not the method of the theorem"),
+    ("ssf", ALWAYS | {"rank_boost": 2.0}, "rank_boost"),
+])  # fmt: skip
+def test_other_methods_and_longer_steps_are_said(name: str, extra: dict[str, Any], words: str) -> None:
+    (found,) = outside_theory(build(name, **extra), small(), 7)
+    assert words in found
 
 
 def test_weights_of_clients_are_outside_the_theorem() -> None:
     problem = small()
     problem.weights = np.array([0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
-    assert outside_theory(build("ssf", rank=3), problem, 7) == ["clients have weights; the theorem is for a plain mean"]
+    assert outside_theory(build("ssf", **ALWAYS), problem, 7) == [
+        "clients have different weights: the theorem is for a plain mean"
+    ]
 
 
 def test_the_share_of_directions() -> None:

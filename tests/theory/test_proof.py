@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -70,10 +71,39 @@ def test_the_transient_of_a_quadratic() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(s=SETTINGS, cohort=st.integers(1, 50), a=st.floats(1e-3, 1), b=st.floats(1e-3, 1))
-def test_the_sampled_argument_closes_with_the_share_of_clients(s: Setting, cohort: int, a: float, b: float) -> None:
+def test_the_sampled_argument_closes_under_the_conditions_of_the_code(
+    s: Setting, cohort: int, a: float, b: float
+) -> None:
     cohort = min(cohort, s.clients)
-    most = proof.limits_sampled(s, cohort, s.rho * cohort / s.clients)
-    assert proof.sampled(s, Steps(local=a * most.local, effective=b * most.effective), cohort).follows
+    s = dataclasses.replace(s, clients=cohort, share=cohort / s.clients)
+    most = theorem.largest_steps(s)
+    assert proof.sampled(s, Steps(local=a * most.local, effective=b * most.effective)).follows
+    conditions = theorem.conditions_proved(s, most)
+    assert all(condition.holds for condition in conditions)
+    assert len(conditions) == (2 if s.share == 1 else 4)
+    for more in (Steps(local=1.01 * most.local, effective=b * most.effective),
+                 Steps(local=a * most.local, effective=1.01 * most.effective)):  # fmt: skip
+        assert not all(condition.holds for condition in theorem.conditions_proved(s, more))
+
+
+@settings(max_examples=300, deadline=None)
+@given(s=SETTINGS, a=st.floats(1e-3, 1), b=st.floats(1e-3, 1), low=st.floats(1e-3, 1), ratio=st.floats(1, 1e3))
+def test_a_shared_preconditioner_asks_for_smaller_steps(
+    s: Setting, a: float, b: float, low: float, ratio: float
+) -> None:
+    """m ≤ D ≤ M: 576K²L²η_l² ≤ ρm/M³ and η̃ ≤ min(1/4, ρ/2)/(LM)."""
+    high, most = ratio * low, theorem.largest_steps(s)
+    steps = Steps(local=a * most.local * math.sqrt(low / high**3), effective=b * most.effective / high)
+    assert proof.repaired(s, steps, low=low, high=high).follows
+
+
+def test_a_preconditioner_in_the_servers_step_alone_is_not_enough() -> None:
+    """With η̃ ≤ min(1/4, ρ/2)/(LM) but 576K²L²η_l² ≤ ρ, as without D, no descent follows."""
+    s = Setting(L=1, sigma2=0, gap=1, control=1, rho=0.2, clients=20, local_steps=5, rounds=100)
+    most = theorem.largest_steps(s)
+    assert proof.repaired(s, most).follows
+    found = proof.repaired(s, Steps(local=most.local, effective=most.effective / 3), low=1 / 3, high=3)
+    assert not found.gradient_falls
 
 
 def test_the_sampled_argument_fails_without_it() -> None:
@@ -86,7 +116,7 @@ def test_with_all_clients_the_sampled_argument_asks_for_no_smaller_steps() -> No
     """θ = 0: the coefficients are those of full participation wherever M is the same."""
     s = Setting(L=3, sigma2=2, gap=1, control=5, rho=0.3, clients=40, local_steps=6, rounds=10)
     steps = Steps(local=0.9 * math.sqrt(0.3) / (24 * 6 * 3), effective=1e-3)
-    full, every = proof.repaired(s, steps), proof.sampled(s, steps, 40)
+    full, every = proof.repaired(s, steps), proof.sampled(s, steps)
     for name in ("gradient", "control", "noise", "weight", "needed"):
         assert getattr(every, name) == pytest.approx(getattr(full, name)), name
 

@@ -13,7 +13,7 @@ from fedspan.methods.ssf import SSF
 from fedspan.projectors.gaussian import Gaussian
 from fedspan.tasks._least_squares import RegressionProblem
 from fedspan.theory import corollary, theorem
-from fedspan.theory.diagnosis import setting_of
+from fedspan.theory.diagnosis import safe_steps, setting_of
 from fedspan.theory.estimates import estimate
 from fedspan.theory.gradient_probe import all_clients
 
@@ -45,19 +45,22 @@ def case(number: int) -> Case:
     return Case(problem, max(1, round(rho * d)), int(rng.integers(1, 21)), rounds)
 
 
-def check(number: int) -> None:
+def check(number: int, part: float = 1.0) -> None:
+    """`part` is the share of clients that take part in a round."""
     one = case(number)
     problem = one.problem
-    draft = SSF(lr=1.0, local_steps=one.local_steps, projector=Gaussian(rank=one.rank))
-    setting = setting_of(estimate(problem), draft, problem, problem.clients, one.rounds)
-    steps = corollary.steps(setting)
+    cohort = max(1, round(part * problem.clients))
+    draft = SSF(lr=1.0, local_steps=one.local_steps, projector=Gaussian(rank=one.rank), correction="always")
+    setting = setting_of(estimate(problem), draft, problem, cohort, one.rounds)
+    steps = safe_steps(setting)
     method = SSF(
         lr=steps.local,
         server_lr=steps.server(one.local_steps),
         local_steps=one.local_steps,
         projector=draft.projector,
+        correction="always",
     )
-    loop = start(method, problem, problem.clients)
+    loop = start(method, problem, cohort)
     asked, squares = all_clients(problem), []
     first = problem.evaluate(problem.x0)["loss"]
     with torch.inference_mode():
@@ -68,6 +71,9 @@ def check(number: int) -> None:
     assert np.isfinite(squares).all()
     assert last.mean() <= first.mean() * (1 + 1e-3), "diverged"
     assert max(squares) <= 4 * squares[0], "diverged on the way"
+    if cohort < problem.clients:
+        return  # the bounds are those of all clients
+    assert vars(steps) == pytest.approx(vars(corollary.steps(setting)), rel=1e-12)
     assert np.mean(squares) <= corollary.bound(setting)
     assert np.mean(squares) <= theorem.bound_proved(setting, steps)
 
@@ -75,6 +81,11 @@ def check(number: int) -> None:
 @pytest.mark.parametrize("number", range(8))
 def test_safe_steps_on_a_few_random_problems(number: int) -> None:
     check(number)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_safe_steps_with_a_quarter_of_the_clients_per_round(number: int) -> None:
+    check(number, 0.25)
 
 
 @pytest.mark.slow

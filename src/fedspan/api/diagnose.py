@@ -35,4 +35,4 @@ def diagnose(spec: Spec | Path | str | Mapping[str, Any], target: float | None =
     spec = as_spec(spec)
     method, problem, clients_per_round = built(spec)
     method = dataclasses.replace(method, lr=spec.method.lr)
-    return _diagnose(method, problem, clients_per_round, spec.rounds, target)
+    return _diagnose(method, problem, clients_per_round, spec.rounds, target, settings=spec)

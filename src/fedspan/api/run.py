@@ -95,7 +95,8 @@ def run(
     if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
         resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
-        say(f"lr = {spec.method.lr!r}: short trials before the run")
+        first = "short trials" if spec.method.lr == "search" else "an estimate of the problem's constants"
+        say(f"lr = {spec.method.lr!r}: {first} before the run")
     begun = out is not None and (out / LR).exists()
     spec, found = with_lr(spec, out, resume=resume)
     bar = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []

@@ -43,7 +43,7 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
     rule = spec.method.lr
     method, problem, clients_per_round = built(spec)
     if rule == "auto":
-        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds)
+        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     with _kept_trials(spec, run_dir) as (done, keep):
         found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, spec.participation)

@@ -18,15 +18,20 @@ log = logging.getLogger("fedspan")
 NUMBERS = re.compile(r"[\d.,]+(?:e[+-]?\d+)?(?:[, ]+[\d.,]+(?:e[+-]?\d+)?)*")
 
 
+def kind_of(event: str) -> str:
+    """The event without its numbers: events that differ in these alone are of one kind."""
+    return NUMBERS.sub("#", event)
+
+
 class EventLog(Callback):
-    """Logs the first event of each kind; events that differ in their numbers alone are of one kind."""
+    """Logs the first event of each kind."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
     def on_round_end(self, run: Loop) -> None:
         for event in run.heard[2]:
-            kind = NUMBERS.sub("#", event)
+            kind = kind_of(event)
             if kind not in self.seen:
                 self.seen.add(kind)
                 log.warning("%s (others of this kind are in the history alone)", event)

@@ -26,8 +26,9 @@ def diagnosis(found: Diagnosis, console: Console) -> None:
     checked += [(f"sufficient: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved]
     console.print(table(("condition", "value", "limit", "holds"), checked), "")
     own = {} if found.steps == found.safe else {"of the spec": found.steps}
+    safe = "safe: the corollary's" if found.setting.share == 1 else "safe: for sampled clients"
     lines = [(n, f"{s.local:.3g}", f"{s.server(found.setting.local_steps):.3g}", f"{s.effective:.3g}")
-             for n, s in (own | {"safe: the corollary's": found.safe}).items()]  # fmt: skip
+             for n, s in (own | {safe: found.safe}).items()]  # fmt: skip
     console.print(table(("steps", "η_l = lr", "η_g = server_lr", "η̃"), lines))
     console.print(
         f"guaranteed after {found.setting.rounds:,} rounds with the safe steps: min ‖∇F‖² ≤ {found.bound:.3g} as "

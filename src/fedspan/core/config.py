@@ -44,7 +44,8 @@ class Training:
 
     Args:
         weight_decay: Adds `weight_decay` times the weights to every gradient.
-        clip: Largest norm of a mini-batch gradient. None does not clip.
+        clip: Largest norm of a mini-batch gradient. Inside a subspace it is that of P∇f, which is shorter than that of
+            ∇f, by √ρ on average. None does not clip.
         augment: Changes to the training batches: `"flip"` or `"crop"` for images, or a function
             `(batch, generator) -> batch`.
     """

@@ -35,9 +35,9 @@ class Privacy:
 
     Args:
         level: `"client"` protects a client with all of its data, `"example"` each example of a client.
-        clip: C, the largest norm of all that a client sends in a round. With `quantile` the value of the first round.
-            At level "example" the largest norm of the gradient of one example.
-            None leaves out differential privacy.
+        clip: C, the largest norm of all that a client sends in a round; inside a subspace these are its r numbers.
+            With `quantile` the value of the first round. At level "example" the largest norm of the gradient of one
+            example, inside a subspace that of P∇f. None leaves out differential privacy.
         noise: σ, the noise multiplier: each number of the sum gets noise of standard deviation σ C. Give this or
             `epsilon`; at level "example" this.
         epsilon: ε that the whole run may spend; the noise is solved for it from rounds, q and `delta`.

@@ -23,7 +23,7 @@ from fedspan.core.round import Round
 PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
 Norms = list[list[float]]  # of every client of every run
-KINDS = ("norm", "norm of its buffers")
+KINDS = ("its norm", "the norm of its buffers")
 OUTSIDE = "its statistics are outside their ranges"
 
 
@@ -90,7 +90,7 @@ def in_words(rnd: Round, outliers: Iterable[Outlier]) -> tuple[str, ...]:
 
 
 def _why(size: float, usual: float, what: str) -> str:
-    return f"reply left out: its {what}, {size:.3g}, is {size / usual:.3g} times the median, {usual:.3g}"
+    return f"reply left out: {what}, {size:.3g}, is {size / usual:.3g} times the median, {usual:.3g}"
 
 
 def norms(parts: Iterable[Any]) -> Norms:

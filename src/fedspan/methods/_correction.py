@@ -5,15 +5,15 @@ after its first step, and the constant correction pushes on for K − 1 steps. W
 this, and the server switches the correction of the local steps (P = I in SCAFFOLD):
 
      1  h_i ← mean of P g_i over the steps 2 … K;  D_i ← ‖v‖² + ‖P ḡ_i − P c‖²
-     2  n_i ← ⟨v, h_i − P c⟩ / D_i,  d_i ← ‖v‖² / D_i  statistics of the reply; 0 while P c_i = 0
+     2  n_i ← ⟨v, h_i − P c⟩ / D_i,  d_i ← ‖v‖² / D_i  in the reply, n_i cut to ±½; 0 while P c_i = 0
      3  s ← Σ n_i / Σ d_i, between 0 and 1              at the server, while the correction is on or on trial
      4  s̄ ← s̄ + 3/(k + 2) (s − s̄)                      k: tests since the trial began
      5  on if s̄ > ½; otherwise off, and on trial again at twice this round
 
-Σ‖h_i − P c − v‖²/D_i < Σ‖h_i − P c‖²/D_i exactly if s > ½: the correction stays while it predicts the deviations of the
-clients, relative to their size, better than no correction does. d_i is between 0 and 1, and n_i is cut to ±½, which it
-reaches where h_i = P ḡ_i = P c + v. So the unit of the loss does not matter, and no client counts for much more than
-another, whatever it sends.
+Where no n_i is cut, Σ‖h_i − P c − v‖²/D_i < Σ‖h_i − P c‖²/D_i exactly if s > ½: the correction stays while it predicts
+the deviations of the clients, relative to their size, better than no correction does. d_i is between 0 and 1, and n_i
+is cut to ±½, which it reaches where h_i = P ḡ_i = P c + v. So the unit of the loss does not matter, and no client
+counts for much more than another, whatever it sends.
 
 The correction is off until the controls are filled, after 2 N/(ρ S) rounds, and then on trial. In a trial each client
 corrects with probability 1/4, drawn from the shared seed, and only those are tested: a trial that fails costs little.
@@ -96,7 +96,7 @@ class Correction:
         return self.correction == "tested"
 
     def without_tests(self) -> Self:
-        """All clients correct: with privacy the two numbers would be clipped, and trials end before the first test."""
+        """All clients correct: the two numbers have no noise under privacy, and trials end before the first test."""
         return replace(self, correction="always") if self.tests else self
 
     def no_tests(self, x0: Vector) -> Vector:

@@ -74,8 +74,8 @@ def make(
     for part in study.parts:
         show(part, found.entries[part.name], console)
     for entry in (one for entries in found.entries.values() for one in entries):
-        for event in entry.events:
-            say(f"{entry.series.label}, {event}", console)
+        for note in entry.notes:
+            say(note, console)
     effort = f"{found.minutes:.1f} core-minutes. {', '.join(map(str, files))}"
     for text in filter(None, [score_line(found), effort, verdict_of(found)]):
         say(text, console)

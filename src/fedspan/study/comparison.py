@@ -133,7 +133,7 @@ class Comparison:
         text = [
             " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return plain("\n".join([*text, self.verdict()]))
+        return plain("\n".join([*text, *self._notes(), self.verdict()]))
 
     def _repr_html_(self) -> str:
         """The main table and the verdict, for notebooks."""
@@ -141,7 +141,11 @@ class Comparison:
         heads = "".join(f"<th>{html.escape(text)}</th>" for text in grid.header)
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in grid.texts())
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return f"{table}<p>{html.escape(self.verdict())}</p>"
+        return table + "".join(f"<p>{html.escape(text)}</p>" for text in (*self._notes(), self.verdict()))
+
+    def _notes(self) -> list[str]:
+        """What went wrong in the runs, such as a reply that was left out."""
+        return [note for entry in self._entries for note in entry.notes]
 
 
 @dataclass(frozen=True, eq=False)

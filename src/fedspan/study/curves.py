@@ -103,7 +103,7 @@ class Curve:
         """The best evaluation of each seed, including seeds that diverged later."""
         pick = np.nanmax if goal == "max" else np.nanmin
         tops = [pick(row) for row in self.values if np.isfinite(row).any()]
-        found = self._over_seeds(np.array(tops or [np.nan]))
+        found = self._over_seeds(np.array(tops) if tops else np.full(len(self.alive()), np.nan))
         return replace(found, diverged=0) if tops else found
 
     def _over_seeds(self, values: Floats) -> Tail:

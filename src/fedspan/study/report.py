@@ -50,7 +50,7 @@ class Section:
         if any(entry.tried for entry in entries):
             grids.append(tables.tuning(part, entries))
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
-        events = [f"{entry.series.label}, {event}" for entry in entries for event in entry.events]
+        events = [note for entry in entries for note in entry.notes]
         notes = [*orders(part, entries), *dict.fromkeys(failed), *events]
         title, about = part.title or "Results", part.about or described(part)
         return Section(title, about, part, entries, grids, notes, said(part, entries))

@@ -62,7 +62,12 @@ class Entry:
     client_memory: int | None = None  # bytes
     test_examples: int | None = None  # of the test set
     projected: list[int] | None = None  # parameters that are projected, values that are sent, all parameters
-    events: list[str] = field(default_factory=list)  # the first event of each seed that has some, and how many it has
+    events: list[str] = field(default_factory=list)  # the first event of each kind and seed, and how many
+
+    @property
+    def notes(self) -> list[str]:
+        """What went wrong, with the name of the method."""
+        return [f"{self.series.label}, {event}" for event in self.events]
 
     def curve(self, part: Part) -> Curve:
         """The rows that count, in the metric of the part."""

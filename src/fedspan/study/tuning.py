@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedspan.callbacks._event_log import kind_of
 from fedspan.core.errors import CheckpointError
 from fedspan.core.sealed import read_table
 from fedspan.core.spec import Spec
@@ -213,14 +214,17 @@ class Runs:
         return list(dict.fromkeys(found))
 
     def events(self, cell: Cell) -> list[str]:
-        """What went wrong in the runs of a variant: the first event of each seed, and how many there are."""
+        """What went wrong in the runs of a variant: per seed the first event of each kind, and how many there are."""
         found = []
         for job in self.running(cell):
             for number, file in enumerate(job.histories()):
-                rows = history.read(file)[1] if file.exists() else []
-                every = [event for row in rows for event in row.get("events", ())]
-                more = f" ({len(every):,} events or more)" if len(every) > 1 else ""
-                found += [f"seed {job.spec.seed + number}: {every[0]}{more}"] if every else []
+                kinds: dict[str, list[str]] = {}
+                for row in history.read(file)[1] if file.exists() else []:
+                    for event in row.get("events", ()):
+                        kinds.setdefault(kind_of(event), []).append(event)
+                for first, *others in kinds.values():
+                    more = f" ({1 + len(others):,} events or more)" if others else ""
+                    found.append(f"seed {job.spec.seed + number}: {first}{more}")
         return found
 
     def _try(self, cell: Cell, point: Point, jobs: list[Job], whole: Spec) -> Tried:

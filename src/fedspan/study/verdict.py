@@ -2,8 +2,9 @@
 
 Methods run under the same seeds, so two of them are compared by the differences of their results per seed. The seeds
 support a difference if the 95 % interval of its mean (Student's t) does not contain zero: of two methods that are equal
-one is then taken in 5 % of all comparisons. The interval is about other seeds on the same test set; how far another
-test set would move an accuracy is said apart, from the number of its examples.
+one is then taken in 5 % of all comparisons. An accuracy is a multiple of one over the number of test examples, and the
+variance of this rounding counts in the interval: seeds that agree by it alone would support anything. The interval is
+about other seeds on the same test set; how far another test set would move an accuracy is said apart.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fedspan.study.tuning import by_seed, edges
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+EQUAL = 1e-5  # a relative difference of two results that rounding over a run can make
 CHEAPER = 0.9  # of methods that are equally good, one that sends less than this share of the most is mentioned
 LONG = 150  # characters of a reason
 CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
@@ -91,17 +93,22 @@ def ahead(part: Part, one: Entry, other: Entry) -> bool:
 def told_apart(part: Part, one: Entry, other: Entry) -> bool:
     """Whether the seeds support that two results differ."""
     gaps = _gaps(part, one, other)
-    return len(gaps) > 1 and abs(float(gaps.mean())) > _half(gaps)
+    return len(gaps) > 1 and abs(float(gaps.mean())) > _half(part, one, gaps)
 
 
-def _half(gaps: Floats) -> float:
+def _half(part: Part, one: Entry, gaps: Floats) -> float:
     """Half of the 95 % interval of a mean difference."""
-    return STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    rounding = 0.0
+    if part.metric == "accuracy" and one.test_examples is not None:
+        rounding = 1 / (6 * one.test_examples**2)  # of two accuracies, each a multiple of 1/n: 2 (1/n)²/12
+    deviation = math.sqrt(float(gaps.var(ddof=1)) + rounding)
+    return STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * deviation / math.sqrt(len(gaps))
 
 
 def _interval(part: Part, one: Entry, other: Entry) -> str:
     gaps = _sign(part) * _gaps(part, one, other)
-    low, high = float(gaps.mean()) - _half(gaps), float(gaps.mean()) + _half(gaps)
+    mean, half = float(gaps.mean()), _half(part, one, gaps)
+    low, high = mean - half, mean + half
     ends = f"{100 * low:.1f} to {100 * high:.1f} points" if in_percent(part.metric) else f"{low:.2g} to {high:.2g}"
     return f"the 95 % interval of the difference, {ends}, contains zero".replace("-", "−")
 
@@ -115,11 +122,12 @@ def _noise(part: Part, entries: Sequence[Entry]) -> str:
         return ""
     (count,) = sizes
     assert count is not None
-    start = f"All seeds are measured on the same {count:,} test examples"
+    start = f"This is over seeds, all measured on the same {count:,} test examples"
     if part.metric != "accuracy":
         return f"{start}, whose choice the seeds do not show."
-    p = min(max(one.final.mean for one in ranked), 1 - 1 / count)
-    return f"{start}: another test set of that size would move an accuracy by up to ± {_points(p, count):.1f} points."
+    best = max(ranked, key=lambda one: one.final.mean)
+    half = _points(min(best.final.mean, 1 - 1 / count), count)
+    return f"{start}: another test set of that size would move the best accuracy by about ± {half:.1f} points."
 
 
 def _points(p: float, count: int) -> float:
@@ -198,8 +206,9 @@ def _ends(part: Part, entry: Entry) -> list[float]:
 
 
 def _gaps(part: Part, one: Entry, other: Entry) -> Floats:
-    """The differences of two results, per seed."""
-    return np.subtract(_ends(part, one), _ends(part, other), dtype=np.float64)
+    """The differences of two results, per seed; 0 for those of rounding."""
+    mine, others = np.array(_ends(part, one), float), np.array(_ends(part, other), float)
+    return np.where(np.isclose(mine, others, rtol=EQUAL, atol=0.0), 0.0, mine - others)
 
 
 def _sent(part: Part, entry: Entry) -> float:

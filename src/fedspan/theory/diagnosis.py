@@ -6,17 +6,19 @@ The corollary's step sizes are safe and slow, because its constants are those of
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
 from fedspan.core import registry
-from fedspan.core.errors import SpecError
+from fedspan.core.config import Settings
+from fedspan.core.errors import SpecError, shown
 from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.projector import draw
 from fedspan.costs.traffic import cost
-from fedspan.methods.base import InSubspace, LocalSteps
+from fedspan.methods.base import InSubspace
 from fedspan.methods.scaffold import Scaffold
 from fedspan.methods.ssf import SSF
 from fedspan.theory import corollary, theorem
@@ -27,6 +29,26 @@ from fedspan.theory.theorem import Condition
 FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 ISOTROPIC = ("identity", "gaussian", "coordinate", "hadamard")  # projectors with E[PᵀP] = ρI, drawn without the data
 AnyMethod = Method[Any, Any, Any, Any]
+PLAIN = "the proof is for plain SGD steps"
+CONSTANT = "the theorem is for constant steps; the conditions are checked for `lr`"
+# Settings of a method, of `Training` and of `Participation` → the value that the theorem covers, and why no other.
+COVERED: dict[str, tuple[Any, str]] = {
+    "momentum": (0.0, PLAIN),
+    "optimizer": (None, PLAIN),
+    "preconditioner": ("none", f"{PLAIN}; the conditions would need bounds of the preconditioner"),
+    "schedule": ("constant", CONSTANT),
+    "warmup": (0, CONSTANT),
+    "clip": (None, "clipped gradients are biased (A2)"),
+    "correction": ("always", "the proof bounds the drift of corrected steps only"),
+    "option": ("II", "the proof is for controls that are means of local gradients"),
+    "beta": (1.0, "the proof is for controls of this round's gradients, not for running means"),
+    "compressor": (None, "the proof does not know the error that a compressed upload leaves in the controls"),
+    "down_compressor": (None, "the proof does not know the error of a compressed download"),
+    "refresh": (1, "the proof needs a new P in every round"),
+    "aggregator": (None, "the proof is for the mean of the replies"),
+    "server_momentum": (0.0, "the proof has none, and it makes the steps 1/(1 − β) times as long"),
+    "extrapolate": (False, "the proof is for a constant `server_lr`"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,15 +81,15 @@ class Diagnosis:
 
 def diagnose(
     method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int,
-    target: float | None = None, effort: Effort | None = None,
+    target: float | None = None, effort: Effort | None = None, settings: Settings | None = None,
 ) -> Diagnosis:  # fmt: skip
-    """Check a method's step sizes against the theorem; those of the corollary where its `lr` is not a number.
+    """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number.
 
-    `target` is the ‖∇F‖ of the forecasts, a tenth of ‖∇F(x⁰)‖ by default.
+    `target` is the ‖∇F‖ of the forecasts, a tenth of ‖∇F(x⁰)‖ by default. `settings` are those of the run.
     """
     found = estimate(problem, effort)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
-    safe = corollary.steps(setting)
+    safe = safe_steps(setting)
     steps = safe if isinstance(method.lr, str) else _steps(method, problem.layout)
     priced = _with_lr(method, safe.local) if isinstance(method.lr, str) else method
     wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
@@ -77,27 +99,42 @@ def diagnose(
         proved=theorem.conditions_proved(setting, steps), safe=safe, bound=corollary.bound(setting),
         bound_proved=theorem.bound_proved(setting, safe), target=wanted,
         forecast=[_forecast(rho, priced, problem, clients_per_round, setting, wanted) for rho in rhos],
-        warnings=outside_theory(method, problem, clients_per_round),
+        warnings=outside_theory(method, problem, clients_per_round, settings),
     )  # fmt: skip
 
 
-def corollary_lr(method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int) -> tuple[float, float]:
-    """`lr` and `server_lr` of the corollary for a run; SpecError for methods that it does not cover."""
-    if not isinstance(method, SSF | Scaffold) or _local_optimizer(method):
-        name = registry.name_of(method) + _local_optimizer(method)
-        raise SpecError(f"lr = 'auto' is the corollary's step, which does not cover {name}; use lr = 'search'")
+def corollary_lr(
+    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, settings: Settings | None = None
+) -> tuple[float, float]:
+    """`lr` and `server_lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
+    rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
+    if not isinstance(method, SSF | Scaffold):
+        raise SpecError(f"{rule} {registry.name_of(method)}; use lr = 'search'")
+    if found := uncovered(method, settings, sampled=clients_per_round < problem.clients):
+        values = " and ".join(f"{name} {value}" for name, (value, _, _) in found.items())
+        remedy = " and ".join(f"{name} to {covered}" for name, (_, covered, _) in found.items())
+        raise SpecError(f"{rule} {values}; use lr = 'search', or set {remedy}")
     if method.server_lr != 1.0:
         raise SpecError(f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}")
-    steps = corollary.steps(setting_of(estimate(problem), method, problem, clients_per_round, rounds))
+    for text in outside_theory(method, problem, clients_per_round, settings):
+        warnings.warn(f"lr = 'auto': {text}", stacklevel=2)
+    steps = safe_steps(setting_of(estimate(problem), method, problem, clients_per_round, rounds))
     boost = _steps(_with_lr(method, 1.0), problem.layout).local
     return steps.local / boost, steps.server(method.local_steps)
 
 
+def safe_steps(setting: Setting) -> Steps:
+    """The corollary's steps. With S of N clients they are no longer than `theorem.conditions_proved` allows."""
+    steps, most = corollary.steps(setting), theorem.largest_steps(setting)
+    return Steps(local=min(steps.local, most.local), effective=min(steps.effective, most.effective))
+
+
 def setting_of(found: Estimates, method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int) -> Setting:
-    """A run as the theorem sees it. Its N is S here, because noise is averaged over the clients that take part."""
+    """A run as the theorem sees it."""
     return Setting(
         L=found.L.value, sigma2=found.sigma2.value, gap=found.gap.value, control=found.control.value,
-        rho=rho_of(method, problem.layout), clients=clients_per_round, local_steps=method.local_steps, rounds=rounds,
+        rho=rho_of(method, problem.layout), clients=clients_per_round, share=clients_per_round / problem.clients,
+        local_steps=method.local_steps, rounds=rounds,
     )  # fmt: skip
 
 
@@ -111,48 +148,54 @@ def _block_rhos(method: InSubspace[Any, Any, Any, Any], layout: Layout) -> list[
     return [size / block.size for size, block in zip(sizes, layout.blocks, strict=True)]
 
 
-def outside_theory(method: AnyMethod, problem: Problem, clients_per_round: int) -> list[str]:
+def uncovered(method: AnyMethod, settings: Settings | None, *, sampled: bool) -> dict[str, tuple[str, str, str]]:
+    """Settings with which a run is not that of the theorem → their value, one that is covered, and why it matters."""
+    owners = [method] if settings is None else [method, settings.training, settings.participation]
+    found = {}
+    for name, (covered, why) in COVERED.items():
+        for value in (getattr(owner, name, covered) for owner in owners):
+            if value != covered:
+                text = registry.name_of(value) if registry.is_registered(value) else value
+                found[f"`{name}`"] = (shown(text), shown(covered), why)
+    if sampled and getattr(method, "control", "exact") == "paper":
+        why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
+        found["`control`"] = ("'paper'", "'exact'", why)
+    if settings is not None and settings.dp is not None:
+        found["`privacy`"] = ("with a clip", shown(None), "the proof knows no clipped replies and no noise on them")
+    if isinstance(method, InSubspace) and (kind := registry.name_of(method.projector)) not in ISOTROPIC:
+        why = "it is not known to have E[PᵀP] = ρI independently of the data and of earlier rounds (A3)"
+        found["`projector`"] = (shown(kind), "'coordinate'", why)
+    return found
+
+
+def outside_theory(
+    method: AnyMethod, problem: Problem, clients_per_round: int, settings: Settings | None = None
+) -> list[str]:
     """In what a run differs from what the theorem covers, one sentence each."""
-    name, sampled = registry.name_of(method), clients_per_round < problem.clients
+    sampled = clients_per_round < problem.clients
+    departures = uncovered(method, settings, sampled=sampled)
+    found = [f"{name} {value}: {why}" for name, (value, _, why) in departures.items()]
+    if not isinstance(method, SSF | Scaffold):
+        name = registry.name_of(method)
+        found.insert(
+            0, f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1"
+        )
     cases = {
-        f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1":
-            not isinstance(method, SSF | Scaffold),
-        f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients per round":
+        f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients per round; "
+        "the sufficient conditions are those of docs/theory.md for sampled clients, the bounds those of all clients":
             sampled,
+        "clients have different weights: the theorem is for a plain mean": problem.weights is not None,
+        "mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)":
+            problem.cohort_mode == "per_client",
     }  # fmt: skip
     if isinstance(method, InSubspace):
-        kind = registry.name_of(method.projector)
         cases |= {
-            f"P is kept for {method.refresh} rounds; the proof needs a new one in every round": method.refresh > 1,
-            f"projector `{kind}` is not known to have E[PᵀP] = ρI independently of the data (A3)":
-                kind not in ISOTROPIC,
             "`rank_boost` makes the step larger than lr; the conditions are checked for the larger one":
                 method.rank_boost > 1,
             "blocks have different shares of directions; ρ is the smallest of them":
                 len(set(_block_rhos(method, problem.layout))) > 1,
         }  # fmt: skip
-    cases |= {
-        f"local steps{_local_optimizer(method)}: the proof is for plain SGD steps": bool(_local_optimizer(method)),
-        "a step schedule: the theorem is for constant steps; the conditions are checked for `lr`":
-            getattr(method, "schedule", "constant") != "constant",
-        "a compressed uplink: the proof does not know the error it leaves in the controls":
-            getattr(method, "compressor", None) is not None,
-        "control = 'paper' with sampled clients breaks c = mean c_i, which every lemma uses":
-            sampled and getattr(method, "control", "exact") == "paper",
-        "clients have weights; the theorem is for a plain mean": problem.weights is not None,
-        "mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)":
-            problem.cohort_mode == "per_client",
-    }  # fmt: skip
-    return [text for text, applies in cases.items() if applies]
-
-
-def _local_optimizer(method: AnyMethod) -> str:
-    """What the local steps have besides a step size, such as " with momentum"; empty for plain steps."""
-    if getattr(method, "scaled", False):
-        return " with a preconditioner"
-    if not isinstance(method, LocalSteps) or method.solver.plain:
-        return ""
-    return " with momentum" if method.optimizer is None else f" with {registry.name_of(method.optimizer)}"
+    return found + [text for text, applies in cases.items() if applies]
 
 
 def _with_lr(method: AnyMethod, lr: float) -> Any:

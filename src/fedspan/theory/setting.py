@@ -1,9 +1,11 @@
 """The constants of a problem and the step sizes of a run, in the paper's notation.
 
 L    smoothness of every f_i (A1)          ρ  r/d, the share of directions per round (A3)
-σ²   variance of a stochastic gradient (A2)  N  clients, all of which take part in every round
+σ²   variance of a stochastic gradient (A2)  N  clients of equal weight, all of which take part in every round
 Δ_F  F(x⁰) − F*                            K  local steps per round,  T  rounds
 C_0  mean_i ‖c_i − ∇f_i(x⁰)‖²              η_l local step,  η̃ = η_g η_l K  step per round
+
+With S of N clients per round, `clients` is S, over which noise is averaged, and `share` is S/N.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedspan.core.errors import SpecError, at_least, positive
+from fedspan.core.errors import SpecError, at_least, positive, positive_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +25,10 @@ class Setting:
     gap: float  # Δ_F
     control: float  # C_0
     rho: float
-    clients: int  # N
+    clients: int  # that take part in a round: N, or S of them
     local_steps: int  # K
     rounds: int  # T
+    share: float = 1.0  # S/N
 
     def __post_init__(self) -> None:
         positive("L", self.L)
@@ -33,8 +36,8 @@ class Setting:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise SpecError(f"`{name}` must be a number of at least 0, got {value!r}")
-        if not 0 < self.rho <= 1:
-            raise SpecError(f"`rho` must be in (0, 1], got {self.rho!r}")
+        positive_share("rho", self.rho)
+        positive_share("share", self.share)
         for name in ("clients", "local_steps", "rounds"):
             at_least(name, getattr(self, name), 1)
 
