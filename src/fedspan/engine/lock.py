@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fedspan.core.errors import SpecError
 from fedspan.core.files import make_dir
+from fedspan.core.system import locked
 
 
 @contextmanager
@@ -20,23 +19,16 @@ def lock_dir(path: Path) -> Iterator[None]:
         SpecError: if another process holds the lock.
     """
     make_dir(path)
-    if os.name != "posix":  # no flock: users must keep two processes apart themselves
-        yield
-        return
-    fcntl = importlib.import_module("fcntl")
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise SpecError(
-            f"{str(path)!r} is being written by another process; wait for it, or choose another run directory"
-        ) from None
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # leave no empty directory behind
-            path.rmdir()
-        raise
-    finally:
-        os.close(descriptor)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(path))
+        except BlockingIOError:
+            raise SpecError(
+                f"{str(path)!r} is being written by another process; wait for it, or choose another run directory"
+            ) from None
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # leave no empty directory behind
+                path.rmdir()
+            raise

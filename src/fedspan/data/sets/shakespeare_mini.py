@@ -13,4 +13,5 @@ SET = DataSet(
     source=SHAKESPEARE.source,
     size=8_000,
     made=("text/shakespeare_mini_roles.jsonl.gz",),
+    install="pip install --no-deps fedspan",
 )
