@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import runpy
 import sys
 import threading
 from collections.abc import Iterator
@@ -228,3 +229,15 @@ def test_the_data_directory_may_begin_with_the_home_directory(monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     if sys.platform == "linux":
         assert store.folder() == tmp_path / "cache/fedspan"
+
+
+def test_an_example_without_its_data_ends_in_one_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["finetune_minilm.py"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(Path(__file__).parents[2] / "examples/finetune_minilm.py"))
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "fedspan data get banking77" in told or "pip install 'fedspan[nlp]'" in told

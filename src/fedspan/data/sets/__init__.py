@@ -105,8 +105,8 @@ def require(wanted: Iterable[str]) -> None:
         line = [f"fedspan data get {' '.join(dict.fromkeys(gets))}"] if gets else []
         line += [one.install for one in missing if one.install]
         listed = " and ".join(repr(one.name) for one in missing)
-        place = f" in {str(store.folder())!r}" if gets else " installed"
-        raise DataError(f"{listed} {'is' if len(missing) == 1 else 'are'} not{place}; run `{' && '.join(line)}` first")
+        place = "installed" if not gets else "here" if len(line) > 1 else f"in {str(store.folder())!r}"
+        raise DataError(f"{listed} {'is' if len(missing) == 1 else 'are'} not {place}; run `{' && '.join(line)}` first")
     for found in all_wanted:
         if found.package is None and _made(found) is None:
             get(find(found.part_of or found.name))
