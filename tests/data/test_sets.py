@@ -143,6 +143,7 @@ def test_damaged_models_are_named_in_one_line(llama: Path, name: str) -> None:
 
 
 OFFICIAL = Path(__file__).parent / "official"
+DOCS = Path(__file__).parents[2] / "docs/data.md"
 
 
 def test_slices_of_the_real_files_train(server: Server) -> None:
@@ -188,6 +189,7 @@ def test_the_list(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         found = sets.find(name)
         assert found.name == name
         assert all(text in told for text in (f"{name} (", found.about, found.licence, found.source, found.clients))
+        assert f"`{name}`" in DOCS.read_text()
     assert "mnist (11.6 MB, not here; fedspan data get mnist)" in told
     assert "tcga_brca (15 kB, here)" in told
     assert command(monkeypatch, "data", "get", "tcga_brca") == 0
