@@ -27,6 +27,7 @@ import bench
 import numpy as np
 from rich.console import Console
 
+from fedspan.data import datasets
 from fedspan.engine import history
 from fedspan.engine.loop import Line
 from fedspan.study import results
@@ -41,16 +42,26 @@ from fedspan.study.tuning import Tried, final
 ROOT = Path(__file__).parents[1]
 CURVES = ROOT / "tests" / "study" / "tuning_curves.json"
 WITHOUT = {("options", "disjoint"), ("options", "dirichlet")}
+Needed = tuple[Part, Entry, list[list[Job]]]  # a variant's grid and the runs of each point
 Grid = dict[str, Any]  # one line of CURVES: a variant's grid, with the curve and the end of each point
 
 
-def grids(name: str, jobs: int, made: bool) -> Iterator[Grid]:
-    """Makes the runs of a study's grids."""
+def needed_by(name: str) -> list[Needed]:
+    """The runs of a study's grids."""
     known = results.load(ROOT / "docs" / "results" / name)
     found = [(part, entry) for part in known.study.parts for entry in known.entries[part.name]]
-    needed = [(part, entry, runs_of(name, part, entry)) for part, entry in found if (name, part.name) not in WITHOUT]
+    return [(part, entry, runs_of(name, part, entry)) for part, entry in found if (name, part.name) not in WITHOUT]
+
+
+def jobs_in(needed: list[Needed]) -> list[Job]:
+    """All runs."""
+    return [job for *_, trials in needed for trial in trials for job in trial]
+
+
+def grids(name: str, needed: list[Needed], jobs: int, made: bool) -> Iterator[Grid]:
+    """Makes the runs of a study's grids."""
     if not made:
-        execute([job for *_, trials in needed for trial in trials for job in trial], jobs, Console(), name)
+        execute(jobs_in(needed), jobs, Console())
     for part, entry, trials in needed:
         if trials and all(job.complete() for trial in trials for job in trial):
             spec = part.tuning_spec(part.variant(entry.variant), entry.tried[0].point, part.rows[entry.row])
@@ -134,8 +145,11 @@ def main() -> None:
     given = parser.parse_args()
     given.replay |= given.short
     known = [json.loads(line) for line in CURVES.read_text("utf-8").splitlines()] if CURVES.exists() else []
-    for name in [] if given.replay else given.studies:
-        known = [grid for grid in known if grid["study"] != name] + list(grids(name, given.jobs, given.made))
+    needed = {name: needed_by(name) for name in given.studies if not given.replay}
+    if not given.made:
+        datasets.check(data for some in needed.values() for job in jobs_in(some) for data in job.spec.task.requires())
+    for name, some in needed.items():
+        known = [grid for grid in known if grid["study"] != name] + list(grids(name, some, given.jobs, given.made))
         CURVES.write_text("".join(json.dumps(grid) + "\n" for grid in known), "utf-8")
     same = 0
     for grid in known:

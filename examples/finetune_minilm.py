@@ -10,10 +10,11 @@ import tempfile
 
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fedspan
 from fedspan import Engine, Projection, Training
+from fedspan.core.extras import needs
+from fedspan.data.sets import require
 from fedspan.huggingface.checkpoints import place_of
 from fedspan.methods import SSF
 
@@ -22,10 +23,14 @@ options.add_argument("--rounds", type=int, default=20)
 options.add_argument("--test", type=int, default=308, help="test questions to evaluate on")
 args = options.parse_args()
 try:
-    texts, minilm = fedspan.data.banking77(), place_of("minilm")
+    needs("nlp", "transformers")
+    require(["banking77", "minilm"])
 except fedspan.FedspanError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: E402
+
+texts, minilm = fedspan.data.banking77(), place_of("minilm")
 rng = np.random.default_rng(0)
 torch.manual_seed(0)
 

@@ -2,110 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import gzip
-import hashlib
-import http.server
 import importlib.util
 import io
 import json
 import struct
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from served import Server, idx, mnist, questions, served, serving
 
 import fedspan
 from fedspan.cli import app as cli
-from fedspan.core.errors import DataError, FedspanError
+from fedspan.core.errors import DataError
 from fedspan.data import sets, store
-from fedspan.data.sets import DataSet
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`, with ranges; `cut` closes the first connections early."""
-
-    files: dict[str, bytes]
-    cut: int = 0
-    asked: list[tuple[str, str | None]]
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        path = self.path.removeprefix("http://data.example").lstrip("/")
-        wanted = self.headers.get("Range")
-        self.server.asked.append((self.path, wanted))
-        if path not in self.server.files:
-            self.send_error(404)
-            return
-        data, start = self.server.files[path], int(wanted[6:-1]) if wanted else 0
-        if start >= len(data):
-            self.send_error(416)
-            return
-        self.send_response(206 if wanted else 200)
-        self.send_header("Content-Length", str(len(data) - start))
-        self.end_headers()
-        if self.server.cut:
-            self.server.cut -= 1
-            self.wfile.write(data[start : start + (len(data) - start) // 2])
-            self.close_connection = True
-            return
-        self.wfile.write(data[start:])
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path / "cache"))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    made = Server(("127.0.0.1", 0), Handler)
-    made.files, made.asked = {}, []
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
-
-
-def served(server: Server, name: str, files: dict[str, bytes], at: str = "") -> DataSet:
-    """The data set with these files, which a server on this machine has."""
-    server.files |= files
-    base = at or f"http://127.0.0.1:{server.server_port}/"
-    known = sets.find(name)
-    official = tuple(
-        dataclasses.replace(one, urls=(base + one.name,), sha256=hashlib.sha256(files[one.name]).hexdigest(), size=0)
-        for one in known.files
-    )
-    return dataclasses.replace(known, files=official, digest="")
-
-
-def idx(values: Any, kind: int = 8) -> bytes:
-    array = np.asarray(values).astype(">i4" if kind == 12 else np.uint8)
-    head = bytes([0, 0, kind, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape)
-    return gzip.compress(head + array.tobytes())
-
-
-def mnist() -> dict[str, bytes]:
-    rng = np.random.default_rng(0)
-    files = {}
-    for part, file, n, more in (("train", "train", 12, 0), ("test", "t10k", 5, 3)):
-        x, y = rng.integers(0, 256, (n, 28, 28)), rng.integers(0, 10, n + more)
-        extended = np.zeros((n + more, 8), int)
-        extended[:, 0], extended[:, 2] = y, 2100 + np.arange(n + more) // 3
-        files[f"mnist/{file}-images-idx3-ubyte.gz"] = idx(x)
-        files[f"mnist/{file}-labels-idx1-ubyte.gz"] = idx(y[:n])
-        files[f"mnist/qmnist-{part}-labels-idx2-int.gz"] = idx(extended, 12)
-    return files
+    with serving(tmp_path / "cache", monkeypatch) as made:
+        yield made
 
 
 def test_mnist_with_writers_of_qmnist(server: Server) -> None:
@@ -131,16 +52,6 @@ def test_fashion_mnist(server: Server) -> None:
     files = {f"fashion-{name}": data for name, data in mnist().items() if "qmnist" not in name}
     sets.get(served(server, "fashion_mnist", files))
     assert [len(split.y) for split in fedspan.data.fashion_mnist()] == [12, 5]
-
-
-def questions() -> dict[str, bytes]:
-    files = {}
-    for part, rows in (("train", [("My card, please", "card"), ("Where is\nit?", "Refund"), ("how old", "age")] * 4),
-                       ("test", [("no card", "card")])):  # fmt: skip
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([("text", "category"), *rows])
-        files[f"banking77/{part}.csv"] = text.getvalue().encode()
-    return files
 
 
 def test_banking77_from_csv(server: Server) -> None:
@@ -183,8 +94,9 @@ def test_shakespeare_by_role(server: Server) -> None:
     ]
 
 
-def test_a_llama_of_llama2c(server: Server) -> None:
-    transformers = pytest.importorskip("transformers")
+@pytest.fixture
+def llama(server: Server) -> Path:
+    """The directory of a small Llama, made of files in the format of llama2.c."""
     dim, hidden, layers, heads, kv, vocab = 8, 12, 2, 2, 1, 262
     shapes = [(vocab, dim), (layers, dim), (layers, dim, dim), (layers, 4, dim), (layers, 4, dim), (layers, dim, dim)]
     shapes += [(layers, dim), (layers, hidden, dim), (layers, dim, hidden), (layers, hidden, dim), (dim,)]
@@ -194,14 +106,44 @@ def test_a_llama_of_llama2c(server: Server) -> None:
     tokens = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{i:02X}>" for i in range(256)), " ", "a", " a"]
     packed = struct.pack("<i", 7) + b"".join(struct.pack("<fi", 0, len(t.encode())) + t.encode() for t in tokens)
     sets.get(served(server, "stories260k", {"stories260k/stories260K.bin": raw, "stories260k/tok512.bin": packed}))
-    place = next(iter(sets.paths("stories260k").values())).parent
-    model = transformers.AutoModelForCausalLM.from_pretrained(place)
-    ids = transformers.AutoTokenizer.from_pretrained(place)("a aé")["input_ids"]
+    return store.folder() / "models/stories260k"
+
+
+def test_a_llama_of_llama2c(llama: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    ids = transformers.AutoTokenizer.from_pretrained(llama)("a aé")["input_ids"]
     assert ids == [1, 261, 261, 3 + 0xC3, 3 + 0xA9]
     assert model.config.num_key_value_heads == 1
 
 
+def speak(model: str) -> None:
+    task = {"name": "language_model", "data": "shakespeare_mini", "model": model, "block": 16, "test_blocks": 1}
+    method = {"name": "fedavg", "lr": 0.1, "local_steps": 1}
+    fedspan.run({"rounds": 1, "batch_size": 1, "task": task, "method": method}, progress=False)
+
+
+def test_changed_weights_are_refused(llama: Path) -> None:
+    pytest.importorskip("transformers")
+    speak(str(llama))
+    with pytest.raises(DataError, match=r"'stories260k' is damaged: .* has other weights; delete .* run `fedspan data"):
+        speak("stories260k")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_damaged_models_are_named_in_one_line(llama: Path, name: str) -> None:
+    pytest.importorskip("transformers")
+    whole = (llama / name).read_bytes()
+    for wrong in (b"", whole[: len(whole) // 2], b"\x89PNG" + bytes(50), b"{}"):
+        (llama / name).write_bytes(wrong)
+        for model in (str(llama), "stories260k"):
+            with pytest.raises(DataError, match=str(llama)) as told:
+                speak(model)
+            assert "\n" not in str(told.value)
+
+
 OFFICIAL = Path(__file__).parent / "official"
+DOCS = Path(__file__).parents[2] / "docs/data.md"
 
 
 def test_slices_of_the_real_files_train(server: Server) -> None:
@@ -230,85 +172,6 @@ def test_slices_of_the_real_files_train(server: Server) -> None:
         assert rows[-1]["loss"] != rows[0]["loss"]
 
 
-# ---- downloads
-
-
-def test_a_cut_connection_is_resumed(server: Server) -> None:
-    server.cut = 2
-    sets.get(served(server, "banking77", questions()))
-    assert [wanted is not None for _, wanted in server.asked] == [False, True, True, False]
-    assert len(fedspan.data.banking77()[0].y) == 12
-
-
-def test_a_later_call_goes_on_where_the_first_one_stopped(server: Server) -> None:
-    found = served(server, "banking77", questions())
-    part = store.folder() / "banking77/train.csv.part"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(questions()["banking77/train.csv"][:40])
-    sets.get(found)
-    assert server.asked[0][1] == "bytes=40-"
-    assert not part.exists()
-
-
-def test_a_wrong_file_is_refused_and_the_message_says_what_to_do(server: Server) -> None:
-    found = served(server, "banking77", questions())
-    server.files["banking77/test.csv"] += b"changed"
-    with pytest.raises(DataError, match=r"test\.csv .*SHA-256 is .*by hand, save it as .*banking77/test\.csv'") as told:
-        sets.get(found)
-    assert "\n" not in str(told.value)
-    assert "run `fedspan data get banking77` again" in str(told.value)
-    assert not sets.here("banking77")
-
-
-def test_a_missing_file_is_fetched_by_hand(server: Server) -> None:
-    found = served(server, "banking77", questions())
-    gone = server.files.pop("banking77/test.csv")
-    with pytest.raises(DataError, match="404"):
-        sets.get(found)
-    (store.folder() / "banking77/test.csv").write_bytes(gone)
-    sets.get(found)
-    assert len(fedspan.data.banking77()[1].y) == 1
-
-
-def test_contents_that_are_not_the_known_ones_are_refused(server: Server) -> None:
-    found = dataclasses.replace(served(server, "banking77", questions()), digest="0" * 64)
-    with pytest.raises(DataError, match="have changed"):
-        sets.get(found)
-    assert not sets.made("banking77")
-
-
-def test_a_proxy_of_the_environment_is_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("no_proxy", "")
-    sets.get(served(server, "banking77", questions(), at="http://data.example/"))
-    assert server.asked[0][0] == "http://data.example/banking77/train.csv"
-
-
-def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file")
-    with pytest.raises(FedspanError, match="cannot write") as told:
-        sets.get(served(server, "banking77", questions()))
-    assert "\n" not in str(told.value)
-
-
-def test_data_of_the_hub(server: Server) -> None:
-    datasets = pytest.importorskip("datasets")
-    from fedspan.huggingface import hub_data
-
-    names = datasets.ClassLabel(names=["age", "card", "Refund"])
-    features = datasets.Features({"text": datasets.Value("string"), "label": names})
-    split = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [2, 1, 0]}, features=features)
-    hub = sets.find("banking77").hub
-    assert hub is not None
-    made = hub.convert({part: hub_data.columns(split) for part in ("train", "test")}, {})
-    rows = made["text/banking77_train.jsonl.gz"]
-    assert [(row["text"], row["label"], row["intent"]) for row in rows] == [
-        ("a", 0, "Refund"),
-        ("b", 2, "card"),
-        ("c", 1, "age"),
-    ]
-
-
 # ---- the command line, and damaged files
 
 
@@ -326,6 +189,7 @@ def test_the_list(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         found = sets.find(name)
         assert found.name == name
         assert all(text in told for text in (f"{name} (", found.about, found.licence, found.source, found.clients))
+        assert f"`{name}`" in DOCS.read_text()
     assert "mnist (11.6 MB, not here; fedspan data get mnist)" in told
     assert "tcga_brca (15 kB, here)" in told
     assert command(monkeypatch, "data", "get", "tcga_brca") == 0
@@ -348,11 +212,16 @@ def test_a_run_without_its_data_names_the_command(
         assert not out.exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "bytes", "arrays", "pickle"])
-@pytest.mark.parametrize("name", ["mnist_by_writer.npz", "text/banking77_train.jsonl.gz"])
+FILES = ["mnist_by_writer.npz", "text/banking77_train.jsonl.gz", "tcga_brca/tcga_brca.npz"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "bytes", "flipped", "arrays", "pickle"])
+@pytest.mark.parametrize("name", FILES)
 def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: str) -> None:
     for known, files in (("mnist", mnist()), ("banking77", questions())):
         sets.get(served(server, known, files))
+    shipped = fedspan.data.tcga_brca()[0]
+    store.write(store.folder() / FILES[2], {"x": shipped.x})
     path = store.folder() / name
     whole, npz = path.read_bytes(), name.endswith("npz")
     if damage == "arrays":
@@ -364,8 +233,39 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
         else:
             path.write_bytes(gzip.compress(json.dumps([1]).encode()))
     else:
-        path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "bytes": b"\x1f\x8b\x08" + bytes(50)}[damage])
+        half = len(whole) // 2
+        flipped = whole[:half] + bytes([whole[half] ^ 16]) + whole[half + 1 :]
+        kinds = {"cut": whole[:half], "empty": b"", "bytes": b"\x1f\x8b\x08" + bytes(50), "flipped": flipped}
+        path.write_bytes(kinds[damage])
+    data = {FILES[0]: "mnist", FILES[1]: "banking77", FILES[2]: "tcga_brca"}[name]
     with pytest.raises(DataError) as told:
-        fedspan.data.mnist() if npz else fedspan.data.banking77()
+        getattr(fedspan.data, data)()
     assert "\n" not in str(told.value)
-    assert path.name in str(told.value)
+    assert f"{path.name}'" in str(told.value)
+    assert f"run `fedspan data get {data}`" in str(told.value)
+
+
+def test_patients_of_flamby(server: Server) -> None:
+    """The table and the split are in FLamby's format; patients without a fold are left out."""
+    rows = ["TCGA-AA-0001,50,1,1.0,10.0", "TCGA-AA-0002,60,0,0.0,20.5", "TCGA-AA-0003,70,0,0.0,30.0"]
+    files = {
+        "tcga_brca/brca.csv": "\n".join(['pid,age,"race, other",E,T', *rows]).encode(),
+        "tcga_brca/train_test_split.csv": b"pid,fold,fold2\nTCGA-AA-0003,test,test_5\nTCGA-AA-0001,train,train_2\n",
+    }
+    found = served(server, "tcga_brca", files)
+    assert found.convert is not None
+    for name, data in files.items():
+        (store.folder() / name).parent.mkdir(parents=True, exist_ok=True)
+        (store.folder() / name).write_bytes(data)
+    ((_, made),) = found.convert({name: store.folder() / name for name in files}).items()
+    store.write(store.folder() / found.made[0], made)
+    train, test = fedspan.data.tcga_brca()
+    assert (train.x.tolist(), train.y.tolist(), train.owner.tolist()) == ([[50.0, 1.0]], [[10.0, 1.0]], [2])
+    assert (test.x.tolist(), test.y.tolist(), test.owner.tolist()) == ([[70.0, 0.0]], [[30.0, 0.0]], [5])
+    assert made["columns"].tolist() == ["age", "race, other"]
+
+
+def test_patients_that_come_with_fedspan_are_the_converted_ones() -> None:
+    found = sets.find("tcga_brca")
+    shipped = {name: store.read(sets.SHIPPED / name) for name in found.made}
+    assert store.digest(shipped) == found.digest

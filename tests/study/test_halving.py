@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from conftest import RUN
+from fedspan.core.errors import DataError
 from fedspan.engine import history
 from fedspan.study import command, halving, results, tables
 from fedspan.study.curves import Curve
@@ -138,6 +139,19 @@ def test_the_committed_studies_have_the_winners_of_their_whole_grids(
     whole, early, saved = importlib.import_module("halving").winners(grid)
     assert early == whole
     assert 0 <= saved < 1
+
+
+def test_without_its_data_the_replay_leaves_the_curves_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    replayed = importlib.import_module("halving")
+    curves = tmp_path / "curves.json"
+    curves.write_text(json.dumps(GRIDS[0]) + "\n")
+    monkeypatch.setattr(replayed, "CURVES", curves)
+    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["halving.py", "--studies", GRIDS[0]["study"], "mnist"])
+    with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
+        replayed.main()
+    assert json.loads(curves.read_text()) == GRIDS[0]
 
 
 def test_a_rule_that_stops_the_slow_starters_changes_a_winner(monkeypatch: pytest.MonkeyPatch) -> None:

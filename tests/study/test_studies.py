@@ -16,6 +16,7 @@ from fedspan.api.run import run
 from fedspan.cli import reproduce
 from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.core.spec import read_toml
+from fedspan.data import sets
 from fedspan.study import command, parse, report
 from fedspan.study.model import Part, Study, laid_over
 from fedspan.study.tuning import Runs
@@ -109,6 +110,30 @@ def test_a_study_without_its_data_names_the_command_and_writes_nothing(
         with pytest.raises(DataError, match=f"run `fedspan data get {command_line}` first"):
             command.reproduce(name, out, scale="laptop", seeds=1, jobs=1, again=False, console=QUIET)
     assert not out.exists()
+    (out / "runs").mkdir(parents=True)
+    with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
+        command.reproduce("mnist", out, scale="laptop", seeds=1, jobs=1, again=True, console=QUIET)
+    assert (out / "runs").exists()  # nor is anything deleted
+
+
+def test_a_study_with_damaged_data_names_the_command_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
+    (tmp_path / "text").mkdir()
+    for study, data, files in (
+        ("mnist", "mnist", ["mnist_by_writer.npz"]),
+        ("mnist", "mnist", [file.name for file in sets.find("mnist").files]),  # the official ones
+        ("preconditioner", "shakespeare", ["text/shakespeare_roles.jsonl.gz", *sets.find("stories260k").made]),
+    ):
+        for file in files:
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_bytes(b"damaged")
+        with pytest.raises(DataError, match=f"run `fedspan data get {data}`"):
+            command.reproduce(study, tmp_path / "out", scale=None, seeds=1, jobs=1, again=False, console=QUIET)
+        assert not (tmp_path / "out").exists()
+        for file in files:
+            (tmp_path / file).unlink()
 
 
 def test_a_study_of_which_every_run_failed_ends_in_one_line(tmp_path: Path) -> None:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import json
-import struct
-import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from test_run import fedspan as command
@@ -23,8 +16,7 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
 from fedspan.core.projector import draw
 from fedspan.core.spec import Spec, with_values
-from fedspan.data import IID, Dirichlet, sets
-from fedspan.data import datasets as _datasets
+from fedspan.data import IID, Dirichlet
 from fedspan.methods import FedAvg
 from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
@@ -170,94 +162,3 @@ def test_clients_are_needed_where_nobody_knows_them() -> None:
         Classification(data="digits").build((0,), settings())
     with pytest.raises(SpecError, match="`clients` is missing"):
         Classification(data="digits", partition=IID()).build((0,), settings())
-
-
-# ---- the official archives, written here in small as they are: a pickle of protocol 2 by Python 2, and plain records
-
-
-def old_pickle(images: npt.NDArray[np.uint8], labels: dict[str, list[int]], first: list[str]) -> bytes:
-    """{'filenames': …, 'labels': [...], 'data': array}, with the opcodes that Python 2 wrote."""
-
-    def text(value: bytes) -> bytes:
-        short = len(value) < 256
-        return (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value + b"q\x01"
-
-    out = b"\x80\x02}q\x00("
-    out += text(b"filenames") + b"]q\x02(" + b"".join(text(name.encode()) for name in first) + b"e"
-    for name, values in labels.items():
-        out += text(name.encode()) + b"]q\x03("
-        for number, value in enumerate(values):  # in groups, as pickle writes long lists
-            out += b"K" + bytes([value]) + (b"e(" if number % 3 == 2 else b"")
-        out += b"e"
-    rows, columns = images.shape
-    shape = b"J" + struct.pack("<i", rows) + b"M" + struct.pack("<H", columns) + b"\x86"
-    out += text(b"data") + b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
-    out += shape + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
-    return out + text(images.tobytes()) + b"tbu."
-
-
-def archive(path: Path, files: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as out:
-        for name, data in files.items():
-            info = tarfile.TarInfo(f"folder/{name}")
-            info.size = len(data)
-            out.addfile(info, io.BytesIO(data))
-
-
-def images_of(n: int, seed: int) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (n, 3072), dtype=np.uint8), rng.integers(0, 10, n).tolist()
-
-
-@pytest.mark.parametrize("form", ["python", "binary"])
-@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_official_archives(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if name == "cifar10" else ["train", "test"]
-    made = {part: images_of(7, seed) for seed, part in enumerate(parts)}
-    files = {}
-    for part, (pixels, labels) in made.items():
-        coarse = [label // 2 for label in labels]
-        if form == "binary":
-            heads = [labels] if name == "cifar10" else [coarse, labels]
-            files[f"{part}.bin"] = np.column_stack([*np.array(heads, np.uint8), pixels]).tobytes()
-        else:
-            named = {"labels": labels} if name == "cifar10" else {"coarse_labels": coarse, "fine_labels": labels}
-            files[part] = old_pickle(pixels, named, ["a.png", "b.png"])
-    official = "cifar-10" if name == "cifar10" else "cifar-100"
-    archive(tmp_path / f"{official}-{form}.tar.gz", files)
-    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
-    known = sets.find(name)
-    loose = tuple(dataclasses.replace(file, sha256="") for file in known.files)
-    sets.get(dataclasses.replace(known, files=loose, digest=""))
-    train, test = _datasets.load(name)
-    pixels = np.concatenate([made[part][0] for part in parts[:-1]])
-    assert train.y.tolist() == [label for part in parts[:-1] for label in made[part][1]]
-    assert test.y.tolist() == made[parts[-1]][1]
-    assert np.array_equal(train.x.transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
-
-
-def test_a_broken_archive_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path))
-    known = sets.find("cifar10")
-    loose = dataclasses.replace(known, files=tuple(dataclasses.replace(file, sha256="") for file in known.files))
-
-    def load() -> None:
-        sets.get(loose)
-
-    place = tmp_path / "cifar-10-python.tar.gz"
-    place.write_bytes(b"not an archive")
-    with pytest.raises(DataError, match="is not the official file"):
-        _datasets.cifar10()
-    with pytest.raises(DataError, match="cannot be read"):
-        load()
-    archive(place, {"data_batch_1": b""})
-    with pytest.raises(DataError, match="no file 'data_batch_2'"):
-        load()
-    pixels, labels = images_of(3, 0)
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    archive(place, dict.fromkeys(names, old_pickle(pixels, {"labels": labels[:2]}, [])))
-    with pytest.raises(DataError, match="2 labels for 9216 bytes"):
-        load()
-    archive(place, dict.fromkeys(names, json.dumps(labels).encode()))
-    with pytest.raises(DataError, match="not a pickle"):
-        load()

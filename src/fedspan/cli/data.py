@@ -60,30 +60,35 @@ def _get(found: DataSet) -> None:
         say(f"{found.name} is here")
         return
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {}
+    progress = Progress(*columns, console=Console(stderr=True))
+    bars = {}
 
-        def seen(name: str, done: int, total: int) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name)
-            progress.update(bars[name], completed=done, total=total or None)
+    def seen(name: str, done: int, total: int) -> None:
+        progress.start()
+        if name not in bars:
+            bars[name] = progress.add_task(name, total=total or None)
+        progress.update(bars[name], completed=done)
 
+    try:
         if not _from_hub(found, seen):
             sets.get(found, seen)
+    finally:
+        if bars:
+            progress.stop()
     say(f"{found.name} is here: {', '.join(str(path) for path in sets.paths(found.name).values())}")
 
 
 def _from_hub(found: DataSet, seen: Seen) -> bool:
     """Whether Hugging Face's hub gave the data set; if not, its official files are taken."""
-    from fedspan.core.errors import FedspanError
     from fedspan.data import sets
     from fedspan.huggingface import hub_data
 
     if found.hub is None or sets.here(found.name) or not hub_data.installed():
         return False
     try:
+        hub_data.reach()
         sets.get(found, seen, hub_data.load)
-    except FedspanError as error:
+    except sets.HubError as error:
         typer.echo(f"{error}; taking the official files", err=True)
         return False
     return True

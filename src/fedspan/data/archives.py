@@ -11,61 +11,73 @@ import io
 import math
 import pickletools
 import tarfile
-import zlib
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, one_line
 
 PIXELS = 3 * 32 * 32
-LABELS = {"cifar-10": ("labels", 0, 1), "cifar-100": ("fine_labels", 1, 2)}  # name; its byte and how many, in binary
+LABELS = {
+    "cifar-10": ("labels", 0, 1, 10),
+    "cifar-100": ("fine_labels", 1, 2, 100),
+}  # name; its byte and how many, in binary; classes
+MOST = 1 << 28  # bytes that are unpacked of a file; the largest official one has 186 million
 Array = npt.NDArray[Any]
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 TYPES = {0x08: ">u1", 0x0C: ">i4"}  # of IDX files
 
 
-def idx(path: Path) -> Array:
+def idx(path: Path, most: int = MOST) -> Array:
     """A packed IDX file: two zero bytes, a type, the number of axes, their lengths, the values."""
-    try:
-        raw = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error}; get it again") from None
+    with gzip.open(path) as packed:
+        raw = _unpacked(packed, path, most)
     kind = TYPES.get(raw[2]) if len(raw) > 4 and raw[:2] == b"\0\0" and len(raw) >= 4 + 4 * raw[3] else None
     shape = [] if kind is None else np.frombuffer(raw, ">i4", raw[3], 4).tolist()
     values = np.frombuffer(raw, kind or np.uint8, offset=4 + 4 * len(shape)) if shape else np.empty(0)
     if not shape or len(values) != math.prod(shape) or min(shape) < 0:
-        raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers; get it again")
+        raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers")
     return values.reshape(shape).astype(values.dtype.newbyteorder("="))
+
+
+def members(archive: Path, wanted: Callable[[PurePosixPath], bool], most: int = MOST) -> dict[PurePosixPath, bytes]:
+    """The wanted files of a .tar.gz archive. Nothing is written to disk, and links are left out."""
+    found: dict[PurePosixPath, bytes] = {}
+    with tarfile.open(archive, "r:gz") as files:
+        for member in files:
+            name = PurePosixPath(member.name)
+            if member.isfile() and wanted(name) and (data := files.extractfile(member)) is not None:
+                found[name] = _unpacked(data, archive, most)
+                most -= len(found[name])
+    return found
+
+
+def _unpacked(file: IO[bytes] | gzip.GzipFile, path: Path, most: int) -> bytes:
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise DataError(f"{str(path)!r} unpacks to many more bytes than the official file")
+    return data
 
 
 def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> dict[str, Array]:
     """`train_x`, `train_y`, `test_x` and `test_y` of an archive."""
-    form = "binary" if "binary" in archive.name else "python"
-    try:
-        with tarfile.open(archive) as files:
-            found = {Path(m.name).name: files.extractfile(m) for m in files if m.isfile()}
-            (x, y), (test_x, test_y) = _split({k: v.read() for k, v in found.items() if v}, name, form, archive)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{str(archive)!r} cannot be read: {error}; get it again") from None
-    return {"train_x": x, "train_y": y, "test_x": test_x, "test_y": test_y}
-
-
-def _split(files: dict[str, bytes], name: str, form: str, archive: Path) -> tuple[Arrays, Arrays]:
-    suffix = ".bin" if form == "binary" else ""
+    suffix = ".bin" if "binary" in archive.name else ""
     train = [f"data_batch_{i}{suffix}" for i in range(1, 6)] if name == "cifar-10" else [f"train{suffix}"]
     test = [f"test_batch{suffix}" if name == "cifar-10" else f"test{suffix}"]
-    for wanted in (*train, *test):
-        if wanted not in files:
-            raise DataError(f"{str(archive)!r} has no file {wanted!r}; get it again")
-    part = _binary if form == "binary" else _python
-    both = []
-    for names in (train, test):
-        pieces = [part(files[one], name, f"{archive.name}/{one}") for one in names]
-        both.append((np.concatenate([x for x, _ in pieces]), np.concatenate([y for _, y in pieces])))
-    return both[0], both[1]
+    files = {path.name: data for path, data in members(archive, lambda path: path.name in (*train, *test)).items()}
+    read = _binary if suffix else _python
+    arrays: dict[str, Array] = {}
+    for part, names in (("train", train), ("test", test)):
+        for one in names:
+            if one not in files:
+                raise DataError(f"{str(archive)!r} has no file {one!r}")
+        pieces = [read(files[one], name, f"{archive.name}/{one}") for one in names]
+        arrays[f"{part}_x"] = np.concatenate([x for x, _ in pieces])
+        arrays[f"{part}_y"] = np.concatenate([y for _, y in pieces])
+    return arrays
 
 
 def _images(flat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -74,15 +86,18 @@ def _images(flat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _binary(data: bytes, name: str, where: str) -> Arrays:
-    _, place, labels = LABELS[name]
-    if len(data) % (labels + PIXELS):
-        raise DataError(f"{where} has {len(data)} bytes, which is no whole number of images; get it again")
+    _, place, labels, classes = LABELS[name]
+    if not data or len(data) % (labels + PIXELS):
+        raise DataError(f"{where} has {len(data)} bytes, which is no whole number of images")
     rows = np.frombuffer(data, np.uint8).reshape(-1, labels + PIXELS)
+    if rows[:, place].max() >= classes:
+        raise DataError(f"{where} has the label {rows[:, place].max()}, and {classes} classes")
     return _images(rows[:, labels:]), rows[:, place].copy()
 
 
 def _python(data: bytes, name: str, where: str) -> Arrays:
-    wanted, pixels, labels, key = LABELS[name][0], b"", [], ""
+    wanted, _, _, classes = LABELS[name]
+    pixels, labels, key = b"", [], ""
     try:
         for opcode, value, _ in pickletools.genops(io.BytesIO(data)):
             text = _text(opcode.name, value)
@@ -91,10 +106,12 @@ def _python(data: bytes, name: str, where: str) -> Arrays:
                 pixels = text.encode("latin-1") if len(text) > len(pixels) else pixels
             elif key == wanted and opcode.name in ("BININT1", "BININT2", "BININT", "INT"):
                 labels.append(int(str(value)))
-    except (ValueError, IndexError, UnicodeError) as error:
-        raise DataError(f"{where} is not a pickle as the archive has it: {error}; get it again") from None
+    except (ValueError, IndexError, OverflowError) as error:
+        raise DataError(f"{where} is not a pickle as the archive has it: {one_line(error)}") from None
     if not labels or len(pixels) != PIXELS * len(labels):
-        raise DataError(f"{where} has {len(labels)} labels for {len(pixels)} bytes of images; get it again")
+        raise DataError(f"{where} has {len(labels)} labels for {len(pixels)} bytes of images")
+    if min(labels) < 0 or max(labels) >= classes:
+        raise DataError(f"{where} has labels from {min(labels)} to {max(labels)}, and {classes} classes")
     return _images(np.frombuffer(pixels, np.uint8)), np.array(labels, np.uint8)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,19 @@ def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class
     if classes is not None and classes > len(names):
         raise SpecError(f"`task.classes` is {classes}, but the data set has {len(names)}")
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in names[:classes]]))
+
+
+def check(names: Iterable[str]) -> None:
+    """Refuse data sets and models that are not here or cannot be read; they are kept in memory for the next call."""
+    wanted = list(dict.fromkeys(names))
+    sets.require(wanted)
+    for name in wanted:
+        if name in IMAGES:
+            load(name)
+        elif sets.find(name).package is None:
+            for file in sets.paths(name):
+                if file.startswith(f"text/{name}_"):
+                    texts(name, file.removeprefix(f"text/{name}_").removesuffix(".jsonl.gz"))
 
 
 def load(name: str) -> Splits:
@@ -125,7 +138,11 @@ def tcga_brca() -> Splits:
         The training and the test examples.
     """
     (path,) = sets.paths("tcga_brca").values()
-    found = store.read(path)
+    found = _read("tcga_brca", path)
+    kinds = {"x": ("f", 2), "time": ("f", 1), "event": ("f", 1), "train": ("b", 1), "center": ("i", 1)}
+    arrays = [(found.get(key, np.empty(())), kind) for key, kind in kinds.items()]
+    if any((a.dtype.kind, a.ndim) != kind or len(a) != len(arrays[0][0]) for a, kind in arrays):
+        raise sets.damaged("tcga_brca", f"it has no patients with {', '.join(kinds)}")
     targets = np.stack([found["time"], found["event"]], 1).astype(np.float32)
     parts = (np.flatnonzero(found["train"] == wanted) for wanted in (True, False))
     train, test = (Split(found["x"][part], targets[part], found["center"][part]) for part in parts)
@@ -149,14 +166,14 @@ def texts(name: str, part: str) -> Split:
 
 @functools.lru_cache(maxsize=8)
 def _texts(name: str, part: str, path: Path) -> Split:
-    rows = store.read(path)
+    rows = _read(name, path)
     labeled = part != "roles"
     for number, row in enumerate(rows, 1):
         good = isinstance(row, dict) and isinstance(row.get("text"), str)
         if not good or (labeled and not (isinstance(row.get("label"), int) and row["label"] >= 0)):
-            raise _damaged(name, f"row {number} of {part} is {shown(row)}")
+            raise sets.damaged(name, f"row {number} of {part} is {shown(row)}")
     if not rows:
-        raise _damaged(name, f"{part} has no rows")
+        raise sets.damaged(name, f"{part} has no rows")
     labels = [row["label"] if labeled else 0 for row in rows]
     return Split(np.array([row["text"] for row in rows], object), np.array(labels, np.int64))
 
@@ -168,11 +185,11 @@ def _images(name: str, shape: tuple[int, ...]) -> Splits:
 
 @functools.lru_cache(maxsize=8)
 def _archive(name: str, shape: tuple[int, ...], path: Path) -> Splits:
-    found = store.read(path)
+    found = _read(name, path)
     try:
         train, test = (_split(name, found, part, shape) for part in ("train", "test"))
     except KeyError as error:
-        raise _damaged(name, f"it has no array {error}") from None
+        raise sets.damaged(name, f"it has no array {error}") from None
     return train, test
 
 
@@ -182,10 +199,10 @@ def _split(name: str, found: Mapping[str, Array], part: str, shape: tuple[int, .
     x = _strips(name, found, part) if strips else found[f"{part}_x"]
     y, owner = found[f"{part}_{'fine' if strips else 'y'}"], found.get(f"{part}_writer")
     if x.dtype != np.uint8 or x.shape[1:] != shape or not len(x):
-        raise _damaged(name, f"{part}_x has {x.dtype} {x.shape}")
+        raise sets.damaged(name, f"{part}_x has {x.dtype} {x.shape}")
     for what, values in (("labels", y), ("writers", owner)):
         if values is not None and (values.shape != x.shape[:1] or values.dtype.kind not in "iu"):
-            raise _damaged(name, f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}")
+            raise sets.damaged(name, f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}")
     return Split(x, y.astype(np.int64), owner)
 
 
@@ -198,12 +215,14 @@ def _strips(name: str, found: Mapping[str, Array], part: str) -> Array:
         strips = [Image.open(io.BytesIO(data[start:end])).convert("RGB") for start, end in itertools.pairwise(ends)]
         return np.concatenate([np.asarray(strip).reshape(-1, 32, 32, 3) for strip in strips])
     except (*UNREADABLE, Image.DecompressionBombError) as error:
-        raise _damaged(name, one_line(error)) from None
+        raise sets.damaged(name, one_line(error)) from None
 
 
-def _damaged(name: str, why: str) -> DataError:
-    files = ", ".join(repr(str(path)) for path in sets.paths(name).values())
-    return DataError(f"the data set {name!r} is damaged: {why}; delete {files} and run `{sets.find(name).command}`")
+def _read(name: str, path: Path) -> Any:
+    try:
+        return store.read(path)
+    except DataError as error:
+        raise sets.damaged(name, str(error)) from None
 
 
 IMAGES: dict[str, Callable[[], Splits]] = {  # those of the `classification` task

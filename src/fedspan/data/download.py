@@ -9,18 +9,18 @@ import hashlib
 import http.client
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedspan.core.errors import DataError, one_line
-from fedspan.core.files import disk_errors, make_dir, remove, replace
+from fedspan.core.files import disk_errors, make_dir, remove, replace, write_at
 
 Seen = Callable[[str, int, int], None]  # name of the file, bytes that are there, bytes in all (0: unknown)
 CHUNK = 1 << 18
 TRIES = 3  # at each address; every one goes on where the last one was cut
 TIMEOUT = 30  # seconds without a byte
-FAILED = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+FAILED = (OSError, http.client.HTTPException, ValueError)  # of the network, the server, and a malformed proxy
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class File:
     sha256: str = ""  # empty: not published; what is made of the file is checked instead
     size: int = 0  # bytes
     also: str = ""  # another official file that serves as well, if it was fetched by hand
+    also_sha256: str = ""
 
 
-def download(file: File, folder: Path, command: str, seen: Seen = lambda *_: None) -> None:
+def download(file: File, folder: Path, seen: Seen = lambda *_: None) -> None:
     """Bring a file into the data directory. A part that an earlier call left there is continued.
 
     Raises:
-        DataError: No address gives the file; the message says what to fetch by hand.
+        DataError: No address gives the file.
         DiskError: The file cannot be written.
     """
     path = folder / file.name
@@ -46,32 +47,44 @@ def download(file: File, folder: Path, command: str, seen: Seen = lambda *_: Non
     part, why = path.with_name(f"{path.name}.part"), "no address is known"
     for url in file.urls:
         for _ in range(TRIES):
+            resumed = part.exists()
             try:
                 _fetch(url, part, file, seen)
+                found = sha256(part)
             except FAILED as error:
-                why = one_line(f"{url}: {error}")
+                reason = error.reason if type(error) is urllib.error.URLError else error
+                why = one_line(f"{url}: {reason}")
                 if isinstance(error, urllib.error.HTTPError) and error.code < 500:
                     break  # it will say the same again
                 continue
-            found = sha256(part)
             if not file.sha256 or found == file.sha256:
                 with disk_errors(path):
                     replace(part, path)
                 return
             remove(part)
             why = f"{url}: the SHA-256 is {found[:16]}…, not {file.sha256[:16]}…"
-    raise DataError(
-        f"cannot download {path.name} ({why}); run `{command}` again, or fetch {file.urls[0]} by hand, save it as "
-        f"{str(path)!r} and run the command then"
-    )
+            if not resumed:
+                break  # it would be the same again
+    raise DataError(f"cannot download {path.name} ({why})")
+
+
+def by_hand(files: Sequence[File], folder: Path) -> str:
+    """What to fetch by hand, and where to put it."""
+    if len(files) == 1:
+        return f"fetch {files[0].urls[0]} by hand, save it as {str(folder / files[0].name)!r}"
+    names: dict[str, list[str]] = {}
+    for file in files:
+        address, _, name = file.urls[0].rpartition("/")
+        names.setdefault(f"{address}/", []).append(name)
+    listed = " and ".join(f"{', '.join(some)} from {address}" for address, some in names.items())
+    return f"fetch {listed} by hand, put them into {str((folder / files[0].name).parent)!r}"
 
 
 def check(file: File, path: Path) -> None:
     """Refuse a file that is not the official one."""
-    if file.sha256 and (found := sha256(path)) != file.sha256:
-        raise DataError(
-            f"{str(path)!r} is not the official file: its SHA-256 is {found[:16]}…, not {file.sha256[:16]}…; delete it"
-        )
+    known = file.also_sha256 if path.name == file.also else file.sha256
+    if known and (found := sha256(path)) != known:
+        raise DataError(f"{str(path)!r} is not the official file: its SHA-256 is {found[:16]}…, not {known[:16]}…")
 
 
 def sha256(path: Path) -> str:
@@ -89,6 +102,7 @@ def _fetch(url: str, part: Path, file: File, seen: Seen) -> None:
         request = urllib.request.Request(url, headers=asked)  # noqa: S310 - addresses of the catalog
         reply = urllib.request.build_opener().open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # the part is complete, or not of this file
             if file.size and done == file.size:
                 return
@@ -98,16 +112,14 @@ def _fetch(url: str, part: Path, file: File, seen: Seen) -> None:
     with reply:
         if reply.status != http.client.PARTIAL_CONTENT:
             done = 0
-        total = done + int(reply.headers.get("Content-Length") or 0)
+        total = done + (reply.length or 0)
         with disk_errors(part):
-            out = part.open("ab" if done else "wb")
+            out = part.open("r+b" if done else "wb", buffering=0)
         with out:
-            while block := reply.read(CHUNK):
+            while (block := reply.read(CHUNK)) and not 0 < file.size < done:
                 with disk_errors(part):
-                    out.write(block)
+                    write_at(out.fileno(), block, done)
                 done += len(block)
                 seen(file.name, done, total or file.size)
-            with disk_errors(part):
-                out.flush()
-        if done < total:
+        if done < total and not 0 < file.size < done:
             raise ConnectionError(f"cut after {done:,} of {total:,} bytes")

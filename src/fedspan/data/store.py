@@ -12,7 +12,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from fedspan.core.errors import DataError, one_line, path_of
 from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.system import locked
 from fedspan.data.columns import UNREADABLE, read_npz
 
 Contents = Mapping[str, Any]  # path in the data directory → arrays by name, rows, or bytes
@@ -29,7 +31,7 @@ Contents = Mapping[str, Any]  # path in the data directory → arrays by name, r
 def folder() -> Path:
     """The data directory, whether it exists or not."""
     if named := os.environ.get("FEDSPAN_DATA"):
-        return path_of("FEDSPAN_DATA", named)
+        return path_of("FEDSPAN_DATA", os.path.expanduser(named))
     if sys.platform == "win32":
         cache = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
     elif sys.platform == "darwin":
@@ -37,6 +39,23 @@ def folder() -> Path:
     else:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(cache)) / "fedspan"
+
+
+@contextmanager
+def alone(wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the data directory; `wait` is called again and again while another process brings data into it."""
+    make_dir(folder())
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(folder()))
+            except BlockingIOError:
+                wait()
+                continue
+            except OSError:  # a file system without locks
+                pass
+            break
+        yield
 
 
 def read(path: Path) -> Any:
@@ -54,7 +73,7 @@ def read(path: Path) -> Any:
         return path.read_bytes()
     except UNREADABLE as error:
         why = one_line(str(error) or type(error).__name__)
-        raise DataError(f"{str(path)!r} cannot be read: {why}; delete it and get it again (`fedspan data`)") from None
+        raise DataError(f"{str(path)!r} cannot be read: {why}") from None
 
 
 def write(path: Path, contents: Any) -> None:

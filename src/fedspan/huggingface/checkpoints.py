@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError
+from fedspan.core.errors import DataError, SpecError, one_line
 from fedspan.core.extras import needs
 from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
@@ -28,6 +28,7 @@ TINY: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 128, "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+NAMED = ("minilm", "stories260k")
 WORDS = 500  # numbers that the tiny classifier's tokenizer gives to words
 SPECIAL, BEGIN = 3, 1  # padding, beginning, end
 
@@ -62,13 +63,11 @@ def load_model(
         if place is None:
             made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
             return made
-        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, **settings)
+        with _readable(place, f"as a model for {kind}"):
+            config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, **settings)
         _still(config, dropout)
-        try:
+        with _readable(place, f"as a model for {kind}"):
             found: nn.Module = auto.from_pretrained(place, config=config, local_files_only=True, use_safetensors=True)
-        except (OSError, ValueError) as error:
-            first = str(error).splitlines()[0]
-            raise DataError(f"`task.model` {model!r} cannot be loaded as a model for {kind}: {first}") from None
         return found
 
 
@@ -95,7 +94,8 @@ def _tokenizer(place: Path) -> Any:
     needs("nlp", "transformers")
     import transformers
 
-    return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+    with _readable(place, "with its tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
 
 
 def _words(text: str) -> list[int]:
@@ -122,6 +122,20 @@ def _still(config: Any, dropout: float) -> None:
             setattr(config, name, dropout)
     if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
         raise SpecError(f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set")
+
+
+@contextlib.contextmanager
+def _readable(place: Path, how: str) -> Iterator[None]:
+    """Turn what the libraries raise on damaged files, bare exceptions among it, into one line."""
+    try:
+        yield
+    except Exception as error:
+        first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        why = f"it cannot be loaded {how}: {one_line(first)}"
+        named = next((name for name in NAMED if sets.here(name) and place_of(name) == place), None)
+        if named is not None:
+            raise sets.damaged(named, why) from None
+        raise DataError(f"`task.model` {str(place)!r}: {why}") from None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from fedspan.core.errors import FedspanError, SpecError, at_least
 from fedspan.core.extras import needs
 from fedspan.core.terminal import say, table
 from fedspan.costs.outline import keeps_objective, projected
-from fedspan.data.sets import require
+from fedspan.data import datasets
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.outcome import CHECKPOINT
 from fedspan.study import parse, report, results, tables
@@ -83,10 +83,10 @@ def make(
 
 
 def check(study: Study) -> None:
-    """Refuse a study whose data sets, models or libraries are not here, before anything is written."""
+    """Refuse a study whose data sets, models or libraries are not here or damaged, before anything is written."""
     cells = [(part, row, variant) for part in study.parts for row, variant in part.cells()]
     specs = [part.spec(variant, variant.points()[0], row, rounds=1) for part, row, variant in cells]
-    require(name for spec in specs for name in spec.task.requires())
+    datasets.check(name for spec in specs for name in spec.task.requires())
     if any(spec.dp is not None for spec in specs):
         needs("privacy", "dp_accounting", "cryptography")
 
@@ -129,6 +129,7 @@ def reproduce(name: str, out: Path, *, scale: str | None, seeds: int | None, job
     """Run a committed study in `out`; `again` deletes the earlier runs."""
     study = parse.committed(name, scale, seeds)
     if again:
+        check(study)  # nothing is deleted if the study cannot run
         shutil.rmtree(out / RUNS, ignore_errors=True)
     asked = {"scale": scale, "seeds": seeds, "jobs": jobs, "out": out.name}
     options = [f"--{key} {shlex.quote(str(value))}" for key, value in asked.items() if value is not None]

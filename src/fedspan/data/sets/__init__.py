@@ -5,20 +5,29 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.errors import DataError, one_of
+from fedspan.core.errors import DataError, one_line, one_of
+from fedspan.core.files import remove
 from fedspan.data import store
-from fedspan.data.download import File, Seen, check, download
+from fedspan.data.columns import UNREADABLE
+from fedspan.data.download import File, Seen, by_hand, check, download
 from fedspan.data.store import Contents
 
 SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
 SYSTEM = Path("/usr/share/datasets")  # of Debian's packages, such as dataset-fashion-mnist
 Files = Mapping[str, Path]  # an official file's name → where it is
 Splits = Mapping[str, Mapping[str, Any]]  # "train" and "test" of a hub → column → values
+DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError)  # what conversions raise on files that are not the official ones
+
+
+class HubError(DataError):
+    """The hub does not give a data set, or gives another one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class DataSet:
     convert: Callable[[Files], Contents] | None = None
     digest: str = ""  # SHA-256 of what is made
     hub: Hub | None = None
+    check: Callable[[Files], None] | None = None  # raises one of DAMAGED if the files that are read are damaged
     part_of: str | None = None  # another data set that has all of it
     package: str | None = None  # a Python package that has it
     install: str = ""  # the command that installs the package
@@ -84,24 +94,49 @@ def made(name: str) -> bool:
 
 
 def require(wanted: Iterable[str]) -> None:
-    """Refuse to go on without data sets and models, in one line with the one command that gets them all."""
-    missing = [find(name) for name in dict.fromkeys(wanted) if not here(name)]
+    """Refuse to go on without data sets and models, in one line with the one command that gets them all.
+
+    Those of which only the official files are here are converted.
+    """
+    all_wanted = [find(name) for name in dict.fromkeys(wanted)]
+    missing = [found for found in all_wanted if not here(found.name)]
     if missing:
         gets = [one.command.removeprefix("fedspan data get ") for one in missing if not one.install]
         line = [f"fedspan data get {' '.join(dict.fromkeys(gets))}"] if gets else []
         line += [one.install for one in missing if one.install]
         listed = " and ".join(repr(one.name) for one in missing)
-        place = f" in {str(store.folder())!r}" if gets else " installed"
-        raise DataError(f"{listed} {'is' if len(missing) == 1 else 'are'} not{place}; run `{' && '.join(line)}` first")
+        place = "installed" if not gets else "here" if len(line) > 1 else f"in {str(store.folder())!r}"
+        raise DataError(f"{listed} {'is' if len(missing) == 1 else 'are'} not {place}; run `{' && '.join(line)}` first")
+    for found in all_wanted:
+        if found.package is None and _made(found) is None:
+            get(find(found.part_of or found.name))
 
 
 def paths(name: str) -> dict[str, Path]:
-    """The files of a data set or a model, made of the official ones if only those are here."""
+    """The files of a data set or a model, made of the official ones if only those are here.
+
+    Raises:
+        DataError: It is not here, or damaged.
+    """
     require([name])
     found = find(name)
-    if _made(found) is None:
-        get(found)
-    return {file: place / file for file, place in (_made(found) or {}).items()}
+    files = {file: place / file for file, place in (_made(found) or {}).items()}
+    if found.check is not None:
+        try:
+            found.check(files)
+        except (DataError, *DAMAGED) as error:
+            raise damaged(name, one_line(error)) from None
+    return files
+
+
+def damaged(name: str, why: str) -> DataError:
+    """The error of a data set or a model that cannot be read, with the command that gets it again."""
+    found = find(name)
+    files = [repr(str(place / file)) for file, place in (_made(found) or {}).items()]
+    remedy = f"delete {', '.join(files)} and run `{found.command}`"
+    if found.install:
+        remedy = f"run `{found.install.replace('install', 'install --force-reinstall')}`"
+    return DataError(f"{name!r} is damaged: {why}; {remedy}")
 
 
 def get(found: DataSet, seen: Seen = lambda *_: None, load: Callable[[Hub, Files], Contents] | None = None) -> None:
@@ -113,34 +148,54 @@ def get(found: DataSet, seen: Seen = lambda *_: None, load: Callable[[Hub, Files
         load: Loads the data set from its hub in place of official files.
 
     Raises:
+        HubError: The hub does not give it.
         DataError: It cannot be had, or is not what it should be; nothing is left but parts of downloads.
     """
-    if found.package is not None:
-        raise DataError(f"{found.name!r} comes with the package {found.package}; run `{found.install}`")
-    if _made(found) is not None:
-        return
-    hub = found.hub if load is not None else None
-    files = found.files if hub is None else hub.files
-    folder, new = store.folder(), []
-    for file in files:
-        path = _place(file)
-        if path is None:
-            download(file, folder, found.command, seen)
-            new.append(folder / file.name)
-        elif not found.digest and path.name != file.also:  # repacked files are fine if what is made of them is
-            check(file, path)
-    there = {file.name: _place(file) or folder / file.name for file in files}
-    assert found.convert is not None
-    made = found.convert(there) if hub is None or load is None else load(hub, there)
-    if found.digest and (digest := store.digest(made)) != found.digest:
-        raise DataError(
-            f"what was made of {found.name!r} has the SHA-256 {digest[:16]}…, not {found.digest[:16]}…: the files at "
-            f"{found.source} have changed"
-        )
-    for name, values in made.items():
-        store.write(folder / name, values)
-    for path in new:
-        path.unlink(missing_ok=True)
+    if found.convert is None:
+        raise DataError(f"{found.name!r} comes with the package {found.package or 'fedspan'}; run `{found.install}`")
+
+    def wait() -> None:
+        seen("waiting for another process", 0, 0)
+        time.sleep(0.2)
+
+    with store.alone(wait):
+        if _made(found) is not None:
+            return
+        hub = found.hub if load is not None else None
+        files = found.files if hub is None else hub.files
+        had = {file.name: path for file in files if (path := _place(file)) is not None}
+        new = _download(found, [file for file in files if file.name not in had], seen)
+        try:
+            if not found.digest:  # repacked files are fine if what is made of them is
+                for file in files:
+                    check(file, (had | new)[file.name])
+            made = found.convert(had | new) if hub is None or load is None else load(hub, had | new)
+            if found.digest and (digest := store.digest(made)) != found.digest:
+                why = f"what is made of them has the SHA-256 {digest[:16]}…, not {found.digest[:16]}…"
+                raise DataError(why) if hub is None else HubError(f"{hub.path!r} of the hub: {why}")
+        except HubError:
+            raise
+        except (DataError, *DAMAGED) as error:
+            for path in new.values():
+                remove(path)
+            delete = f"delete {', '.join(repr(str(path)) for path in had.values())} and " if had else ""
+            why = f"the files of {found.name!r} cannot be converted: {one_line(error, 600)}"
+            raise DataError(f"{why}; {delete}run `{found.command}` again") from None
+        for name, values in made.items():
+            store.write(store.folder() / name, values)
+        for path in new.values():
+            remove(path)
+
+
+def _download(found: DataSet, files: Sequence[File], seen: Seen) -> dict[str, Path]:
+    folder = store.folder()
+    for number, file in enumerate(files):
+        try:
+            download(file, folder, seen)
+        except DataError as error:
+            hint = by_hand(files[number:], folder)
+            raise DataError(f"{error}; run `{found.command}` again, or {hint} and run it then") from None
+    return {file.name: folder / file.name for file in files}
 
 
 def _made(found: DataSet) -> dict[str, Path] | None:

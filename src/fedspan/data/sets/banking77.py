@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
 
-from fedspan.core.errors import DataError
 from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Hub, Splits
 from fedspan.data.store import Contents
@@ -24,12 +22,8 @@ def convert(files: Files) -> Contents:
     """Rows of the official .csv files."""
     found = {}
     for part in ("train", "test"):
-        path = files[f"banking77/{part}.csv"]
-        try:
-            rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
-            found[part] = [(row["text"], row["category"]) for row in rows]
-        except (UnicodeError, csv.Error, KeyError) as error:
-            raise DataError(f"{str(path)!r} is not a .csv with text and category: {error}; get it again") from None
+        with files[f"banking77/{part}.csv"].open(encoding="utf-8", newline="") as file:
+            found[part] = [(row["text"], row["category"]) for row in csv.DictReader(file)]
     return _numbered(found)
 
 

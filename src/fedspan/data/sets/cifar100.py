@@ -38,6 +38,7 @@ SET = DataSet(
         File(
             ARCHIVE, (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",),
             "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7", 169001437, "cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
         ),
     ),
     convert=convert,

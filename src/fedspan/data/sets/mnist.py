@@ -45,7 +45,7 @@ def _with_writers(x: dict[str, Array], y: dict[str, Array], files: Files) -> Con
     for part in PARTS:
         extended = idx(files[f"mnist/qmnist-{part}-labels-idx2-int.gz"])[: len(y[part])]  # test: 50,000 more follow
         if extended.ndim != 2 or extended.shape[1] <= WRITER or not np.array_equal(extended[:, 0], y[part]):
-            raise DataError("the labels of QMNIST are not those of MNIST; get the files again")
+            raise DataError("the labels of QMNIST are not those of MNIST")
         arrays |= {f"{part}_x": x[part], f"{part}_y": y[part], f"{part}_writer": extended[:, WRITER].astype(np.uint16)}
     return {"mnist_by_writer.npz": arrays}
 

@@ -7,11 +7,9 @@ The plays are the texts of shakespeare.mit.edu. A line without indent names who 
 from __future__ import annotations
 
 import re
-import tarfile
-import zlib
-from pathlib import PurePosixPath
 
 from fedspan.core.errors import DataError
+from fedspan.data.archives import members
 from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files
 from fedspan.data.store import Contents
@@ -27,15 +25,8 @@ DIRECTION = re.compile(
 
 def convert(files: Files) -> Contents:
     """One row per role of every play, in the order of the plays' names and of the roles' first words."""
-    plays: dict[str, str] = {}
-    try:
-        with tarfile.open(files[FILE]) as archive:
-            for member in archive:
-                path, data = PurePosixPath(member.name), archive.extractfile(member)
-                if path.parent.name == "shakespeare-db" and data is not None:
-                    plays[path.stem] = data.read().decode("utf-8")
-    except (tarfile.TarError, EOFError, OSError, zlib.error, UnicodeError) as error:
-        raise DataError(f"{str(files[FILE])!r} cannot be read: {error}; get it again") from None
+    found = members(files[FILE], lambda path: path.parent.name == "shakespeare-db")
+    plays = {path.stem: data.decode() for path, data in found.items()}
     rows = [
         {"client": f"{play}|{role}", "play": play, "role": role, "text": "\n".join(said)}
         for play, text in sorted(plays.items())
@@ -43,7 +34,7 @@ def convert(files: Files) -> Contents:
         if said
     ]
     if not rows:
-        raise DataError(f"{str(files[FILE])!r} has no plays; get it again")
+        raise DataError(f"{str(files[FILE])!r} has no plays")
     return {"text/shakespeare_roles.jsonl.gz": rows}
 
 
@@ -67,7 +58,7 @@ SET = DataSet(
     name="shakespeare",
     about="what 1,337 roles of 36 plays say, 4.2 million characters",
     clients="622 roles with at least 1,000 characters",
-    licence="public domain",
+    licence="public domain; the scraper GPL-3.0",
     source="http://shakespeare.mit.edu and https://github.com/ravexina/shakespeare-plays-dataset-scraper",
     size=1_750_000,
     made=("text/shakespeare_roles.jsonl.gz",),

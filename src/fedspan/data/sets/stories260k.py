@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from fedspan.core.errors import DataError
+from fedspan.data import store
 from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files
 from fedspan.data.store import Contents
 
 FROM = "https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/"
 PLACE = "models/stories260k"
+WEIGHTS = "ea4c6407feda44835eafddd2e66daaba4e903f64bbdeb5659dcc55ea4424e6ed"  # SHA-256 of their values
 SPECIAL = ["<unk>", "<s>", "</s>"]
 BYTES = len(SPECIAL) + 256  # tokens before those that are merged
 Floats = npt.NDArray[np.float32]
@@ -29,13 +31,8 @@ Floats = npt.NDArray[np.float32]
 
 def convert(files: Files) -> Contents:
     """The directory of the model: config, weights and tokenizer."""
-    try:
-        config, weights = _weights(files["stories260k/stories260K.bin"].read_bytes())
-        tokenizer = _tokenizer(files["stories260k/tok512.bin"].read_bytes())
-    except (struct.error, ValueError, IndexError) as error:
-        raise DataError(
-            f"the files of stories260K are not in the format of llama2.c: {error}; get them again"
-        ) from None
+    config, weights = _weights(files["stories260k/stories260K.bin"].read_bytes())
+    tokenizer = _tokenizer(files["stories260k/tok512.bin"].read_bytes())
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     tables = {
         "config.json": config,
@@ -46,6 +43,13 @@ def convert(files: Files) -> Contents:
         f"{PLACE}/{name}": json.dumps(table, indent=1, ensure_ascii=False).encode() for name, table in tables.items()
     }
     return made | {f"{PLACE}/model.safetensors": save(weights, {"format": "pt"})}
+
+
+def check(files: Files) -> None:
+    """Refuse weights of which a bit has changed: their format has no check of its own."""
+    path = files[f"{PLACE}/model.safetensors"]
+    if store.digest({"weights": load(path.read_bytes())}) != WEIGHTS:
+        raise DataError(f"{str(path)!r} has other weights")
 
 
 def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
@@ -147,4 +151,5 @@ SET = DataSet(
         ),
     ),
     convert=convert,
+    check=check,
 )  # fmt: skip
