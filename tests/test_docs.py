@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -119,6 +120,22 @@ def test_the_script_of_the_comparing_page_runs(budget: str, tmp_path: Path) -> N
     said = " ".join(done.stdout.split())
     assert "Settings were chosen by the training loss on the first seed, not by the test set." in said
     assert (tmp_path / "runs/digits/study.toml").exists()
+
+
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl or ssh-keygen is not installed"
+)
+def test_the_keys_and_certificates_of_the_deployment_page_are_made(tmp_path: Path) -> None:
+    lines = re.findall(r"^ {8}((?:openssl|ssh-keygen) .*)$", (ROOT / "docs/deploy.md").read_text(), re.M)
+    assert len(lines) == 4
+    for line in lines:
+        done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        if line.startswith("openssl verify"):
+            assert done.stdout == "server.pem: OK\n"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "ca.key", "ca.crt", "server.key", "server.pem", "node", "node.pub"
+    }  # fmt: skip
 
 
 def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:
