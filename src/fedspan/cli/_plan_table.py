@@ -18,7 +18,8 @@ def plan(found: Plan, console: Console) -> None:
     blocks = len(found.layout.blocks)
     console.print(
         f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {blocks} "
-        f"tensor{'s' if blocks > 1 else ''}; {found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
+        f"tensor{'s' if blocks > 1 else ''}; "
+        f"{found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     sent = ("up_round", "down_round", "up", "down")

@@ -211,7 +211,10 @@ def runs(part: Part, entries: Sequence[Entry]) -> Grid:
         row += [shown(part.metric, one["last"]), shown(part.metric, one["best"])]
         row += [_scaled(one[key], size) for key in ("up_bytes", "down_bytes")]
         row += [_scaled(one.get("client_state_bytes"), 1e3), _scaled(one.get("client_memory_bytes"), 1e6)]
-        row += [f"{one['seconds']:.1f}", *(_range(one.get(f"pareto_{axis}_bytes"), size) for axis in PARETO)]
+        row += [
+            f"{one['seconds']:.1f}".replace("nan", ""),
+            *(_range(one.get(f"pareto_{axis}_bytes"), size) for axis in PARETO),
+        ]
         rows.append([*row])
     return _without_empty(header, rows, title="Runs")
 
