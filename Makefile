@@ -68,8 +68,9 @@ dist: .venv/dev
 	$(PIP) -e '.[plot,vision]'
 	touch $@
 
-# What the checks and the documentation site need as well.
-.venv/dev: .venv/demo
+# What the checks and the documentation site need as well. A demo of the same call of make comes before: nothing is
+# installed while it runs.
+.venv/dev: .venv/demo | $(filter demo reproduce,$(MAKECMDGOALS))
 	@echo "Installing what the checks need …"
 	$(PIP) -e '.[dev,docs]'
 	touch $@

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -82,7 +83,8 @@ def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
 
 def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another in a fresh folder, as a reader would; a tracker that is not installed is left out."""
-    lines = re.findall(r"^    (fedspan .*)$", (ROOT / "docs/comparing.md").read_text(), re.M)
+    page = (ROOT / "docs/comparing.md").read_text()
+    lines, (_, shown) = re.findall(r"^    (fedspan .*)$", page, re.M), re.findall(r"```text\n(.*?)```", page, re.S)
     assert len(lines) == 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
@@ -94,22 +96,46 @@ def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(SystemExit) as end:
             cli.main()
         assert end.value.code == 0, line
+        if line == lines[0]:
+            assert " ".join(shown.split()) in " ".join(Path("out/side/tables.md").read_text().split())
     written = {path.name for path in (tmp_path / "out/side").iterdir()}
     assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json.gz", "runs"}
     assert "SSF small" in (tmp_path / "out/sizes/tables.md").read_text()
     assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
 
 
-def test_the_script_of_the_comparing_page_runs(tmp_path: Path) -> None:
-    """With a smaller budget than the page, which shows what the script prints."""
+@pytest.mark.parametrize("budget", ["2MB", pytest.param("6MB", marks=pytest.mark.slow)])
+def test_the_script_of_the_comparing_page_runs(budget: str, tmp_path: Path) -> None:
+    """In full it must print what the page shows."""
     page = (ROOT / "docs/comparing.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     assert 'budget="total=6MB"' in code
-    done = python(code.replace("total=6MB", "total=2MB"), tmp_path)
+    done = python(code.replace("total=6MB", f"total={budget}"), tmp_path)
     assert done.returncode == 0, done.stderr
+    shown = re.findall(r"```text\n(.*?)```", page, re.S)
+    assert len(shown) == 2
+    if budget == "6MB":
+        assert done.stdout == shown[0]
     assert done.stdout.startswith("method   tuned")
-    assert "Settings were chosen by the training loss on the first seed, not by the test set." in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "Settings were chosen by the training loss on the first seed, not by the test set." in said
     assert (tmp_path / "runs/digits/study.toml").exists()
+
+
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl or ssh-keygen is not installed"
+)
+def test_the_keys_and_certificates_of_the_deployment_page_are_made(tmp_path: Path) -> None:
+    lines = re.findall(r"^ {8}((?:openssl|ssh-keygen) .*)$", (ROOT / "docs/deploy.md").read_text(), re.M)
+    assert len(lines) == 4
+    for line in lines:
+        done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        if line.startswith("openssl verify"):
+            assert done.stdout == "server.pem: OK\n"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "ca.key", "ca.crt", "server.key", "server.pem", "node", "node.pub"
+    }  # fmt: skip
 
 
 def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
+from browsing import browser_page, drawn
 
 import api_reference
 
 ROOT = Path(__file__).parents[1]
+
+
+@drawn
+def test_the_site_is_searched_in_a_folder(tmp_path: Path) -> None:
+    """Without a server: a page of the site's own settings, opened as a file."""
+    config = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed; pip install 'fedspan[docs]'")
+    from mkdocs.commands.build import build
+
+    pages = tmp_path / "docs"
+    pages.mkdir()
+    (pages / "index.md").write_text("# Home\n\nRead on.\n")
+    (pages / "deep").mkdir()
+    (pages / "deep/other.md").write_text("# Elsewhere\n\nA subspace of few dimensions.\n")
+    for name in ("iframe-worker.js", "style.css"):
+        shutil.copy(ROOT / "docs" / name, pages)
+    changes = {
+        "docs_dir": str(pages),
+        "site_dir": str(tmp_path / "site"),
+        "hooks": [],
+        "nav": ["index.md", "deep/other.md"],
+    }
+    build(config.load_config(str(ROOT / "mkdocs.yml"), **changes))
+    for place in ("index.html", "deep/other.html"):
+        with browser_page((tmp_path / "site" / place).as_uri()) as page:
+            page.locator("input.md-search__input").click()
+            page.keyboard.type("subspace")
+            page.wait_for_selector(".md-search-result__link", timeout=10_000)
+            assert "Elsewhere" in page.inner_text(".md-search-result__list")
 
 
 def test_every_public_name_is_in_the_reference_with_its_arguments() -> None:

@@ -34,26 +34,37 @@ def reproduce(trial: Trial, out: Path, *, jobs: int, console: Console, command: 
     runs = out / "runs"
     todo = [job for one in trial.experiments for job in one.jobs(runs, trial.seeds)]
     execute(todo, jobs, console, "runs")
-    sections, claims = [], list[Claim]()
+    sections, claims, verdict = [], list[Claim](), list[str]()
     for one in trial.experiments:
         found = one.read(runs, trial.seeds)
         judged = JUDGES[one.name](found)
         claims += judged
+        verdict.append(f"{one.title}: {said(judged)}")
         drawing = drawings.draw(one.name, found, out / "figures" / one.name)
         words = {"title": one.title, "about": one.about, "grids": [_grid(judged)]}
         sections.append(words | {"drawings": [] if drawing is None else [drawing]})
     about = f"{trial.about} {trial.seeds} seeds, scale `{trial.scale}`."
-    write_atomic(out / "tables.md", f"# {trial.title}\n\n{about}\n\n{_grid(claims).markdown()}".encode())
+    head = "\n\n".join([f"# {trial.title}", *verdict, about])
+    write_atomic(out / "tables.md", f"{head}\n\n{_grid(claims).markdown()}".encode())
     missed = [f"{one.text}: predicted {one.predicted}, observed {one.observed}" for one in claims if not one.holds]
     made = ", ".join(f"{name} {number}" for name, number in versions().items())
     footer = f"{seconds(todo) / 60:.1f} core-minutes of computing. {made}"
-    write_atomic(out / "index.html", page.template(trial.title, [about], sections, command, footer, missed).encode())
+    made_page = page.template(trial.title, [about], sections, command, footer, missed, verdict=verdict)
+    write_atomic(out / "index.html", made_page.encode())
     shown = Table(*HEADER, title=trial.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for one in claims:
         shown.add_row(*one.cells())
     console.print(shown)
     console.print(f"The page: {out / 'index.html'}", highlight=False)
     return claims
+
+
+def said(claims: list[Claim]) -> str:
+    """Which claims of an experiment hold, as a sentence."""
+    missed = [one.text for one in claims if not one.holds]
+    if missed:
+        return f"{len(claims) - len(missed)} of {len(claims)} claims hold; not {'; '.join(missed)}."
+    return "the claim holds." if len(claims) == 1 else f"all {len(claims)} claims hold."
 
 
 def _grid(claims: list[Claim]) -> Grid:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import fedspan
 from fedspan.cli import app
 from fedspan.cli.init import KINDS, project
+from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,18 @@ def test_the_tests_of_the_projects_pass(tmp_path: Path) -> None:
     found = os.pathsep.join([ENV["PYTHONPATH"], *map(str, places)])
     said = python("-m", "pytest", "-q", *places, cwd=tmp_path, PYTHONPATH=found)
     assert f"{2 * len(places)} passed" in said
+
+
+@pytest.mark.parametrize("kind", ["tabular", "images"])
+def test_a_project_names_the_extra_that_its_sample_needs(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
+    path = init(tmp_path / f"bare_{kind}", kind)
+    with pytest.raises(SpecError, match=rf"`task.module` 'bare_{kind}.task' .*; pip install 'fedspan\[vision\]'$"):
+        fedspan.run(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -215,7 +215,7 @@ def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(Spec.from_table(TABLE).toml())
     done = CliRunner().invoke(app, ["plan", str(path)])
-    assert "24 parameters, 24 of them trained, in 1 tensors; 30 rounds of 3 of 7 clients" in done.stdout, done.exception
+    assert "24 parameters, 24 of them trained, in 1 tensor; 30 rounds of 3 of 7 clients" in done.stdout, done.exception
     for name in registry.choices("method"):
         assert name in done.stdout
     assert "client memory" not in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,27 @@ def test_a_result_tells_its_run() -> None:
     assert result.up_bytes == result.history[-1]["up_bytes"] == 30 * 3 * 24 * 8
     assert result.run_dir is None
     assert repr(result).startswith("Result(finished, 30 rounds, rel_err=")
-    assert "<th>rel_err</th>" in result._repr_html_()
     assert fedspan.Spec.from_table(result.spec) == fedspan.Spec.from_table(TABLE | {"eval_every": 10})
+
+
+def test_a_notebook_shows_method_settings_and_a_curve() -> None:
+    result = fedspan.run(TABLE | {"eval_every": 10, "method": {"name": "ssf", "lr": "search", "rank": 3, "refresh": 2}})
+    shown = result._repr_html_()
+    found = result.spec["method"]["lr"]
+    settings = f"rounds 30, lr {found:.3g} (search), local_steps 10, projector.rank 3, refresh 2"
+    assert f"<b>ssf</b>, finished; {settings}<" in shown
+    heads, *rows = re.findall("<tr>(.*?)</tr>", shown)
+    assert re.findall("<th>(.*?)</th>", heads) == ["round", "MB up", "MB down", "rel_err", "loss"]
+    assert [re.findall("<td>(.*?)</td>", row)[:2] for row in rows] == [
+        [str(line["round"]), f"{line['up_bytes'] / 1e6:.4g}"] for line in result.history
+    ]
+    ((points,),) = [re.findall('points="(.*?)"', svg) for svg in re.findall("<svg.*?</svg>", shown)]
+    heights = [float(point.split(",")[1]) for point in points.split()]
+    assert len(heights) == 4
+    assert sorted(heights) == heights  # the error falls, and a picture counts from above
+    several = fedspan.run(TABLE | {"rounds": 2}, seeds=2)._repr_html_()
+    assert several.count("<polyline") == 2
+    assert "<th>seed</th>" in several
 
 
 def test_several_seeds_say_which() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,10 +46,21 @@ def test_the_versions_of_python_agree() -> None:
     assert PROJECT["requires-python"] == f">={min(named, key=lambda one: int(one[2:]))}"
     workflow = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
     assert all(f'"{one}"' in workflow for one in named)
+    lowest = PROJECT["requires-python"].removeprefix(">=")
+    assert f"fedspan needs Python {lowest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_citation_names_this_version() -> None:
     assert f"\nversion: {fedspan.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_nothing_is_installed_while_the_demo_runs() -> None:
+    """Under `make -j2 test demo`, in any order."""
+    words = ["make", "--dry-run", "--always-make", "test", "demo"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # that of `make test`
+    planned = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    assert 0 < planned.index("examples/quickstart.py") < planned.index(".[dev,docs]")
 
 
 @pytest.mark.slow
@@ -64,6 +77,7 @@ def test_what_is_released_is_small_and_complete(tmp_path: Path) -> None:
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         text = archive.read(metadata).decode()
     assert "fedspan/py.typed" in names
+    assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
     assert all(name.startswith("fedspan") for name in names)
     readme = Parser().parsestr(text).get_payload()
     assert [one for one in re.findall(r"\]\(([^)]+)\)", str(readme)) if not one.startswith(("https://", "#"))] == []

@@ -78,7 +78,8 @@ def test_the_numbers_are_those_of_fit(made: fedspan.Comparison) -> None:
 
 
 def test_it_is_shown_in_many_ways(made: fedspan.Comparison, tmp_path: Path) -> None:
-    assert made.verdict() in repr(made)
+    assert made.verdict() in " ".join(repr(made).split())
+    assert max(map(len, repr(made).splitlines())) <= 80  # a terminal breaks no word
     assert "<table>" in made._repr_html_()
     assert "validation accuracy on the first seed, not by the test set" in made.verdict()
     axis = made.plot(x="total_bytes")
@@ -87,6 +88,9 @@ def test_it_is_shown_in_many_ways(made: fedspan.Comparison, tmp_path: Path) -> N
     assert made.plot(x="round", metric="loss", ax=axis) is axis
     page = made.page(tmp_path / "new" / "index.html").read_text()
     assert "SCAFFOLD" in page
+    assert "best accuracy on the test set, %" in page
+    assert "your own model and data" not in page
+    assert '"label":"test of the correction"' in page.replace(": ", ":")
     shown = re.findall(r"<li>(.*?)</li>", page.partition('class="verdict"')[2].partition("</ul>")[0])
     assert html.unescape(" ".join(shown)) == made.verdict()  # one sentence per question
     pandas = pytest.importorskip("pandas")
@@ -165,7 +169,7 @@ def test_without_validation_the_training_loss_decides(tmp_path: Path) -> None:
     assert found.method == FedAvg(local_steps=4, lr=0.1)
     assert [(row["lr"], row["chosen"]) for row in found.rows] == [(1e-4, False), (0.1, True)]
     assert found.rows[1]["training_loss"] < found.rows[0]["training_loss"]
-    assert "by the training loss on the first seed, not by the test set" in repr(found)
+    assert "by the training loss on the first seed, not by the test set" in " ".join(repr(found).split())
 
 
 def test_without_any_other_data_the_training_loss_is_compared() -> None:

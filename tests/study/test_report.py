@@ -223,6 +223,7 @@ def test_many_methods_are_counted_in_the_title() -> None:
         ({"name": "classification", "data": "mnist", "partition": {"name": "iid", "clients": 3}}, "MNIST, 3 clients"),
         ({"name": "classification", "data": "digits", "partition": {"name": "natural"}}, "digits"),
         ({"name": "custom", "model": "1f", "data": "a0"}, "your own model and data"),
+        ({"name": "custom", "model": "1f", "data": "a0", "clients": 10}, "10 clients"),
         ({"name": "regression", "het": "$het", "clients": 20}, "the regression problem, 20 clients"),
     ],
 )

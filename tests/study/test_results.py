@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,12 +131,25 @@ def test_damaged_data_is_named(made: Path, tmp_path: Path, change: Callable[[byt
         results.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mnist", "toy"])
-def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(tmp_path: Path, name: str) -> None:
-    committed = Path(__file__).parents[2] / "docs/results" / name
-    assert all(path.stat().st_size < 1_000_000 for path in committed.rglob("*"))
-    report.report([committed], tmp_path, ["md"], None, "")
-    assert (tmp_path / "tables.md").read_text() == (committed / "tables.md").read_text()
+COMMITTED = Path(__file__).parents[2] / "docs/results"
+
+
+@pytest.mark.parametrize("study", sorted(COMMITTED.rglob(results.STUDY)), ids=lambda path: path.parent.name)
+def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(tmp_path: Path, study: Path) -> None:
+    """`fedspan report DIR --format html,md` makes them again."""
+    assert all(path.stat().st_size < 1_000_000 for path in study.parent.rglob("*"))
+    report.report([study.parent], tmp_path, ["md"], None, "")
+    assert (tmp_path / "tables.md").read_text() == (study.parent / "tables.md").read_text()
+
+
+def test_the_committed_pages_have_one_look() -> None:
+    """That of `fedspan report`; `python studies/theory/reproduce.py` writes the page of the theory."""
+    pages = sorted(COMMITTED.rglob("index.html"))
+    assert len(pages) == 15
+    assert {page.parent for page in pages} == {page.parent for page in COMMITTED.rglob("tables.md")}
+    looks = {re.findall(r"<style>(.*?)</style>", page.read_text(), re.S)[0] for page in pages}
+    assert len(looks) == 1
+    assert all('<section class="verdict"' in page.read_text() for page in pages)
 
 
 def test_a_study_of_several_parts_is_not_compared(made: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -147,9 +148,16 @@ def test_two_results_are_told_apart_by_their_differences(gaps: list[float], apar
     assert told_apart(of, one, two) is apart
 
 
-def test_parts_with_rows_have_no_verdict() -> None:
-    of = part("A", rows=[Row({"het": 0.0}), Row({"het": 1.0})])
-    assert verdict(of, [entry(of, "A", [0.5])]) == ""
+def test_of_several_rows_the_best_means_are_counted() -> None:
+    of = part("AB", rows=[Row({"het": 0.0}), Row({"het": 1.0})])
+    first = [entry(of, "A", [0.5]), entry(of, "B", [0.4])]
+    second = [dataclasses.replace(one, row=1) for one in first]
+    assert verdict(of, [*first, *second]) == "Highest mean accuracy: A in all 2 rows."
+    second[1] = dataclasses.replace(entry(of, "B", [0.6]), row=1)
+    assert verdict(of, [*first, *second]) == "Highest mean accuracy: A in 1 and B in 1 of 2 rows."
+    assert verdict(of, first[:1]) == ""
+    costs = part("AB", rows=[Row({"het": 0.0}, target=0.3), Row({"het": 1.0}, target=0.3)])
+    assert verdict(costs, [*first, *second]) == ""
 
 
 def test_a_curve_is_cut_where_the_dearest_seed_is_within_the_budget() -> None:
@@ -216,3 +224,15 @@ def test_a_subspace_that_holds_everything_has_nothing_to_gain() -> None:
     assert "A projects none of the 410 parameters and has nothing to gain" in verdict(of, made)
     made[0] = entry(of, "A", [0.9, 0.9], projected=[8192, 2237, 9610])
     assert "to gain" not in verdict(of, made)
+    coded = SPEC | {"method": {"name": "ssf", "lr": 0.1, "compressor": {"name": "sign"}}}
+    bare = entry(of, "A", [0.9, 0.9], projected=[0, 410, 410])
+    made[0] = dataclasses.replace(bare, series=dataclasses.replace(bare.series, spec=coded))
+    assert "to gain" not in verdict(of, made)
+
+
+def test_without_single_seeds_only_means_are_compared() -> None:
+    """Of old results the seeds were not kept: nothing is said about pairs of them."""
+    of = part("AB")
+    found = [entry(of, "A", [0.9, 0.9]), entry(of, "B", [0.8, 0.8])]
+    found = [dataclasses.replace(one, ends=[math.nan, math.nan]) for one in found]
+    assert verdict(of, found) == "A has the highest mean after 10 rounds: accuracy 90.0 %; next is B (80.0 %)."

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 def plan(found: Plan, console: Console) -> None:
     """What a run would cost with each method: bytes, memory of a client, and what is kept."""
+    blocks = len(found.layout.blocks)
     console.print(
-        f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {len(found.layout.blocks)} "
-        f"tensors; {found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
+        f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {blocks} "
+        f"tensor{'s' if blocks > 1 else ''}; "
+        f"{found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n",
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     sent = ("up_round", "down_round", "up", "down")

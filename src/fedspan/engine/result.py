@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +13,14 @@ import tomli_w
 import torch
 from torch import nn
 
-from fedspan.core import checkpoint
+from fedspan.core import checkpoint, registry
+from fedspan.core.building import describe
 from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
 from fedspan.core.sealed import read_table, write_table
+from fedspan.core.spec import flat
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, main_metric, sign_of
@@ -25,6 +29,7 @@ from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_outcome, seed_
 from fedspan.engine.per_client import PerClient
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
+MAIN = ("lr", "local_steps", "rank", "projector.rank")  # settings of a method that notebooks show, changed or not
 
 
 @dataclass(eq=False)
@@ -225,16 +230,58 @@ class Result:
         return f"Result({self.status}, {last} rounds, {', '.join([*values, sizes, *found, *weights])})"
 
     def _repr_html_(self) -> str:
-        """The last evaluations as a table, for notebooks."""
-        lines = self.history[-8:]
-        names = [name for name in (*PLAIN, *self.metrics) if any(name in line for line in lines)]
-        cells = "".join("<tr>" + "".join(f"<td>{_cell(line.get(n))}</td>" for n in names) + "</tr>" for line in lines)
-        heads = "".join(f"<th>{name}</th>" for name in names)
-        return f"<p><b>{self.status}</b></p><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table>"
+        """Return method, settings, a small curve and the last evaluations, for notebooks."""
+        lines = self.history[-5:]
+        names = ["seed"] * (len(self.seeds) > 1) + ["round"]
+        sizes = {"up_bytes": "MB up", "down_bytes": "MB down"}
+        metrics = [name for name in self.metrics if name not in DETAILS]
+        heads = "".join(f"<th>{html.escape(name)}</th>" for name in (*names, *sizes.values(), *metrics))
+        rows = ""
+        for line in lines:
+            values = [*(line[name] for name in names), *(line[name] / 1e6 for name in sizes)]
+            values += [line.get(name) for name in metrics]
+            rows += f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in values)}</tr>"
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        name, settings = self._settings()
+        head = f"<p><b>{html.escape(name)}</b>, {html.escape(f'{self.status}; {settings}')}</p>"
+        return head + (_curve(self.runs, self._main_metric) if metrics else "") + table
+
+    def _settings(self) -> tuple[str, str]:
+        """Return the name of the method, and in words its main settings and those that are not the defaults."""
+        given = flat(self.spec.get("method", {}))
+        name = given.pop("name", "run")
+        known = registry.choices("method").get(name)
+        try:
+            defaults = flat(describe(known())) if known is not None else {}
+        except TypeError:  # a method of the user's with settings that have no default
+            defaults = {}
+        if self.lr_search is not None:
+            given["lr"] = f"{given['lr']:.3g} ({self.lr_search['rule']})"
+        words = [f"rounds {self.spec['rounds']}"] if "rounds" in self.spec else []
+        for key, value in given.items():
+            if key in MAIN or value != defaults.get(key):
+                words.append(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
+        return name, ", ".join(words)
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
+
+
+def _curve(runs: Sequence[Sequence[Line]], metric: str) -> str:
+    """Return a picture of a metric over rounds, one line per seed; empty with fewer than two values."""
+    points = [[(line["round"], line.get(metric)) for line in lines] for lines in runs]
+    seeds = [[(t, value) for t, value in one if value is not None and math.isfinite(value)] for one in points]
+    values = [value for one in seeds for _, value in one]
+    if len(values) < 2:
+        return ""
+    last, low, high = max(t for one in seeds for t, _ in one), min(values), max(values)
+    width, height = 240 / (last or 1), 56 / (high - low or 1)
+    lines = (" ".join(f"{2 + t * width:.1f},{2 + (high - y) * height:.1f}" for t, y in one) for one in seeds)
+    drawn = "".join(f'<polyline points="{points}"/>' for points in lines)
+    what = html.escape(f"{metric} over {last} rounds, from {low:.4g} to {high:.4g}")
+    svg = f'<svg width="244" height="60" fill="none" stroke="currentColor" role="img" aria-label="{what}">{drawn}</svg>'
+    return f"{svg}<br><small>{what}</small>"
 
 
 def _cost(lr_search: dict[str, Any]) -> str:

@@ -35,11 +35,13 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     higher = {name: higher_is_better(name, part.metrics) for name in metrics}
     goals = {name: "min" if known is False else "max" for name, known in higher.items()} | {part.metric: part.goal}
     unit, size = unit_of(part, entries)
-    scales: Scales = {axis: size if axis in BYTES else 1.0 for axis in TITLES}
+    timed = any(np.isfinite(one.series.curve(part.metric).seconds).any() for one in entries)
+    axes = [axis for axis in TITLES if axis != "seconds" or timed]
+    scales: Scales = {axis: size if axis in BYTES else 1.0 for axis in axes}
     limits = {} if part.budget is None else {axis: most / scales[axis] for axis, most in part.budget.limits.items()}
     first = next((x for x in part.figure.get("x", []) if x in TITLES), next(iter(limits), "up"))
     return {
-        "axes": {axis: {"label": title.format(unit), "log": axis in BYTES} for axis, title in TITLES.items()},
+        "axes": {axis: {"label": TITLES[axis].format(unit), "log": axis in BYTES} for axis in axes},
         "metrics": {n: {"label": titled(n), "goal": goals[n], "log": goals[n] == "min"} for n in metrics},
         "start": {"x": first, "y": part.metric},
         "limits": limits,

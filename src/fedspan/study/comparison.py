@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedspan.study.results import Entry, Results
 from fedspan.study.verdict import verdict
 
 AXES: dict[str, Axis] = {"round": "round", "up_bytes": "up", "total_bytes": "total", "seconds": "seconds"}
+WIDTH = 80  # columns of a terminal, in which no word is to be broken
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ class Comparison:
         text = [
             " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return plain("\n".join([*text, *self._notes(), self.verdict()]))
+        return plain("\n".join([*text, *self._notes(), textwrap.fill(self.verdict(), WIDTH)]))
 
     def _repr_html_(self) -> str:
         """The main table and the verdict, for notebooks."""
@@ -170,7 +172,7 @@ class Tuned:
         return data_frame(self.rows)
 
     def __repr__(self) -> str:
-        return plain(f"Tuned({self.method})\n{self.comparison.verdict()}")
+        return plain(f"Tuned({self.method})\n{textwrap.fill(self.comparison.verdict(), WIDTH)}")
 
 
 def _text(cell: tables.Cell | str) -> str:

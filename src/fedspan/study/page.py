@@ -101,7 +101,9 @@ def _complete(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drawing(path: Path) -> Markup:
-    return Markup(f"<svg{path.read_text('utf-8').partition('<svg')[2]}")  # noqa: S704 (our own file)
+    """A figure of matplotlib in the page's own ink and on its own paper, which a theme may change."""
+    text = path.read_text("utf-8").replace("#000000", "currentColor").replace("fill: #ffffff", "fill: none")
+    return Markup(f"<svg{text.partition('<svg')[2]}")  # noqa: S704 (our own file)
 
 
 def _grid(grid: Grid) -> Grid:

@@ -78,6 +78,13 @@ def titled(metric: str) -> str:
     return f"{name_of(metric)}, %" if in_percent(metric) else name_of(metric)
 
 
+def _best(metric: str) -> str:
+    """The heading of the best evaluation, which says where it was chosen on the test set."""
+    name, unit = name_of(metric), ", %" if in_percent(metric) else ""
+    said = metric == "rel_err" or name.startswith(("test ", "training ", "validation "))
+    return f"best {name}{'' if said else ' on the test set'}{unit}"
+
+
 def point_of(entry: Entry) -> str:
     """The chosen settings of an entry; * marks the end of its grid."""
     found = [f"lr {entry.found_lr[0]:.3g} (searched)"] if entry.found_lr else []
@@ -101,7 +108,7 @@ def _by_variant(part: Part, entries: Sequence[Entry]) -> Grid:
     entries = ranked(part, entries)
     unit = ", %" if in_percent(part.metric) else ""
     length = f"after {part.base['rounds']} rounds" if part.budget is None else f"at {part.budget.words()}"
-    header = ["method", "tuned", f"{name_of(part.metric)} {length}{unit}", f"best evaluation{unit}", *entries[0].at]
+    header = ["method", "tuned", f"{name_of(part.metric)} {length}{unit}", _best(part.metric), *entries[0].at]
     byte, size = unit_of(part, entries)
     header += [*(["rounds"] if part.budget else []), f"{byte} up", f"{byte} both ways"]
     header += ["published, final", "published, best"]
@@ -195,7 +202,7 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
 def runs(part: Part, entries: Sequence[Entry]) -> Grid:
     """The runs of a part: last and best evaluation, what was sent, and where each is Pareto-optimal."""
     byte, size = unit_of(part, entries)
-    header = ["row", "run", "seeds", "rounds", f"last {titled(part.metric)}", f"best {titled(part.metric)}"]
+    header = ["row", "run", "seeds", "rounds", f"last {titled(part.metric)}", _best(part.metric)]
     header += [f"{byte} up", f"{byte} down", "client state, kB", MEMORY, "seconds"]
     header += [f"Pareto-optimal, {byte} up", f"Pareto-optimal, {byte} both ways"]
     rows: list[list[Cell | str]] = []
@@ -204,7 +211,10 @@ def runs(part: Part, entries: Sequence[Entry]) -> Grid:
         row += [shown(part.metric, one["last"]), shown(part.metric, one["best"])]
         row += [_scaled(one[key], size) for key in ("up_bytes", "down_bytes")]
         row += [_scaled(one.get("client_state_bytes"), 1e3), _scaled(one.get("client_memory_bytes"), 1e6)]
-        row += [f"{one['seconds']:.1f}", *(_range(one.get(f"pareto_{axis}_bytes"), size) for axis in PARETO)]
+        row += [
+            f"{one['seconds']:.1f}".replace("nan", ""),
+            *(_range(one.get(f"pareto_{axis}_bytes"), size) for axis in PARETO),
+        ]
         rows.append([*row])
     return _without_empty(header, rows, title="Runs")
 

@@ -33,12 +33,12 @@ def problem(task: Table) -> str:
     if isinstance(data, str):
         what = DATA.get(data, Path(data).stem if "/" in data else data)
     else:
-        what = {"regression": "the regression problem", "custom": "your own model and data"}.get(name, name)
+        what = {"regression": "the regression problem", "custom": ""}.get(name, name)
     partition = task.get("partition", {})
     clients = partition.get("clients") if isinstance(partition, dict) else None
     details = [f"het {task['het']:g}"] if isinstance(task.get("het"), int | float) else []
     details += [f"{count} clients"] if (count := task.get("clients") or clients) else []
-    return ", ".join([what or "your own model and data", *details])
+    return ", ".join([what, *details] if what else details) or "your own model and data"
 
 
 def described(part: Part) -> str:

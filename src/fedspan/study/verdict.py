@@ -31,15 +31,15 @@ LITTLE = 0.9  # a method that sends this share of a model's parameters or more h
 
 
 def said(part: Part, entries: Sequence[Entry]) -> list[str]:
-    """One sentence per question about a part with one row: which method, and what to know about that answer."""
+    """One sentence per question: which method, and what to know about that answer."""
     if len(part.rows) > 1 or not entries:
-        return []
+        return _best_by_row(part, entries)
     questions = (_choice, _noise, _edge, _lost, _little_to_gain, _how)
     return [text for about in questions if (text := about(part, entries))]
 
 
 def verdict(part: Part, entries: Sequence[Entry]) -> str:
-    """The sentences as one text; empty for a part with several rows."""
+    """The sentences as one text."""
     return " ".join(said(part, entries))
 
 
@@ -47,6 +47,22 @@ def verdict_of(results: Results) -> str:
     """The verdict of a study that is one comparison; empty for others, whose parts have claims of their own."""
     parts = results.study.parts
     return verdict(parts[0], results.entries[parts[0].name]) if len(parts) == 1 else ""
+
+
+def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
+    """Which methods have the best mean in how many rows; nothing where rows compare costs or one method alone."""
+    winners: list[str] = []
+    for number in range(len(part.rows)):
+        here = [one for one in entries if one.row == number and one.final.whole]
+        if len(here) > 1 and part.rows[number].target is None:
+            winners.append(max(here, key=lambda one: _sign(part) * one.final.mean).series.label)
+    if not winners:
+        return []
+    counts = sorted(((winners.count(label), label) for label in dict.fromkeys(winners)), key=lambda pair: -pair[0])
+    all_rows = f"all {len(winners)}" if len(counts) == 1 else ""
+    named = [f"{label} in {all_rows or count}" for count, label in counts]
+    most, of_rows = "Highest" if part.goal == "max" else "Lowest", "" if all_rows else f" of {len(winners)}"
+    return [f"{most} mean {name_of(part.metric)}: {_listed(named)}{of_rows} rows."]
 
 
 def _choice(part: Part, entries: Sequence[Entry]) -> str:
@@ -59,6 +75,9 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
     value = f"{name_of(part.metric)} {_value(part, best)}"
     if not others:
         return f"{best.series.label}{where}: {value}{_over(seeds)}."
+    if not all(math.isfinite(end) for one in ranked[:2] for end in _ends(part, one)):  # only means were kept
+        most = "highest" if part.goal == "max" else "lowest"
+        return f"{best.series.label} has the {most} mean{where}: {value}; next is {_named(part, others[0])}."
     if seeds == 1 and best.final.mean == others[0].final.mean:
         return f"In one seed {best.series.label} and {others[0].series.label} end equal{where}: {value}."
     apart = [told_apart(part, best, one) for one in others]
@@ -165,7 +184,7 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
     """Which methods of a subspace send almost all parameters."""
     found = []
     for one in entries:
-        if one.projected is None:
+        if one.projected is None or "compressor" in one.series.spec["method"]:
             continue
         projected, sent, parameters = one.projected
         share = "none" if not projected else f"{projected:,}"

@@ -19,6 +19,7 @@ from fedspan.core.plugins import execute_file
 from fedspan.core.seeds import torch_generator
 
 T = TypeVar("T")
+EXTRAS = {"sklearn": "vision", "PIL": "vision", "pandas": "pandas", "transformers": "nlp"}  # module → extra that has it
 
 
 def load_module(name: str, folder: str | None, key: str = "task.module") -> ModuleType:
@@ -71,7 +72,9 @@ def _loaded(load: Callable[[], T], name: str, key: str) -> T:
     except FedspanError:
         raise
     except ModuleNotFoundError as error:
-        raise SpecError(f"`{key}` {name!r} cannot be imported: {error}") from None
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        remedy = f"; pip install 'fedspan[{extra}]'" if extra else ""
+        raise SpecError(f"`{key}` {name!r} cannot be imported: {error}{remedy}") from None
     except SystemExit as error:
         raise SpecError(f"`{key}` {name!r} calls sys.exit when it is imported; remove the call") from error
     except Exception as error:
