@@ -114,7 +114,7 @@ def _wrong_with_all(run_dir: Path, found: list[Trail]) -> list[str]:
 
 def _wrong_with_outcome(run_dir: Path, found: list[Trail]) -> list[str]:
     """What is wrong with the `result.json` of seeds that have one each: it follows from what their cards cover."""
-    path, ends = run_dir / OUTCOME, {trail.header.get("seed"): trail.card.get("status", "") for trail in found}
+    path, ends = run_dir / OUTCOME, {int(t.header.get("seed", -1)): str(t.card.get("status", "")) for t in found}
     if missing := missing_seeds(found):
         return [f"seed {missing[0]} is missing, although the run has ended"] if path.exists() else []
     if path.exists() and path.read_bytes() == outcome_text(run_dir, list(ends), list(ends.values())):

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import tomli_w
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedspan.core import checkpoint
-from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line, one_of, path_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
@@ -297,5 +297,10 @@ def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir:
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); put it back, or run again"
+        ) from None

@@ -235,6 +235,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)
+        if not _whole(meta, len(loop.seeds)):
+            raise CheckpointError(f"{str(out / CHECKPOINT)!r} does not say what it holds; delete it and start again")
         if spec.rounds < meta["round"]:
             raise CheckpointError(
                 f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
@@ -246,6 +248,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
+        if loop.t != meta["round"]:
+            told = f"is of round {loop.t} and of round {meta['round']}"
+            raise CheckpointError(f"{str(out / CHECKPOINT)!r} {told}; delete it and start again")
         if loop.t:
             marks = [history.Mark(*mark) for mark in meta["history"]]
             loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
@@ -304,10 +309,18 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
             raise CheckpointError(
                 f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
             )
-    if meta["identity"] != spec.identity():
+    if meta.get("identity") != spec.identity():
         raise CheckpointError("the checkpoint was made with the patterns of `rank` in another order; use the same")
-    if tuple(meta["seeds"]) != seeds:
-        raise CheckpointError(f"the checkpoint is of seeds {meta['seeds']}, not {list(seeds)}; use the same seeds")
+    if meta.get("seeds") != list(seeds):
+        raise CheckpointError(f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds")
+
+
+def _whole(meta: Table, seeds: int) -> bool:
+    """Whether a checkpoint has a round, and a mark of each seed's history."""
+    marks, t = meta.get("history"), meta.get("round")
+    if type(t) is not int or not isinstance(marks, list) or len(marks) != (seeds if t or marks else 0):
+        return False
+    return all(isinstance(mark, list) and [type(part) for part in mark] == [int, str] for mark in marks)
 
 
 def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:
