@@ -135,8 +135,8 @@ def _is_row(line: Line) -> bool:
 class Rounds:
     """One JSON object per round, for whoever watches a run across machines."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, private: bool = False) -> None:
+        self.path, self.private = path, private
 
     def begin(self, check: str) -> list[str]:
         """Drops what is later than the checkpoint, which holds the checksum of its last line; gives what went wrong.
@@ -147,7 +147,7 @@ class Rounds:
             lines, events = read_until(self.path, check), list[str]()
         except CheckpointError as error:
             lines, events = self.read(), [f"{error}; the rounds in it that are undamaged are kept"]
-        self.lines = Lines(self.path, lines)
+        self.lines = Lines(self.path, lines, private=self.private)
         return events
 
     def append(self, line: Line) -> str:

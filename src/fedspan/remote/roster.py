@@ -41,7 +41,8 @@ class Roster:
             raise CheckpointError(f"{str(self.path)!r} is of another run; {REMEDY}")
         if self.run != run:
             self.run = run
-            self._save()
+            if self.nodes:
+                self._save()
 
     def admits(self, client: int, node: int) -> bool:
         """Whether a node may stand for a client; a number that nobody has used yet is bound to it."""
