@@ -187,10 +187,12 @@ class Grid(FakeGrid):
         others = [p for p in sorted(path.parent.glob("client-*.safetensors")) if p != path]
         if not path.exists() or (how == "foreign" and not others):
             return
+        before, self.disk.who = self.disk.who, "operator"  # else a fault of the server's disk would strike here
         if how == "foreign":
             path.write_bytes(self.rng.choice(others).read_bytes())
         else:
             damage(path, how)
+        self.disk.who = before
         self._count(f"file {how}")
 
     def _die_at(self, number: int, kind: str) -> None:

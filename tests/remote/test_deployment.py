@@ -78,6 +78,7 @@ def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_p
         assert status["status"] == "finished:completed", status
         assert cluster.processes["node7"].wait(60) != 0  # nobody has registered its key
     assert cluster.living() == []
+    assert sorted(Roster.at(tmp_path / "out" / ROSTER).nodes) == [0, 1, 2], "known nodes are bound to their clients"
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
 
@@ -86,7 +87,7 @@ def test_a_registered_node_cannot_take_the_place_of_another_client(tmp_path: Pat
     """Its own key is known and it claims client 0: it is given neither that client's state nor its work."""
     spec, out = spec_of(10, 3, 2), tmp_path / "out"
     with Cluster(tmp_path, nodes=3, tls=True) as cluster:
-        number = cluster.run(run_dir=str(out), set=changes(spec), bind_clients=True)
+        number = cluster.run(run_dir=str(out), set=changes(spec))  # clients are bound because nodes have known keys
         until = time.monotonic() + 120
         while not (out / ROSTER).exists() or len(Roster.at(out / ROSTER).nodes) < 3:
             assert time.monotonic() < until
@@ -109,6 +110,7 @@ def test_secure_sums_on_a_superlink_give_the_simulators_result(tmp_path: Path) -
     with Cluster(tmp_path, nodes=4) as cluster:
         status = cluster.wait(cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec), backup=False), 600)
     assert status["status"] == "finished:completed", status
+    assert not (tmp_path / "out" / ROSTER).exists(), "nodes without keys have other ids after a restart"
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
+import fedspan
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine.history import Rounds
 from fedspan.remote import server as remote_server
@@ -51,6 +55,76 @@ def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None
     assert Roster.at(tmp_path / "out" / "roster.json").admits(0, 666)
     with pytest.raises(SpecError, match="not bound"):
         roster.forget(55)
+
+
+class Restarted(FakeGrid):
+    """Nodes as Flower tells of them: registered so many seconds before they came. Client 0's node comes again."""
+
+    def __init__(self, spec: Any, states_dir: Path, ahead: dict[int, float]) -> None:
+        super().__init__(spec, states_dir)
+        self.ahead = ahead
+
+    def get_nodes(self) -> list[Any]:
+        began = datetime(2030, 1, 1, tzinfo=UTC)
+        times = {node: (began, began + timedelta(seconds=self.ahead.get(node, 0.02))) for node in self.clients}
+        return [
+            SimpleNamespace(node_id=node, registered_at=a.isoformat(), last_activated_at=b.isoformat())
+            for node, (a, b) in times.items()
+        ]
+
+    def get_node_ids(self) -> list[int]:
+        if self.count > 12:
+            self.clients[666] = 0
+        return super().get_node_ids()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "config", "bound"),
+    [
+        (dict.fromkeys(range(100, 107), 30.0), {}, True),  # registered by somebody: Flower authenticates them
+        (dict.fromkeys(range(100, 106), 30.0), {}, True),  # one came within a second of being registered
+        ({}, {}, False),  # each registers itself as it comes, under a new key
+        ({100: 9.0}, {}, False),  # one had to try again
+        ({}, {"bind_clients": True}, True),
+        (dict.fromkeys(range(100, 107), 30.0), {"bind_clients": False}, False),
+    ],
+)
+def test_clients_are_bound_by_default_where_nodes_are_authenticated(
+    ahead: dict[int, float], config: dict[str, Any], bound: bool, tmp_path: Path
+) -> None:
+    spec = spec_of(rounds=8)
+    grid = Restarted(spec, tmp_path / "states", ahead)
+    assert serve(spec, grid, tmp_path / "out", **config).finished
+    events = [event for one in Rounds(tmp_path / "out" / "rounds.jsonl").read() for event in one.get("events", [])]
+    assert any("node 666 is refused as client 0" in event for event in events) == bound
+    assert (tmp_path / "out" / "roster.json").exists() == bound
+    if bound:
+        assert Roster.at(tmp_path / "out" / "roster.json").nodes == {client: 100 + client for client in range(7)}
+
+
+def test_a_run_that_was_bound_stays_bound(tmp_path: Path) -> None:
+    """Also if its nodes, which come again, seem to have registered themselves."""
+    spec = spec_of(rounds=8)
+    grid = Restarted(spec, tmp_path / "states", dict.fromkeys(range(100, 107), 30.0))
+
+    class Stop(fedspan.Callback):
+        def on_round_end(self, run: Any) -> None:
+            if run.t == 2:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        serve(dataclasses.replace(spec, callbacks=(Stop(),)), grid, tmp_path / "out")
+    grid.ahead = {}
+    assert serve(spec, grid, tmp_path / "out", resume=True).finished
+    events = [event for one in Rounds(tmp_path / "out" / "rounds.jsonl").read() for event in one.get("events", [])]
+    assert any("node 666 is refused as client 0" in event for event in events)
+
+
+@pytest.mark.parametrize("value", ["on", 1.5, 1, ""])
+def test_binding_is_true_false_or_auto(value: Any) -> None:
+    assert RunConfig.read({"bind-clients": "auto"}) == RunConfig.read({}) == RunConfig()
+    with pytest.raises(SpecError, match="run config 'bind-clients' must be true, false or \"auto\""):
+        RunConfig.read({"bind-clients": value})
 
 
 class Away(FakeGrid):

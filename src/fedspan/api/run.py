@@ -158,7 +158,7 @@ def _one_by_one(
     for seed in of_runs:
         folder = None if out is None else out / f"seed-{seed}"
         begun = folder is not None and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
-        own = dataclasses.replace(keeping, resume=keeping.resume and begun)
+        own = dataclasses.replace(keeping, resume=keeping.resume and begun, seeds=of_runs)
         results.append(_run(dataclasses.replace(spec, seed=seed), folder, (seed,), own, callbacks))
         if not results[-1].finished:
             break

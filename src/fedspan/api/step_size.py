@@ -13,7 +13,7 @@ from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
 from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec
-from fedspan.engine.outcome import LR, TRIALS
+from fedspan.engine.outcome import LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
@@ -26,7 +26,7 @@ def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, di
         return spec, None
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
-        found = read_table(path)
+        found = read_lr(path)
     else:
         if run_dir is not None:
             check_vacant(run_dir)

@@ -10,6 +10,7 @@ from fedspan.callbacks._places import folder_of
 from fedspan.core.callback import Callback
 from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.core.registry import register
+from fedspan.engine.outcome import TABLE
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -40,4 +41,4 @@ class CSV(Callback):
         ]
         folder = folder_of(self, self.log_dir, run)
         make_dir(folder)
-        write_atomic(folder / "history.csv", csv_text(lines).encode())
+        write_atomic(folder / TABLE, csv_text(lines).encode())

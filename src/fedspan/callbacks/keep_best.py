@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from fedspan.engine.result import Result
 
 
+def _fits(value: Any, own: dict[str, torch.Tensor], model: dict[str, torch.Tensor]) -> bool:
+    """Whether a saved value is a number, and its weights have the names and shapes of the model."""
+    shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in one.items()} for one in (own, model)]
+    return type(value) in (int, float) and shapes[0] == shapes[1]
+
+
 @register
 @dataclass(frozen=True)
 class KeepBest(Callback):
@@ -44,12 +50,13 @@ class KeepBest(Callback):
         self._kept.clear()
         if run.run_dir is not None and any(run.lines):
             arrays, meta = checkpoint.load(run.run_dir / BEST)
-            if meta["run"] != run.id:
+            if meta.get("run") != run.id:
                 raise CheckpointError(f"{str(run.run_dir / BEST)!r} is of another run; put back that of this run")
-            for key, value in meta["best"].items():
-                prefix = f"{key}."
-                own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-                self._kept[int(key)] = (value, own)
+            for number, value in dict(meta.get("best") or {}).items():
+                own = {n.removeprefix(f"{number}."): a for n, a in arrays.items() if n.startswith(f"{number}.")}
+                if number not in map(str, range(len(run.seeds))) or not _fits(value, own, run.state_dict(int(number))):
+                    raise CheckpointError(f"{str(run.run_dir / BEST)!r} holds no model of this run; put it back")
+                self._kept[int(number)] = (value, own)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Keeps the model where it is the best so far."""

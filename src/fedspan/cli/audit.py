@@ -27,14 +27,21 @@ def command(
     The exit code is 1 where a line of the record, the model or its card was changed after it was written.
     """
     from fedspan.cli._tables import say
-    from fedspan.engine.audit_report import trails
-    from fedspan.engine.provenance import public_key
+    from fedspan.core.errors import FedspanError
+    from fedspan.engine.audit_report import missing_seeds, trails
+    from fedspan.engine.provenance import public_key, signed_by
 
     expected, wrong = None if key is None else public_key(key), 0
-    for trail in trails(run_dir):
-        if expected is not None and trail.card.get("signature", {}).get("public_key") != expected:
+    found = trails(run_dir)
+    for trail in found:
+        if expected is not None and signed_by(trail.card) != expected:
             trail.wrong.append(f"the model card is not signed by the key in {str(key)!r}")
-        _show(trail, run_dir, client, every)
+        if expected is not None and trail is found[0] and (seeds := missing_seeds(found)):
+            trail.wrong.append(f"there is no record of seed {seeds[0]}, which the signed run has")
+        try:
+            _show(trail, run_dir, client, every)
+        except FedspanError as error:  # of the roster
+            trail.wrong.append(str(error))
         for line in trail.wrong:
             say(f"CHANGED: {line}")
         wrong += len(trail.wrong)
@@ -44,7 +51,7 @@ def command(
 
 def _show(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
     from fedspan.cli._tables import say, size
-    from fedspan.engine.provenance import fingerprint
+    from fedspan.engine.provenance import fingerprint, signed_by
 
     if not trail.header:
         return
@@ -63,9 +70,8 @@ def _show(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
     covered = f", as in {trail.covered_by}" if trail.covered_by else ""
     say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…{covered}")
     if trail.card:
-        signed = trail.card.get("signature")
-        by = f"signed by key {fingerprint(signed['public_key'])}" if signed else "not signed"
-        say(f"  model {trail.card['model']['sha256'][:16]}…, {by}")
+        by = f"signed by key {fingerprint(signed)}" if (signed := signed_by(trail.card)) else "not signed"
+        say(f"  model {trail.card['model'].get('sha256')!s:.16}…, {by}")
     _show_clients(trail, run_dir, client, every)
 
 

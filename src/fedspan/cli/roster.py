@@ -16,14 +16,17 @@ def command(
 ) -> None:
     """Show or free the nodes that clients' numbers belong to.
 
-    RUN_DIR is the server's run directory of a run with bind-clients=true.
+    RUN_DIR is the server's run directory of a run whose clients are bound to nodes.
     """
     from fedspan.core.errors import SpecError
     from fedspan.remote.roster import ROSTER, Roster
 
     path = run_dir / ROSTER
     if not path.exists():
-        raise SpecError(f"there is no {str(path)!r}; a run binds its clients with the run config bind-clients=true")
+        raise SpecError(
+            f"there is no {str(path)!r}; a run binds its clients if nodes are authenticated, or with the run config "
+            "bind-clients=true"
+        )
     roster = Roster.at(path)
     if forget is not None:
         typer.echo(f"client {forget} belonged to node {roster.forget(forget)}; the next node that uses it gets it")

@@ -22,12 +22,16 @@ SHORT, LONG = 6, 32  # bytes of a checksum: against damage, and against somebody
 
 def write_table(path: Path, table: Mapping[str, Any], *, private: bool = False) -> None:
     """Writes a small table."""
-    text = json.dumps({**table, CHECK: _digest(json.dumps(table))}, indent=1) + "\n"
-    write_atomic(path, text.encode(), private=private)
+    write_atomic(path, table_text(table), private=private)
 
 
-def read_table(path: Path, remedy: str = "put it back, or run again in another directory") -> Line:
-    """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged."""
+def table_text(table: Mapping[str, Any]) -> bytes:
+    """The text of a small table."""
+    return (json.dumps({**table, CHECK: _digest(json.dumps(table))}, indent=1) + "\n").encode()
+
+
+def read_table(path: Path, remedy: str = "put it back, or run again in another directory", **fields: type) -> Line:
+    """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or has not these fields."""
     try:
         table = dict(json.loads(path.read_bytes()))
         check = table.pop(CHECK)
@@ -35,6 +39,9 @@ def read_table(path: Path, remedy: str = "put it back, or run again in another d
         check = None
     if check is None or check != _digest(json.dumps(table)):
         raise CheckpointError(f"{str(path)!r} is damaged; {remedy}")
+    for name, kind in fields.items():
+        if not isinstance(table.get(name), kind):
+            raise CheckpointError(f"{str(path)!r} has no {name!r} as fedspan writes it; {remedy}")
     return table
 
 

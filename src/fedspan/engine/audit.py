@@ -112,12 +112,15 @@ def ranges(ids: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def numbers(text: str) -> list[int]:
-    """The inverse of `ranges`."""
+def numbers(text: str, below: int | None = None) -> list[int]:
+    """The inverse of `ranges`; raises ValueError where a number is not below `below`, or the text is another one."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
+        ends = int(first), int(last or first)
+        if (below is not None and not ends[1] < below) or (found and ends[0] <= found[-1]):
+            raise ValueError(part)
+        found += range(ends[0], ends[1] + 1)
     return found
 
 

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.core import checkpoint
-from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line
 from fedspan.core.sealed import LONG, read_lines, read_table
+from fedspan.engine import history, per_client
 from fedspan.engine.audit import numbers
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import AUDIT, CHECKPOINT, OUTCOME
-from fedspan.engine.provenance import CARD, read_card
+from fedspan.engine.outcome import AUDIT, CHECKPOINT, CLIENTS, LR, OUTCOME, outcome_text, read_lr
+from fedspan.engine.provenance import CARD, check_run, read_card
 
 KINDS = {
     "left out": "left out", "refused": "refused", "restored": "restored", "state lost": "state lost",
     "no reply": "no reply", "not connected": "no reply", "failed": "failed",
 }  # fmt: skip  # words of an event → what happened
-CLIENTS = re.compile(r"clients? ((?:\d+(?:, )?)+)")
+NAMED = re.compile(r"clients? ((?:\d{1,12}(?:, )?)+)")
+MOST_REPLIES = 50_000_000  # that a trail may tell of: each is a number in memory
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Trail:
     down_bytes: int = 0
     ended: Line = field(default_factory=dict)
     lines: int = 0
+    replies: int = 0
     last_hash: str = ""
     covered_by: str = ""  # the file that holds the last hash
     card: Line = field(default_factory=dict)
@@ -72,7 +75,51 @@ def trails(run_dir: Path) -> list[Trail]:
             raise CheckpointError(f"{str(path)!r} was removed: the run in its directory has ended and had one")
     if not paths:
         raise SpecError(f"there is no {AUDIT} in {str(run_dir)!r}; give the directory of a run")
-    return [_read(path, run_dir) for path in paths]
+    found = [_read(path, run_dir) for path in paths]
+    found[0].wrong += _wrong_with_all(run_dir, found)
+    return found
+
+
+def missing_seeds(found: list[Trail]) -> list[int]:
+    """Seeds of a run that its cards name and of which there is no trail."""
+    named = {seed for trail in found if trail.card for seed in trail.card["seeds"]}
+    return sorted(named - {trail.header.get("seed") for trail in found}) if len(found) > 1 or len(named) > 1 else []
+
+
+def _wrong_with_all(run_dir: Path, found: list[Trail]) -> list[str]:
+    """What is wrong with the files that `fedspan.load` reads, and with the seeds as one run."""
+    folders, wrong = [trail.path.parent for trail in found], list[str]()
+    try:
+        check_run(run_dir, folders)
+        for folder in folders:
+            history.read(folder / history.NAME)
+        for folder in dict.fromkeys((run_dir, *folders)):
+            per_client.read(folder / CLIENTS)
+            if (folder / LR).exists():
+                read_lr(folder / LR)
+    except FedspanError as error:
+        wrong.append(str(error))
+    for path in sorted(run_dir.rglob(history.NAME)):
+        if path.parent not in folders:
+            wrong.append(f"{str(path)!r} is the history of no run that has an audit trail here")
+    cards = [trail.card for trail in found if trail.card]
+    if len({json.dumps({**card["spec"], "seed": 0}, sort_keys=True) for card in cards}) > 1:
+        wrong.append("the model cards are of runs with different settings")
+    if len({trail.header.get("seed") for trail in found}) < len(found):
+        wrong.append("two audit trails are of the same seed")
+    if run_dir not in folders and cards and all(OUTCOME in card["files"] for card in cards):
+        wrong += _wrong_with_outcome(run_dir, found)
+    return wrong
+
+
+def _wrong_with_outcome(run_dir: Path, found: list[Trail]) -> list[str]:
+    """What is wrong with the `result.json` of seeds that have one each: it follows from what their cards cover."""
+    path, ends = run_dir / OUTCOME, {int(t.header.get("seed", -1)): str(t.card.get("status", "")) for t in found}
+    if missing := missing_seeds(found):
+        return [f"seed {missing[0]} is missing, although the run has ended"] if path.exists() else []
+    if path.exists() and path.read_bytes() == outcome_text(run_dir, list(ends), list(ends.values())):
+        return []
+    return [f"{str(path)!r} is missing or was changed after the run"] if path.exists() or all(ends.values()) else []
 
 
 def _read(path: Path, run_dir: Path) -> Trail:
@@ -82,30 +129,53 @@ def _read(path: Path, run_dir: Path) -> Trail:
     except CheckpointError as error:
         trail.wrong.append(f"{str(error).split(';')[0]}: it, or a line before it, was changed, removed or moved")
         return trail
-    if not lines or "run" not in lines[0]:
+    if not lines or not _begins(lines[0]):
         trail.wrong.append(f"{str(path)!r} does not begin with the line of a run")
         return trail
     trail.header, trail.lines, trail.last_hash = lines[0], len(lines), checks[-1]
-    for line in lines:
-        _take_in(trail, line)
+    for number, line in enumerate(lines, 1):
+        try:
+            _take_in(trail, line)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            trail.wrong.append(f"line {number} of {str(path)!r} is not one that a run writes")
+            return trail
     if "damaged" in trail.header:
         trail.wrong.append(f"the trail begins at round {trail.header['resumed']}: {trail.header['damaged']}")
     _compare(trail, run_dir, checks)
     return trail
 
 
+def _begins(line: Line) -> bool:
+    """Whether a line can be the first one of a trail."""
+    kinds = {"run": str, "identity": str, "seed": int, "clients": int, "time": str, "versions": dict}
+    return all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+
+
 def _take_in(trail: Trail, line: Line) -> None:
+    """Add what a line tells; raises where it is not one that a run writes."""
     if "resumed" in line:
-        trail.resumed.append(line)
-    first = line.get("rounds", [0])[0]
+        trail.resumed.append({"resumed": int(line["resumed"]), "time": line["time"], "versions": {**line["versions"]}})
+    first = int(line.get("rounds", [0])[0])
     for number, text in enumerate(line.get("counted", ()), first):
-        trail.rounds[number] = numbers(text)
-    trail.not_counted |= {int(number): numbers(text) for number, text in line.get("not_counted", {}).items()}
-    trail.events += line.get("events", ())
-    trail.evaluated = line.get("evaluated", trail.evaluated)
-    trail.up_bytes, trail.down_bytes = (line.get(name, getattr(trail, name)) for name in ("up_bytes", "down_bytes"))
+        trail.rounds[number] = _clients(trail, text)
+    trail.not_counted |= {int(number): _clients(trail, text) for number, text in line.get("not_counted", {}).items()}
+    trail.events += map(one_line, line.get("events", ()))
+    trail.evaluated = {**line.get("evaluated", trail.evaluated)}
+    if (epsilon := trail.evaluated.get("epsilon")) is not None:
+        float(epsilon)
+    trail.up_bytes, trail.down_bytes = (int(line.get(n, getattr(trail, n))) for n in ("up_bytes", "down_bytes"))
     if "ended" in line:
         trail.ended = line
+
+
+def _clients(trail: Trail, text: str) -> list[int]:
+    """The clients that a text names."""
+    trail.replies += sum(
+        int(b or a) - int(a) + 1 for a, _, b in (part.partition("-") for part in text.split(",") if part)
+    )
+    if trail.replies > MOST_REPLIES:
+        raise ValueError(text)
+    return numbers(text, trail.header["clients"])
 
 
 def _compare(trail: Trail, run_dir: Path, checks: list[str]) -> None:
@@ -115,27 +185,34 @@ def _compare(trail: Trail, run_dir: Path, checks: list[str]) -> None:
         if (folder / CARD).exists():
             trail.card, wrong = read_card(folder)
             trail.wrong += wrong
-            _covered(trail, CARD, trail.card["audit"]["last_hash"], checks, last=True)
+            _covered(trail, CARD, trail.card["audit"].get("last_hash") or "none", checks, last=True)
+            if trail.card["run"] != trail.header["run"]:
+                trail.wrong.append(f"{str(folder / CARD)!r} is the card of another run")
         for base in {folder, run_dir}:
             name = trail.path.relative_to(base).as_posix()
             if (base / OUTCOME).exists():
                 held = read_table(base / OUTCOME, "it was changed after the run").get("audit", {})
                 _covered(trail, OUTCOME, held.get(name, ""), checks, last=True)
             if (base / CHECKPOINT).exists():
-                arrays, _ = checkpoint.load(base / CHECKPOINT)
-                held = json.loads(arrays["loop.record"].numpy().tobytes())["checks"]
-                _covered(trail, CHECKPOINT, held.get(name, ""), checks, last=False)
+                arrays, meta = checkpoint.load(base / CHECKPOINT)
+                record = json.loads(arrays["loop.record"].numpy().tobytes())
+                _covered(trail, CHECKPOINT, record["checks"].get(name, ""), checks, last=False)
+                if not trail.card and record["checks"]:
+                    mark = meta["history"][list(meta["seeds"]).index(trail.header["seed"])]
+                    history.read_marked(folder / history.NAME, history.Mark(*mark))
     except FedspanError as error:
         trail.wrong.append(str(error))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        trail.wrong.append(f"{OUTCOME} or {CHECKPOINT} of {str(folder)!r} is not as fedspan writes it")
     if trail.ended and not trail.card:
         trail.wrong.append(f"{str(folder / CARD)!r} is missing, although the run has ended")
 
 
-def _covered(trail: Trail, where: str, held: str, checks: list[str], last: bool) -> None:
+def _covered(trail: Trail, where: str, held: Any, checks: list[str], last: bool) -> None:
     if not held:
         return
     if held not in checks or (last and held != checks[-1]):
-        trail.wrong.append(f"{where} holds another last hash ({held[:16]}…): lines were cut off, added or replaced")
+        trail.wrong.append(f"{where} holds another last hash ({held!s:.16}…): lines were cut off, added or replaced")
     else:
         trail.covered_by = trail.covered_by or where
 
@@ -143,6 +220,6 @@ def _covered(trail: Trail, where: str, held: str, checks: list[str], last: bool)
 def _told(event: str) -> list[tuple[str, int | None]]:
     """(what happened, to which client) of an event in words."""
     kind = next((kind for words, kind in KINDS.items() if words in event), "other")
-    named = CLIENTS.search(event)
+    named = NAMED.search(event)
     clients: list[Any] = [int(one) for one in named[1].replace(",", " ").split()] if named else [None]
     return [(kind, client) for client in clients]

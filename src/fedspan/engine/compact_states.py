@@ -16,7 +16,7 @@ import torch
 
 from fedspan.core.layout import Vector
 from fedspan.core.wire import Arrays
-from fedspan.engine.states import Rows
+from fedspan.engine.states import Rows, check_rows
 
 Replay = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
 
@@ -85,7 +85,11 @@ class CompactStates:
 
     def load(self, saved: Arrays) -> None:
         """Return to the moment of a `save`."""
+        check_rows(torch.cat([saved["rows"], saved["full_rows"]]), self.count)
         counts, rounds, entries = saved["counts"].tolist(), saved["rounds"].tolist(), _each(saved["entries"])
+        full_size = saved["full"].shape[-1] == self.first.shape[-1] or not len(saved["full_rows"])
+        if not sum(counts) == len(rounds) == len(entries) or min(counts, default=0) < 0 or not full_size:
+            raise ValueError("the states of clients are of another shape")
         ends = itertools.accumulate(counts)
         self.states = {
             row: CompactState(None, rounds[end - count : end], entries[end - count : end])

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import append, make_dir, sync, write_atomic
@@ -104,16 +104,39 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     if not path.is_file():
         raise CheckpointError(f"no history at {str(path)!r}")
     lines, _ = read_lines(path)
-    if not lines or "spec" not in lines[0]:
+    if not lines or not isinstance(lines[0].get("spec"), dict):
         raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
+    before = -1
+    for number, row in enumerate(lines[1:], 2):
+        if not _is_row(row) or row["round"] <= before:
+            raise CheckpointError(f"line {number} of {str(path)!r} is no evaluation; delete the folder and run again")
+        before = row["round"]
     return lines[0], lines[1:]
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
+
+
+def _is_row(line: Line) -> bool:
+    """Whether a line has the numbers of an evaluation; one with a right checksum may still be somebody else's."""
+    whole = all(_is_whole(line.get(name)) for name in ("round", "up_bytes", "down_bytes"))
+    numbers = [value for name, value in line.items() if name not in ("events", "diverged")]
+    texts = line.get("events", [])
+    return (
+        whole
+        and "seconds" in line
+        and all(value is None or type(value) is float or _is_whole(value) for value in numbers)
+        and isinstance(texts, list)
+        and all(isinstance(text, str) for text in texts)
+    )
 
 
 class Rounds:
     """One JSON object per round, for whoever watches a run across machines."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, private: bool = False) -> None:
+        self.path, self.private = path, private
 
     def begin(self, check: str) -> list[str]:
         """Drops what is later than the checkpoint, which holds the checksum of its last line; gives what went wrong.
@@ -124,7 +147,7 @@ class Rounds:
             lines, events = read_until(self.path, check), list[str]()
         except CheckpointError as error:
             lines, events = self.read(), [f"{error}; the rounds in it that are undamaged are kept"]
-        self.lines = Lines(self.path, lines)
+        self.lines = Lines(self.path, lines, private=self.private)
         return events
 
     def append(self, line: Line) -> str:

@@ -21,13 +21,16 @@ import torch
 from fedspan.core import wire
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.encoded import Encoded
+from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
 from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, flat_rows
+from fedspan.core.sync import Log
 from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
 from fedspan.engine.combine import combined, robust
+from fedspan.engine.states import check_rows
 from fedspan.engine.transport import Replies, Transport
 from fedspan.privacy.checks import check_loop, empty_reply
 from fedspan.privacy.clipping import shrunk
@@ -264,7 +267,19 @@ class Loop:
         return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Continues a run from where `save` left it."""
+        """Continues a run from where `save` left it.
+
+        Raises:
+            CheckpointError: The arrays are not what a run of this method, model and population saves.
+        """
+        try:
+            self._load(arrays)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ProtocolError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not hold what this run saves ({one_line(error, 100)}); delete it and start again"
+            ) from error
+
+    def _load(self, arrays: wire.Arrays) -> None:
         parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "privacy": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
@@ -273,19 +288,53 @@ class Loop:
         shape = tuple(record["shape"])
         if shape != self.last_round.shape:
             raise CheckpointError(f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}")
-        self.server = wire.unpack(type(self.server), parts["server"])
+        for name, first in wire.pack(self.server).items():  # a log grows, all else keeps its shape
+            if not name.startswith("log.") and not _alike(parts["server"][name], first):
+                raise ValueError(f"server.{name} is of another shape or type")
+        fresh, self.server = self.server, wire.unpack(type(self.server), parts["server"])
         self.transport.load(parts["clients"])
         if self.privacy is not None:
             self.privacy.load(parts["privacy"])
         self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
-        rows, counts = parts["loop"]["rows"].numpy(), parts["loop"]["counts"].numpy()
+        rows, counts = parts["loop"]["rows"], parts["loop"]["counts"].numpy()
+        check_rows(rows, self.last_round.size)
         for table, values in zip((self.last_round, self.ledger.up, self.ledger.down), counts, strict=True):
-            table.reshape(-1)[rows] = values
-        self.buffers = parts["loop"].get("buffers")
-        clock = parts["loop"]["clock"].tolist()
-        self.t, self.seconds = int(clock[0]), clock[1]
-        self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
-        self.checks = record["checks"] if self.t else {}
+            table.reshape(-1)[rows.numpy()] = values
+        before, self.buffers = self.buffers, parts["loop"].get("buffers")
+        if before is not None and (self.buffers is None or not _alike(self.buffers, before)):
+            raise ValueError("loop.buffers are of another shape or type")
+        self.t, self.seconds = int(parts["loop"]["clock"][0]), float(parts["loop"]["clock"][1])
+        if self.t < 0 or (self.last_round >= max(self.t, 1)).any() or (counts[1:] < 0).any():
+            raise ValueError("loop.counts are of another round")
+        self._check_logs(fresh)
+        self.id, self.events, self.more_events = (
+            str(record["id"]),
+            list(map(str, record["events"])),
+            int(record["more"]),
+        )
+        self.checks = {str(name): str(check) for name, check in record["checks"].items()} if self.t else {}
+
+    def _check_logs(self, fresh: Any) -> None:
+        """Raise if the changes in a log are not of the kind that this method makes."""
+        if not isinstance(self.method, LogsChanges):
+            return
+        after = self.method.empty_round(fresh, replace(self._round(), overwrite=False))
+        for name, log in vars(self.server).items():
+            if isinstance(log, Log):
+                (first,) = getattr(after, name).entries
+                if log.end != self.t or not all(
+                    _same_kind(one, first) for one in (*log.entries, *log.earlier.values())
+                ):
+                    raise ValueError(f"server.{name} holds changes of another kind")
+
+
+def _same_kind(entry: Any, first: Any) -> bool:
+    """Whether a change has the parts, shapes and types of another one."""
+    if isinstance(entry, Encoded) and isinstance(first, Encoded):
+        return entry.parts.keys() == first.parts.keys() and all(
+            _alike(v, first.parts[n]) for n, v in entry.parts.items()
+        )
+    return isinstance(entry, torch.Tensor) and isinstance(first, torch.Tensor) and _alike(entry, first)
 
 
 def _sampled(x0: Vector) -> str:
@@ -294,6 +343,11 @@ def _sampled(x0: Vector) -> str:
         return ""
     numbers = x0[..., :: max(1, x0.shape[-1] // SAMPLED)]
     return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
+
+
+def _alike(array: Vector, first: Vector) -> bool:
+    """Whether an array has the shape and the type of the one that a run begins with."""
+    return array.shape == first.shape and array.dtype == first.dtype
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

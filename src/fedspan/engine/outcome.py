@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.errors import CheckpointError
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.errors import ChangedError, CheckpointError
+from fedspan.core.files import write_atomic
+from fedspan.core.sealed import read_table, table_text
 from fedspan.engine import history
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
@@ -19,6 +20,8 @@ AUDIT = "audit.jsonl"  # who took part when
 LR = "lr.json"  # how the step size was found
 TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupted
 BEST = "best.safetensors"  # the best model so far of an unfinished run
+TABLE = "history.csv"  # the evaluations, by the callback `csv`
+ROUNDS, ROSTER = "rounds.jsonl", "roster.json"  # of a server: its rounds, and which node each client belongs to
 
 
 def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
@@ -30,9 +33,16 @@ def write_outcome(
     run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
 ) -> None:
     """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
+    write_atomic(run_dir / OUTCOME, outcome_text(run_dir, seeds, statuses, about))
+
+
+def outcome_text(
+    run_dir: Path, seeds: Sequence[int], statuses: Sequence[str], about: Mapping[str, Any] | None = None
+) -> bytes:
+    """What `write_outcome` writes."""
     files = [folder / name for folder in seed_dirs(run_dir, seeds) for name in (history.NAME, MODEL, CLIENTS)]
     sums = {path.relative_to(run_dir).as_posix(): _checksum(path) for path in files if path.exists()}
-    write_table(run_dir / OUTCOME, {"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
+    return table_text({"seeds": list(seeds), "statuses": list(statuses), "files": sums, **(about or {})})
 
 
 def read_outcome(run_dir: Path) -> dict[str, Any]:
@@ -40,13 +50,31 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
     path = run_dir / OUTCOME
     if not path.exists():
         return {}
-    found = read_table(path)
+    found = read_table(path, seeds=list, statuses=list, files=dict)
+    kept = found.get("model_rounds", {})
+    known = all(type(one) is int for one in found["seeds"]) and all(isinstance(one, str) for one in found["statuses"])
+    known &= len(found["seeds"]) == len(found["statuses"]) and isinstance(kept, dict)
+    if not known or not all(name.isdecimal() and type(t) is int for name, t in kept.items()):
+        raise CheckpointError(f"{str(path)!r} does not say how each of its seeds ended; put it back, or run again")
     for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
-            raise CheckpointError(
+            raise ChangedError(
                 f"{str(run_dir / name)!r} is missing or was changed after the run; put it back, or run again"
             )
     return found
+
+
+def read_lr(path: Path) -> dict[str, Any]:
+    """How the step size of a run was found."""
+    found = read_table(path, rule=str, values=dict)
+    values = found["values"]
+    if "lr" not in values or not {"lr", "server_lr"}.issuperset(values) or not all(map(_is_number, values.values())):
+        raise CheckpointError(f"{str(path)!r} has no step sizes as fedspan writes them; put it back, or run again")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 def _checksum(path: Path) -> str:

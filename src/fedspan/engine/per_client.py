@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 import numpy as np
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import CheckpointError, SpecError, one_of
 from fedspan.core.extras import data_frame
 from fedspan.core.sealed import read_lines
 from fedspan.engine.axes import axis_or_new
@@ -173,7 +173,13 @@ class Recorder(Callback):
 
 def read(path: Path) -> list[Line]:
     """The rows of a file; none where there is no file. A last line that was cut short is left out."""
-    return read_lines(path)[0] if path.exists() else []
+    rows = read_lines(path)[0] if path.exists() else []
+    for number, row in enumerate(rows, 1):
+        if type(row.get("round")) is not int or "client" not in row:
+            raise CheckpointError(
+                f"line {number} of {str(path)!r} is no client's evaluation; put it back, or run again"
+            )
+    return rows
 
 
 def _finite(row: Line) -> Line:

@@ -11,22 +11,24 @@ from typing import Any, Literal
 
 import tomli_w
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from fedspan.core import checkpoint, registry
 from fedspan.core.building import describe
-from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line, one_of, path_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.sealed import write_table
 from fedspan.core.spec import flat
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, main_metric, sign_of
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
+from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_lr, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
+from fedspan.engine.provenance import check_run
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 MAIN = ("lr", "local_steps", "rank", "projector.rank")  # settings of a method that notebooks show, changed or not
@@ -310,12 +312,13 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     dirs = [place if place.is_dir() else place.parent for place in places]
     if not dirs:
         raise FedspanError(f"{str(run_dir)!r} holds no run: there is no {history.NAME}")
+    ends = check_run(run_dir, dirs)
     read = [history.read(place / history.NAME) for place in dirs]
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
     found = run_dir / LR
-    how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(read_outcome(place)).items()}
-    kept = {int(key): t for place in (*dirs, run_dir) for key, t in read_outcome(place).get("model_rounds", {}).items()}
+    how = {seed: status for end in ends for seed, status in zip(end["seeds"], end["statuses"], strict=True)}
+    kept = {int(key): t for end in ends for key, t in end.get("model_rounds", {}).items()}
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         _fill(model, weights, run_dir)
@@ -325,7 +328,7 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     ]
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, read_table(found) if found.exists() else None,
+        read[0][0]["spec"], run_dir, model, weights, read_lr(found) if found.exists() else None,
         PerClient(rows, read[0][0]["spec"].get("metrics", ()), kept), kept,
     )  # fmt: skip
 
@@ -340,9 +343,10 @@ def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir:
         raise FedspanError(f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}") from None
 
 
-def _statuses(outcome: dict[str, Any]) -> dict[int, str]:
-    return dict(zip(outcome.get("seeds", ()), outcome.get("statuses", ()), strict=True))
-
-
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.read_tensors(path)[0]
+    try:
+        return checkpoint.read_tensors(path)[0]
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); put it back, or run again"
+        ) from None

@@ -43,9 +43,9 @@ from fedspan.engine.outcome import (
     OUTCOME,
     SPEC,
     TRAFFIC,
+    outcome_text,
     read_outcome,
     seed_dirs,
-    write_outcome,
 )
 from fedspan.engine.result import Result, load
 
@@ -62,6 +62,7 @@ class Keeping:
     keep_checkpoint: bool = False  # also after the run has finished, so that it can be made longer
     retry_diverged: bool = False  # a diverged run keeps its last good checkpoint, and resuming goes on from it
     signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
+    seeds: tuple[int, ...] = ()  # all seeds, if each has a run directory of its own, below one that they share
 
 
 def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
@@ -184,14 +185,18 @@ class _Files:
         for number, folder in enumerate(folders):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             _write_clients(self.loop, number, folder, self.spec.privacy is not None)
-        if self.audit is not None:
-            self.audit.end(result.statuses, [provenance.sha256(folder / MODEL) for folder in folders])
-            provenance.write_cards(self.loop, self.spec, result, self.start, self.audit.last_hashes(), self.key)
+        assert self.audit is not None
+        self.audit.end(result.statuses, [provenance.sha256(folder / MODEL) for folder in folders])
         about = _decisions(self.spec) | result.kept_rounds() | {"audit": self.loop.checks}
-        write_outcome(run_dir, result.seeds, result.statuses, about)
-        if not keep and not (keeping.retry_diverged and result.status.startswith("diverged")):
-            for name in (CHECKPOINT, BEST):
-                remove(run_dir / name)
+        outcome = outcome_text(run_dir, result.seeds, result.statuses, about)
+        keep |= keeping.retry_diverged and result.status.startswith("diverged")
+        provenance.write_cards(
+            self.loop, self.spec, result, self.start, self.audit.last_hashes(), self.key, outcome,
+            seeds=keeping.seeds, keeps=keep,
+        )  # fmt: skip
+        write_atomic(run_dir / OUTCOME, outcome)
+        for name in () if keep else (CHECKPOINT, BEST):
+            remove(run_dir / name)
 
 
 class _SaveEvery(Callback):
@@ -230,6 +235,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
         _same_run(meta, spec, loop.seeds)
+        if not _whole(meta, len(loop.seeds)):
+            raise CheckpointError(f"{str(out / CHECKPOINT)!r} does not say what it holds; delete it and start again")
         if spec.rounds < meta["round"]:
             raise CheckpointError(
                 f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
@@ -241,6 +248,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
+        if loop.t != meta["round"]:
+            told = f"is of round {loop.t} and of round {meta['round']}"
+            raise CheckpointError(f"{str(out / CHECKPOINT)!r} {told}; delete it and start again")
         if loop.t:
             marks = [history.Mark(*mark) for mark in meta["history"]]
             loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
@@ -255,7 +265,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         files.start = meta.get("start", files.start)
     else:
         files.save()  # first of all: from here on the run can be resumed
-    remove(out / OUTCOME)  # before the files that it vouches for are changed
+    for path in (out / OUTCOME, *(one / provenance.CARD for one in seed_dirs(out, loop.seeds))):
+        remove(path)  # before the files that it vouches for are changed
     write_atomic(out / SPEC, spec.toml().encode())
     files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
     files.audit = Audit(loop, spec)
@@ -298,10 +309,18 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
             raise CheckpointError(
                 f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
             )
-    if meta["identity"] != spec.identity():
+    if meta.get("identity") != spec.identity():
         raise CheckpointError("the checkpoint was made with the patterns of `rank` in another order; use the same")
-    if tuple(meta["seeds"]) != seeds:
-        raise CheckpointError(f"the checkpoint is of seeds {meta['seeds']}, not {list(seeds)}; use the same seeds")
+    if meta.get("seeds") != list(seeds):
+        raise CheckpointError(f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds")
+
+
+def _whole(meta: Table, seeds: int) -> bool:
+    """Whether a checkpoint has a round, and a mark of each seed's history."""
+    marks, t = meta.get("history"), meta.get("round")
+    if type(t) is not int or not isinstance(marks, list) or len(marks) != (seeds if t or marks else 0):
+        return False
+    return all(isinstance(mark, list) and [type(part) for part in mark] == [int, str] for mark in marks)
 
 
 def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:

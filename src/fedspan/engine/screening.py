@@ -72,6 +72,8 @@ class Screen:
 
     def load(self, saved: torch.Tensor) -> None:
         """Puts back what `save` gave."""
+        if saved.shape != (len(KINDS), len(self.usual[0])):
+            raise ValueError("the usual norms are of another number of runs")
         self.usual = saved.tolist()
 
 

@@ -67,6 +67,15 @@ def load_states(fields: Mapping[str, Saved], saved: Arrays) -> None:
         states.load({part.removeprefix(prefix): array for part, array in saved.items() if part.startswith(prefix)})
 
 
+def check_rows(rows: torch.Tensor, count: int) -> None:
+    """Raises where saved rows are not different ones of a table."""
+    found = rows.numpy()
+    if rows.dtype != torch.int64 or rows.dim() != 1 or len(np.unique(found)) < len(found):
+        raise ValueError("its rows are no row numbers")
+    if len(found) and not 0 <= found.min() <= found.max() < count:
+        raise ValueError(f"it has rows that are not among the {count}")
+
+
 def states_saved(fields: Mapping[str, Saved]) -> None:
     """The checkpoint with what `save_states` gave is on disk."""
     for states in fields.values():
@@ -130,6 +139,12 @@ class InMemory:
         return {"rows": torch.from_numpy(self.rows[: self.used]), "values": self.values[: self.used]}
 
     def load(self, saved: Arrays) -> None:
+        check_rows(saved["rows"], self.count)
+        if (
+            saved["values"].shape != (len(saved["rows"]), self.first.shape[1])
+            or saved["values"].dtype != self.first.dtype
+        ):
+            raise ValueError("the states of clients are of another shape or type")
         self.used = len(saved["rows"])
         self.rows[: self.used] = saved["rows"].numpy()
         self.places.fill(-1)
@@ -220,6 +235,7 @@ class OnDisk:
     def load(self, saved: Arrays) -> None:
         """Undoes all journals since the save, the latest first."""
         self.id, number = saved["journal"].tolist()
+        check_rows(saved["rows"], self.count)
         self.checksums = np.zeros(self.count, np.int64)
         self.checksums[saved["rows"].numpy()] = saved["checksums"].numpy()
         with disk_errors(self.path):
@@ -265,7 +281,8 @@ class OnDisk:
         return self.path.with_suffix(".json")
 
     def _journals(self) -> list[int]:
-        return [int(file.name.rsplit("-", 1)[1]) for file in self.path.parent.glob(f"{self.path.stem}.journal-*")]
+        files = [file.name.rsplit("-", 1)[1] for file in self.path.parent.glob(f"{self.path.stem}.journal-*")]
+        return [int(number) for number in files if number.isdecimal()]
 
     def _journal_path(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.stem}.journal-{number}")

@@ -38,7 +38,7 @@ from fedspan.core.privacy import Privacy
 from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
 from fedspan.privacy import accountant
-from fedspan.privacy.randomness import new_key, normal, rounded, uniform
+from fedspan.privacy.randomness import KEY_BYTES, new_key, normal, rounded, uniform
 
 STEP = 0.2  # of the adapted clip
 COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
@@ -166,8 +166,11 @@ class Mechanism:
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Continues from what `save` gave."""
-        self.key = arrays["key"].numpy().tobytes()
-        self.clip, self.noise = arrays["clip"].tolist()
+        clip, noise = arrays["clip"].tolist()
+        key = arrays["key"].numpy().tobytes()
+        if len(key) != KEY_BYTES or not 0 < clip < math.inf or not 0 <= noise < math.inf:
+            raise ValueError("the key, the clip or the noise is none")
+        self.key, self.clip, self.noise = key, clip, noise
 
 
 def check_delta(delta: float, count: int, of: str) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import make_dir
 from fedspan.core.sealed import read_table, write_table
+from fedspan.engine.outcome import ROSTER as ROSTER
 
-ROSTER = "roster.json"
 REMEDY = "put it back, or delete it to bind clients anew"
 
 
@@ -30,7 +30,9 @@ class Roster:
         """The roster in a file, empty where there is none."""
         if not path.exists():
             return Roster(path)
-        table = read_table(path, REMEDY)
+        table = read_table(path, REMEDY, nodes=dict, run=str)
+        if not all(client.isdecimal() and type(node) is int for client, node in table["nodes"].items()):
+            raise CheckpointError(f"{str(path)!r} does not name the node of each client; {REMEDY}")
         return Roster(path, {int(client): node for client, node in table["nodes"].items()}, table["run"])
 
     def belongs(self, run: str) -> None:
@@ -39,7 +41,8 @@ class Roster:
             raise CheckpointError(f"{str(self.path)!r} is of another run; {REMEDY}")
         if self.run != run:
             self.run = run
-            self._save()
+            if self.nodes:
+                self._save()
 
     def admits(self, client: int, node: int) -> bool:
         """Whether a node may stand for a client; a number that nobody has used yet is bound to it."""

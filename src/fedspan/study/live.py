@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.errors import ChangedError, CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import read_toml
 from fedspan.core.system import WINDOWS
 from fedspan.engine import history
@@ -52,6 +52,8 @@ class Follower:
         where = ", ".join(map(str, self.places))
         try:
             report = of_places(self.places, self.metric, self.command)
+        except ChangedError:
+            raise
         except CheckpointError:
             return Report(self._title() or "No evaluation yet", [], [], self.command), f"Waiting for {where}"
         if title := self._title():

@@ -16,6 +16,8 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import flat
 from fedspan.engine import history
 from fedspan.engine.loop import Line
+from fedspan.engine.outcome import OUTCOME
+from fedspan.engine.provenance import check_run
 from fedspan.study.curves import POINTS, Curve, Floats, metrics_of, thinned
 from fedspan.study.jobs import identity_of
 from fedspan.study.model import Table, setting
@@ -93,7 +95,10 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
     groups: dict[str, dict[int, Run]] = {}
     for place in places:
         files = sorted(place.rglob(history.NAME)) if place.is_dir() else [place]
-        found = [history.read(file) for file in files]
+        for run_dir in dict.fromkeys(_run_dir(file.parent) for file in files):
+            folders = [file.parent for file in sorted(run_dir.glob(f"seed-*/{history.NAME}"))]
+            check_run(run_dir, [run_dir] if (run_dir / history.NAME).exists() else folders)
+        found = [_read(file) for file in files]
         if not any(rows for _, rows in found):
             raise CheckpointError(f"{str(place)!r} holds no {history.NAME} with rows; give the directory of a run")
         for header, rows in found:
@@ -107,6 +112,23 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
             tasks.setdefault(json.dumps(_task(first), sort_keys=True), []).append(dict(sorted(seeds.items())))
     names = _different([flat(json.loads(task)) for task in tasks])
     return [(name or "Runs", _named(group)) for name, group in zip(names, tasks.values(), strict=True)]
+
+
+def _run_dir(folder: Path) -> Path:
+    """The directory of the run to which a history belongs; seeds of one computation share the one above theirs."""
+    shared = folder.name.startswith("seed-") and not (folder / OUTCOME).exists() and (folder.parent / OUTCOME).exists()
+    return folder.parent if shared else folder
+
+
+def _read(file: Path) -> tuple[Line, list[Line]]:
+    """A history whose spec says what is shown of it."""
+    header, rows = history.read(file)
+    spec = header["spec"]
+    method, whole = spec.get("method"), all(type(spec.get(key)) is int for key in ("seed", "rounds"))
+    named = isinstance(method, dict) and isinstance(method.get("name"), str)
+    if not whole or not named or not isinstance(spec.get("task", {}), dict):
+        raise CheckpointError(f"line 1 of {str(file)!r} has no spec with a method, rounds and a seed; run it again")
+    return header, rows
 
 
 def _named(groups: list[dict[int, Run]]) -> list[Series]:

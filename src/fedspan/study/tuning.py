@@ -12,10 +12,9 @@ import numpy as np
 
 from fedspan.callbacks._event_log import kind_of
 from fedspan.core.errors import CheckpointError
-from fedspan.core.sealed import read_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.engine.outcome import LR
+from fedspan.engine.outcome import LR, read_lr
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.halving import hopeless, stages
 from fedspan.study.jobs import Job, jobs_of
@@ -161,7 +160,7 @@ class Runs:
     def found_lr(self, cell: Cell) -> list[float]:
         """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
         files = [job.run_dir / LR for job in self.running(cell)]
-        return [read_table(file)["values"]["lr"] for file in files if file.exists()]
+        return [read_lr(file)["values"]["lr"] for file in files if file.exists()]
 
     # ---- results
 

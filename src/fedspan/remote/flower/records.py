@@ -38,7 +38,8 @@ class RunConfig:
     wait: float = 120.0  # seconds to wait for all clients at the start
     min_replies: int = 1  # a round with fewer accepted replies changes nothing and is tried again
     pause: float = 3600.0  # seconds for which a round is tried again before the run stops
-    bind_clients: bool = False  # a client's number belongs to the first node that used it; needs authenticated nodes
+    bind_clients: bool | str = "auto"  # a client's number belongs to the first node that used it; "auto": where nodes
+    # are authenticated, without which a node has another id at every start
     reply_dtype: str = "float32"  # "bfloat16" or "float16" halve the bytes of replies
     backup: bool = True  # keep a copy of every client's state on the server's disk
     checkpoint_every: int = 1  # rounds
@@ -52,7 +53,9 @@ class RunConfig:
             value = config.get(key, field.default)
             if kind is float and type(value) is int:
                 value = float(value)
-            if type(value) is not kind:
+            if field.name == "bind_clients" and type(value) is not bool and value != "auto":
+                raise SpecError(f'run config {key!r} must be true, false or "auto", got {value!r}')
+            if type(value) is not kind and field.name != "bind_clients":
                 raise SpecError(f"run config {key!r} must be {kind.__name__}, got {value!r}")
             values[field.name] = value
         found = RunConfig(**values)

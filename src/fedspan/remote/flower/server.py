@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -19,6 +21,7 @@ from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Line, Loop, Row
+from fedspan.engine.outcome import ROUNDS
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.transport import Replies
@@ -38,6 +41,8 @@ GRACE = 2.0  # seconds more for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
+AHEAD = 1.0  # seconds by which a key is registered before its node comes; a node's own takes one message
+_WORDS = {True: ("authenticated", "bound to them"), False: ("not authenticated", "not bound to them")}
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class GridChannel:
     clients: int
     timeout: float
     roster: Roster | None = None  # which node each client's number belongs to; None: to the newest node
+    bound: bool | None = True  # whether the roster is kept to; None: if Flower authenticates nodes
     nodes: dict[int, int] = field(default_factory=dict)  # client → node
     identified: dict[int, int] = field(default_factory=dict)  # node → client, in the order of the replies
     requests: dict[str, Request] = field(default_factory=dict)  # by message id
@@ -68,6 +74,7 @@ class GridChannel:
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
         """Send all messages, and yield replies as they arrive until the time is up."""
         self.find_nodes()
+        self.decide_binding()
         outgoing, indices = [], []
         for index, message in enumerate(messages):
             node = self.nodes.get(message.client)
@@ -144,9 +151,8 @@ class GridChannel:
         identity = dict(record) if isinstance(record, ConfigRecord) else {}
         client = identity.get("client")
         if isinstance(client, int) and 0 <= client < self.clients:
-            if self.roster is not None and not self.roster.admits(client, node):
-                self.refused.add(node)
-                self.news.append(f"node {node} is refused as client {client}, which belongs to another node")
+            if self.bound and self.roster is not None and not self.roster.admits(client, node):
+                self._refuse(client, node)
                 return
             self.identified[node] = client
         else:
@@ -154,15 +160,45 @@ class GridChannel:
             reason = identity.get("reason") or f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
             log.warning("fedspan ignores a node: %s", one_line(reason))
 
+    def _refuse(self, client: int, node: int) -> None:
+        self.refused.add(node)
+        self.news.append(f"node {node} is refused as client {client}, which belongs to another node")
+
+    def decide_binding(self) -> None:
+        """Bind clients to nodes if Flower authenticates these; decided once, when some are connected."""
+        if self.bound is not None or self.roster is None or not self.identified:
+            return
+        known = [_registered_before(node) for node in getattr(self.grid, "get_nodes", tuple)()]
+        self.bound = 2 * sum(known) > len(known)
+        for node, client in list(self.identified.items()) if self.bound else ():
+            if not self.roster.admits(client, node):
+                del self.identified[node]
+                self._refuse(client, node)
+        self.nodes = {client: node for node, client in self.identified.items()}
+        log.info("nodes are %s, so clients are %s", *_WORDS[self.bound])
+
     def wait(self, seconds: float) -> None:
         """Wait until all clients are connected or the time is up."""
         deadline = time.monotonic() + seconds
         while True:
             self.find_nodes()
             if len(self.nodes) >= self.clients or time.monotonic() > deadline:
+                self.decide_binding()
                 log.info("%d of %d clients are connected", len(self.nodes), self.clients)
                 return
             time.sleep(NODE_POLL)
+
+
+def _registered_before(node: Any) -> bool:
+    """Whether somebody registered a node's key before the node came, as authentication demands.
+
+    Without authentication a node registers a new key of its own just before it connects.
+    """
+    try:
+        registered, came = map(datetime.fromisoformat, (node.registered_at, node.last_activated_at))
+        return (came - registered).total_seconds() > AHEAD
+    except (TypeError, ValueError):  # a virtual node has no such times
+        return False
 
 
 @dataclass
@@ -179,7 +215,7 @@ class RunLog(Callback):
         """Continue the files of an interrupted run."""
         self.run = run
         if self.channel.roster is not None:
-            self.channel.roster.belongs(run.id)
+            self.channel.roster.belongs(run.id)  # also if it is decided later whether clients are bound
         self.channel.news += self.rounds.begin(run.checks.get(self.rounds.path.name, ""))
 
     def log_round(self, rnd: Round, replies: Replies) -> None:
@@ -226,8 +262,9 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         )
     privacy = _privacy(spec, problem.clients, clients_per_round, config)
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
-    channel = GridChannel(grid, problem.clients, config.timeout, roster)
-    run_log = RunLog(Rounds(run_dir / "rounds.jsonl"), channel, spec.rounds)
+    decided = config.bind_clients is True or bool(roster and roster.nodes)
+    channel = GridChannel(grid, problem.clients, config.timeout, roster, True if decided else None)
+    run_log = RunLog(Rounds(run_dir / ROUNDS, private=spec.dp is not None), channel, spec.rounds)
     kind: Callable[..., RemoteTransport] = RemoteTransport
     if spec.secure is not None:
         check_secure(spec, method, problem.clients, clients_per_round)
