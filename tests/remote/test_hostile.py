@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,25 @@ from fedspan.remote.flower.records import read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
 
-METHODS_TRIED = ("ssf", "ef", "compressed", "powersgd")
+METHODS_TRIED = ("ssf", "ssf, tested", "ef", "compressed", "powersgd")
 MANY = {f"a{i}": Array(np.zeros(1, np.float32)) for i in range(5000)}
+ODD = (np.nan, np.inf, -np.inf, -3e38, 1e30, -1.0, 1e-45)
+DEPTH = {  # how far a reply came: words of the refusal, and for which methods
+    "not one of fedspan's": METHODS_TRIED, "header keys; that is too many": METHODS_TRIED,
+    "is longer than": METHODS_TRIED, "bytes of arrays; at most": METHODS_TRIED,
+    "is not in NumPy's format": METHODS_TRIED, "is of type": METHODS_TRIED, "claims shape": METHODS_TRIED,
+    "the header's": METHODS_TRIED, "another method, model, seed": METHODS_TRIED, "the reply has arrays": METHODS_TRIED,
+    "), expected ((": METHODS_TRIED, "values that are not finite": METHODS_TRIED,
+    "its statistics are outside their ranges": ("ssf, tested",),
+}  # fmt: skip
 DTYPES = ("<f4", ">f4", "<f8", "<f2", "<i8", ">i8", "<i2", "|u1", "|b1", "<c8", "<U4", "<M8[s]", "|V8")
 
 
 def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, RecordDict]:
     """(the server's end, a round of one client, its download, the client's honest reply)."""
-    spec = spec_of({"name": name, "lr": 0.02, "local_steps": 2} | METHODS[name][0], clients_per_round=1)
+    name, _, correction = name.partition(", ")
+    method = {"name": name, "lr": 0.02, "local_steps": 2} | METHODS[name][0]
+    spec = spec_of(method | ({"correction": correction} if correction else {}), clients_per_round=1)
     problem = spec.task.server_problem((spec.seed,), spec)
     agreement = agreement_of(spec, problem)
     transport = RemoteTransport(
@@ -53,7 +66,7 @@ def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, Record
     arrays = {k: torch.zeros(v.shape, dtype=v.dtype) for k, v in transport._expect(rnd, down, {}).items()}
     for array in arrays.values():
         if array.is_floating_point():
-            array.normal_(generator=torch.Generator().manual_seed(1))
+            array.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1).abs_()
     reply = RoundMessage("ok", rnd.t, int(rnd.ids[0, 0]), 0, agreement.fingerprint, arrays)
     return transport, rnd, down, write_message(reply)
 
@@ -68,7 +81,7 @@ def spoil_array(rng: random.Random, array: Array) -> Array:
     """One array of a reply, changed."""
     raw = bytearray(array.data)
     size = max(1, len(raw) - 128)
-    choice = rng.randrange(8)
+    choice = rng.randrange(11)
     if choice == 0:
         for _ in range(rng.randint(1, 12)):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
@@ -84,8 +97,18 @@ def spoil_array(rng: random.Random, array: Array) -> Array:
         raw[128:] = np.full(size // 4, rng.choice([np.nan, np.inf, 3e38]), np.float32).tobytes()
     elif choice == 6:
         raw[128:] = rng.randbytes(len(raw) - 128)  # for packed indices: places that do not exist
-    else:
+    elif choice == 10:
+        kind = np.dtype(rng.choice(("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|u1")))
+        shape = rng.choice([(), (3,), (1, 1, 1), (1, 1, 7), (1, 2, 6), (2, 1, 6), (1, 1, 6), (1, 1, 0), (1, 1, 1, 6)])
+        raw = bytearray(npy(kind.str, shape, bytes(math.prod(shape) * kind.itemsize)))
+    elif choice == 7:
         raw += rng.randbytes(rng.randint(1, 10_000))
+    else:  # an array as it must look, with other numbers
+        numbers = np.frombuffer(bytes(raw[128:]), np.dtype(array.dtype)).copy()
+        if numbers.size:
+            kinds = ODD if numbers.dtype.kind == "f" else (np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max)
+            numbers[rng.randrange(numbers.size) if choice == 8 else slice(None)] = rng.choice(kinds)
+        raw[128:] = numbers.tobytes()
     return Array(array.dtype, array.shape, array.stype, bytes(raw))
 
 
@@ -97,8 +120,9 @@ def spoil_header(rng: random.Random, header: dict[str, Any]) -> dict[str, Any]:
         key = rng.choice([*header, "settings", "reason", "more"])
         if rng.random() < 0.2:
             header.pop(key, None)
-        else:
-            header[key] = rng.choice(values)
+        else:  # half of them of the right type: another round, another client, another run
+            alike = [value for value in values if type(value) is type(header.get(key))]
+            header[key] = rng.choice(alike if alike and rng.random() < 0.5 else values)
     if rng.random() < 0.05:
         header |= {f"k{i}": i for i in range(5000)}
     if rng.random() < 0.1:
@@ -149,9 +173,12 @@ class OneReply:
 def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Path) -> None:
     transport, rnd, down, good = honest(name, tmp_path)
     rng, accepted, refused, slowest = random.Random(7), 0, 0, 0.0
+    fresh = {key: array.clone() for key, array in transport.save().items()}
+    reached, header = Counter[str](), dict(good["header"])
     for _ in range(count):
         hostile = spoil(rng, good)
         transport.channel = OneReply(lambda hostile=hostile: hostile)  # type: ignore[misc]
+        transport.load({key: array.clone() for key, array in fresh.items()})  # else it is a reply to another message
         began = time.process_time()
         replies = transport._exchange(rnd, down, {})
         slowest = max(slowest, time.process_time() - began)
@@ -164,8 +191,13 @@ def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Pat
         else:
             refused += 1
             assert replies.events
+        said = " ".join(replies.events)
+        reached.update(words for words in DEPTH if words in said)
+        if "another message" in said:
+            assert any(hostile["header"].get(key) != header[key] for key in ("t", "client", "accepted", "mark"))
     assert refused > 0.6 * count
-    assert accepted > 0, "some changes do no harm; where nothing is accepted the test shows nothing"
+    assert accepted > 0.05 * count, "some changes do no harm; where nothing is accepted the test shows nothing"
+    assert [words for words, methods in DEPTH.items() if name in methods and reached[words] < 2] == []
     assert slowest < 2.0
 
 
@@ -201,12 +233,14 @@ def test_no_download_harms_a_client(count: int, tmp_path: Path) -> None:
     node = last.metadata.dst_node_id
     config = {"partition-id": grid.clients[node], "states-dir": str(tmp_path / "states")}
     file = tmp_path / "states" / "run" / f"client-{grid.clients[node]}.safetensors"
-    good_state, rng = file.read_bytes(), random.Random(3)
+    good_state, rng, reached = file.read_bytes(), random.Random(3), Counter[str]()
     for _ in range(count):
         context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
         reply = reply_to(Message(spoil(rng, last.content), node, "train"), context, preparing(spec))
-        assert read_message(reply, 1 << 20).status in ("ok", "lost", "refused", "failed")
+        reached[read_message(reply, 1 << 20).status] += 1
         file.write_bytes(good_state)
+    assert set(reached) == {"ok", "lost", "refused", "failed"}
+    assert reached["ok"] > 0.1 * count, "some changes do no harm"
     outside = [
         p
         for p in tmp_path.rglob("*")

@@ -56,6 +56,11 @@ def spoil(one: World, spoilt: Counter[str]) -> Callable[[], None] | None:
     return mend
 
 
+def test_a_fault_of_the_servers_disk_does_not_strike_the_harness(tmp_path: Path) -> None:
+    """Here the server's disk is to fail while the harness damages a client's file."""
+    assert episode(tmp_path / "x", 910003).total() > 10
+
+
 @pytest.mark.parametrize("faults", [pytest.param(60, id="some"), pytest.param(1000, id="many", marks=pytest.mark.slow)])
 def test_random_faults_lose_and_double_nothing(faults: int, tmp_path: Path) -> None:
     """pytest -m slow -s tests/remote/test_soak.py: 1,000 faults in a few minutes."""

@@ -150,6 +150,8 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
         return None
     if origin is tuple:
         count = int(_array(arrays, f"{name}.count"))
+        if count > len(arrays):
+            raise ProtocolError(f"{name!r} would have {count:,} parts, but there are {len(arrays)} arrays")
         return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
     if hint is ModelSync or hint is Log:
         return hint.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})

@@ -72,6 +72,14 @@ def local_work(
 def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
     """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
     message: Any = wire.unpack(method.types()[2], down)
+    if isinstance(message, SyncedDown):
+        missed, since = len(message.sync.log.entries), max(replica.last_round, 0)
+        lacks = isinstance(method, LogsChanges) and message.sync.x is None and missed < rnd.t - since
+        if lacks or missed > rnd.t - since:
+            raise ProtocolError(
+                f"the server sent {missed:,} changes of the model, but this client's copy is of round {since} and this "
+                f"is round {rnd.t}"
+            )
 
     def apply(copy: Vector, entry: Any, t: int) -> Vector:
         if not isinstance(method, LogsChanges):

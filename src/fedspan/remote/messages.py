@@ -127,7 +127,7 @@ class Agreement:
         """Why a client refused, by the first setting that differs where the client sent its own."""
         try:
             here, there = json.loads(self.text), dict(json.loads(message.settings))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return message.reason
         differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
         if not differing:
