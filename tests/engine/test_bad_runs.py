@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from torch import nn
 import fedspan
 from conftest import Interrupt
 from fedspan.api.fit import spec_of
+from fedspan.core import checkpoint
+from fedspan.core.sealed import lines_text, read_table, write_table
 from fedspan.theory import lr_search
 
 
@@ -273,6 +277,157 @@ def test_a_sum_in_place_of_a_mean_is_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(objective=mean)
+
+
+def interrupted(place: Path, kind: str, resume: bool = False) -> fedspan.Result:
+    """A run that Ctrl-C ends after three of five rounds, or the rest of it."""
+    methods: dict[str, dict[str, Any]] = {"ssf": {"name": "ssf", "rank": 0.5}, "scaffold": {"name": "scaffold"}}
+    more: dict[str, Any] = {"method": methods.get(kind, {"name": "fedavg"}) | {"lr": 0.1}, "rounds": 5}
+    if kind == "private":
+        more |= {"privacy": fedspan.Privacy(noise=1.0, clip=1.0), "participation": {"weights": "uniform"}}
+    callbacks: list[Any] = [fedspan.callbacks.KeepBest("loss")] if kind == "best" else []
+    return fit(place, **more, callbacks=[*callbacks, *([] if resume else [Interrupt(3)])], resume=resume)
+
+
+def changed(arrays: dict[str, Any], **new: Any) -> dict[str, Any]:
+    return arrays | {name.replace("__", "."): value for name, value in new.items()}
+
+
+def record(arrays: dict[str, Any], **new: Any) -> dict[str, Any]:
+    told = json.loads(arrays["loop.record"].numpy().tobytes()) | new
+    return arrays | {"loop.record": torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)}
+
+
+def without(table: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
+
+
+FORGED: list[tuple[str, Any]] = [
+    *(("fedavg", lambda a, m, key=key: (without(a, key), m)) for key in ("loop.clock", "loop.rows", "loop.record")),
+    *(("scaffold", lambda a, m, key=key: (without(a, key), m)) for key in ("server.c", "clients.c.rows", "server.x")),
+    ("fedavg", lambda a, m: (changed(a, other__x=a["server.x"]), m)),
+    ("fedavg", lambda a, m: (changed(a, server__y=a["server.x"]), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"].double()), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"].flatten()), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"][..., :-1].contiguous()), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"] * float("nan")), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([2.5, 0.0]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([9.0, 0.0]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([-3.0, 0.0]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([3.0, float("inf")]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__counts=-a["loop.counts"] - 5), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"][:, :-1].contiguous()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] + 10**6), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] * 0), m)),
+    ("fedavg", lambda a, m: (changed(a, clients__usual=-a["clients.usual"] - 1), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__record=torch.zeros(3, dtype=torch.uint8)), m)),
+    ("fedavg", lambda a, m: (record(a, events=3), m)),
+    ("fedavg", lambda a, m: (record(a, more=-1), m)),
+    ("fedavg", lambda a, m: (record(a, checks=[]), m)),
+    ("fedavg", lambda a, m: (record(a, shape=[1, 99]), m)),
+    *(("fedavg", lambda a, m, key=key: (a, without(m, key))) for key in ("decisions", "identity", "seeds", "round")),
+    *(("fedavg", lambda a, m, key=key: (a, m | {key: "x"})) for key in ("seeds", "round", "history")),
+    ("fedavg", lambda a, m: (a, m | {"round": 2})),
+    ("fedavg", lambda a, m: (a, m | {"history": []})),
+    ("fedavg", lambda a, m: (a, m | {"history": [[1, 2]]})),
+    ("fedavg", lambda a, m: (a, 3)),
+    ("scaffold", lambda a, m: (changed(a, server__c=a["server.c"].double()), m)),
+    ("scaffold", lambda a, m: (changed(a, server__c=a["server.c"] + float("inf")), m)),
+    ("scaffold", lambda a, m: (changed(a, clients__c__rows=a["clients.c.rows"] + 99), m)),
+    ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"].int()), m)),
+    ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"] * float("nan")), m)),
+    ("ssf", lambda a, m: (without(a, "server.log.missed"), m)),
+    ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"] + 4), m)),
+    ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].repeat(2)), m)),
+    ("ssf", lambda a, m: (changed(a, server__log__missed=a["server.log.missed"][..., :-1].contiguous()), m)),
+    ("private", lambda a, m: (changed(a, privacy__key=a["privacy.key"][:4].clone()), m)),
+    ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([1.0, 0.0]).double()), m)),
+    ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([9.0, 1.0]).double()), m)),
+    ("best", lambda a, m: (a, m | {"best": {"7": 0.5}})),
+    ("best", lambda a, m: (a, m | {"best": [0.5]})),
+    ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"][:1].clone()}), m)),
+    ("best", lambda a, m: (without(a, "0.weight"), m)),
+]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    places = {kind: tmp_path_factory.mktemp("stopped") / kind for kind in {kind for kind, _ in FORGED}}
+    for kind, place in places.items():
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(place, kind)
+    return places
+
+
+@pytest.mark.parametrize(("kind", "forge"), FORGED, ids=range(len(FORGED)))
+def test_a_forged_checkpoint_with_a_right_checksum_is_refused(
+    kind: str, forge: Any, stopped: dict[str, Path], tmp_path: Path
+) -> None:
+    place = shutil.copytree(stopped[kind], tmp_path / "run")
+    path = place / ("best.safetensors" if kind == "best" else "checkpoint.safetensors")
+    checkpoint.save(path, *forge(*checkpoint.load(path)))
+    with pytest.raises(fedspan.FedspanError, match=r"damaged|does not say|is of|is at round") as error:
+        interrupted(place, kind, resume=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "scaffold", "ssf", "private", "best"])
+def test_the_same_checkpoint_written_again_is_resumed(kind: str, stopped: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(stopped[kind], tmp_path / "run")
+    path = place / "checkpoint.safetensors"
+    checkpoint.save(path, *checkpoint.load(path))
+    assert interrupted(place, kind, resume=True).finished
+
+
+def sealed_lines(lines: list[Any]) -> bytes:
+    return lines_text(lines)[0]
+
+
+ROW = {"round": 0, "up_bytes": 0, "down_bytes": 0, "seconds": 0.0, "loss": 1.0}
+SPEC = {"seed": 0, "method": {"name": "fedavg"}, "task": {"name": "custom"}}
+HISTORIES: list[list[Any]] = [
+    *(
+        [{"spec": value}]
+        for value in (3, [], {"metrics": 3}, {"method": 3}, {"method": {}}, {"seed": "a"}, {"a": None})
+    ),
+    [{"spec": {"participation": {"weights": 3}}}],
+    *(
+        [{"spec": SPEC}, ROW | {key: value}]
+        for key in ("round", "up_bytes", "seconds", "loss")
+        for value in ("a", [], {})
+    ),
+    *([{"spec": SPEC}, without(ROW, key)] for key in ("round", "up_bytes", "down_bytes", "seconds")),
+    [{"spec": SPEC}, ROW | {"events": 3}],
+    [{"spec": SPEC}, ROW, ROW],
+    [{"spec": SPEC}, ROW | {"round": 3}, ROW | {"round": 2}],
+    [{"spec": SPEC}, ROW | {"up_bytes": 9}, ROW | {"round": 1}],
+    [{"spec": SPEC}, ROW | {"down_bytes": -9}],
+]
+
+
+@pytest.mark.parametrize("lines", HISTORIES)
+def test_a_forged_history_with_right_checksums_is_refused(lines: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_bytes(sealed_lines(lines))
+    with pytest.raises(fedspan.FedspanError, match=r"history\.jsonl.* is damaged") as error:
+        fedspan.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+OUTCOMES: list[dict[str, Any]] = [
+    {"seeds": 3}, {"seeds": ["a"]}, {"seeds": [0, 1]}, {"seeds": [4]}, {"statuses": 3}, {"statuses": [3]},
+    {"files": []}, {"files": {"history.jsonl": 3}}, {"model_rounds": 3}, {"model_rounds": {"0": "a"}}, {"model_rounds": {"7": 1}},
+    {"decisions": 3}, {"identity": 3}, {"audit": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", OUTCOMES)
+def test_a_forged_result_with_a_right_checksum_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    fit(tmp_path)
+    path = tmp_path / "result.json"
+    write_table(path, read_table(path) | change)
+    with pytest.raises(fedspan.FedspanError, match="damaged") as error:
+        fedspan.load(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 DAMAGE = [

@@ -8,16 +8,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedspan.core.errors import CheckpointError
 from fedspan.core.files import make_dir, remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.sealed import REMEDY, check_form, read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine.outcome import LR, TRIALS
+from fedspan.engine.result import LR_FORM
 from fedspan.engine.run_dir import check_vacant
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
+
+TRIAL_FORM = {"lr": float, "rounds": int, "at": list[int], "values": list[float], "diverged": bool, "bytes": int}
 
 
 def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, dict[str, Any] | None]:
@@ -27,6 +31,9 @@ def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, di
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
         found = read_table(path)
+        check_form(found, LR_FORM, path)
+        if not found["values"].keys() <= {"lr", "server_lr"}:
+            raise CheckpointError(f"{str(path)!r} is damaged: it sets {', '.join(found['values'])}; {REMEDY}")
     else:
         if run_dir is not None:
             check_vacant(run_dir)
@@ -61,7 +68,12 @@ def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTr
     path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
     table = read_table(path) if path.exists() else {}
     mine = {key: table.get(key) for key in whose} == whose
-    done = [RateTrial(**trial) for trial in table["trials"]] if mine else []
+    if mine:
+        check_form(table, {"trials": list[Any]}, path)
+    trials = table["trials"] if mine else []
+    for trial in trials:
+        check_form(trial, TRIAL_FORM, path)
+    done = [RateTrial(**{name: trial[name] for name in TRIAL_FORM}) for trial in trials]
     every, fresh = list(done), not run_dir.exists()
 
     def keep(trial: RateTrial) -> None:

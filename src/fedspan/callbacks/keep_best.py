@@ -11,6 +11,8 @@ from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, one_of
 from fedspan.core.registry import register
+from fedspan.core.sealed import REMEDY, check_form
+from fedspan.core.wire import check_forms
 from fedspan.engine.judging import Mode, judged_by, sign_of
 from fedspan.engine.outcome import BEST
 
@@ -44,11 +46,15 @@ class KeepBest(Callback):
         self._kept.clear()
         if run.run_dir is not None and any(run.lines):
             arrays, meta = checkpoint.load(run.run_dir / BEST)
+            check_form(meta, {"run": str, "best": dict[str, float]}, run.run_dir / BEST)
             if meta["run"] != run.id:
                 raise CheckpointError(f"{str(run.run_dir / BEST)!r} is of another run; put back that of this run")
             for key, value in meta["best"].items():
-                prefix = f"{key}."
+                prefix, like = f"{key}.", run.state_dict()
                 own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+                if key not in map(str, range(len(run.seeds))) or own.keys() != like.keys():
+                    raise CheckpointError(f"{str(run.run_dir / BEST)!r} is damaged: it is of another model; {REMEDY}")
+                check_forms(own, like, str(run.run_dir / BEST))
                 self._kept[int(key)] = (value, own)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:

@@ -25,6 +25,7 @@ from fedspan.engine.loop import Line, Loop, Row
 from fedspan.engine.outcome import AUDIT, seed_dirs
 
 MOST = 1024  # rounds of a line
+MOST_CLIENTS = 10**7  # of a range
 
 
 class Audit(Callback):
@@ -117,6 +118,8 @@ def numbers(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
+        if not 0 <= int(last or first) - int(first) < MOST_CLIENTS:
+            raise ValueError(f"{part!r} is no range of clients")
         found += range(int(first), int(last or first) + 1)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.core import checkpoint
-from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.core.sealed import LONG, read_lines, read_table
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line
+from fedspan.core.sealed import LONG, check_form, read_lines, read_table
 from fedspan.engine.audit import numbers
-from fedspan.engine.loop import Line
-from fedspan.engine.outcome import AUDIT, CHECKPOINT, OUTCOME
+from fedspan.engine.loop import Line, record_of
+from fedspan.engine.outcome import AUDIT, CHECKPOINT, OUTCOME, OUTCOME_MORE
 from fedspan.engine.provenance import CARD, read_card
 
 KINDS = {
     "left out": "left out", "refused": "refused", "restored": "restored", "state lost": "state lost",
     "no reply": "no reply", "not connected": "no reply", "failed": "failed",
 }  # fmt: skip  # words of an event → what happened
+HEADER = {"run": str, "seed": int, "identity": str, "time": str, "versions": dict[str, str]}
+LINE = {  # what a line may have
+    "time": str, "versions": dict[str, str], "rounds": list[int], "counted": list[str], "not_counted": dict[str, str],
+    "events": list[str], "evaluated": dict[str, float | bool | None], "up_bytes": int, "down_bytes": int,
+    "resumed": int, "damaged": str, "ended": str, "round": int, "model_sha256": str,
+}  # fmt: skip
 CLIENTS = re.compile(r"clients? ((?:\d+(?:, )?)+)")
 
 
@@ -85,9 +90,15 @@ def _read(path: Path, run_dir: Path) -> Trail:
     if not lines or "run" not in lines[0]:
         trail.wrong.append(f"{str(path)!r} does not begin with the line of a run")
         return trail
+    try:
+        check_form(lines[0], HEADER, path)
+        for line in lines:
+            check_form(line, {}, path, LINE)
+            _take_in(trail, line)
+    except (CheckpointError, ValueError, IndexError) as error:
+        trail.wrong.append(f"{one_line(str(error)).split('; ')[0]}: no run has written this")
+        return trail
     trail.header, trail.lines, trail.last_hash = lines[0], len(lines), checks[-1]
-    for line in lines:
-        _take_in(trail, line)
     if "damaged" in trail.header:
         trail.wrong.append(f"the trail begins at round {trail.header['resumed']}: {trail.header['damaged']}")
     _compare(trail, run_dir, checks)
@@ -119,11 +130,13 @@ def _compare(trail: Trail, run_dir: Path, checks: list[str]) -> None:
         for base in {folder, run_dir}:
             name = trail.path.relative_to(base).as_posix()
             if (base / OUTCOME).exists():
-                held = read_table(base / OUTCOME, "it was changed after the run").get("audit", {})
+                outcome = read_table(base / OUTCOME, "it was changed after the run")
+                check_form(outcome, {}, base / OUTCOME, OUTCOME_MORE)
+                held = outcome.get("audit", {})
                 _covered(trail, OUTCOME, held.get(name, ""), checks, last=True)
             if (base / CHECKPOINT).exists():
                 arrays, _ = checkpoint.load(base / CHECKPOINT)
-                held = json.loads(arrays["loop.record"].numpy().tobytes())["checks"]
+                held = record_of(arrays)["checks"]
                 _covered(trail, CHECKPOINT, held.get(name, ""), checks, last=False)
     except FedspanError as error:
         trail.wrong.append(str(error))

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fedspan.core.errors import CheckpointError
 from fedspan.core.layout import Vector
-from fedspan.core.wire import Arrays
-from fedspan.engine.states import Rows
+from fedspan.core.wire import Arrays, check_forms
+from fedspan.engine.states import Rows, check_rows
 
 Replay = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
 
@@ -78,13 +79,22 @@ class CompactStates:
             "rows": torch.tensor(list(some), dtype=torch.int64),
             "counts": torch.tensor([len(state.rounds) for state in some.values()], dtype=torch.int64),
             "rounds": torch.tensor([t for state in some.values() for t in state.rounds], dtype=torch.int64),
-            "entries": torch.cat(entries) if entries else self.first[:0],
+            "entries": torch.cat(entries) if entries else self.first[:0, :, :0],
             "full_rows": torch.tensor(list(full), dtype=torch.int64),
             "full": torch.cat(list(full.values())) if full else self.first[:0],
         }
 
     def load(self, saved: Arrays) -> None:
         """Return to the moment of a `save`."""
+        none = torch.zeros(0, dtype=torch.int64)
+        forms = dict.fromkeys(("rows", "counts", "rounds", "full_rows"), none)
+        forms |= {"entries": self.first[:0, :, :0], "full": self.first[:0]}
+        check_forms(saved, forms, "the checkpoint")
+        check_rows(
+            torch.cat([saved["rows"], saved["full_rows"]]), len(saved["counts"]) + len(saved["full"]), self.count
+        )
+        if not int(saved["counts"].sum()) == len(saved["rounds"]) == len(saved["entries"]):
+            raise CheckpointError("the checkpoint is damaged: its compact states are incomplete; start the run again")
         counts, rounds, entries = saved["counts"].tolist(), saved["rounds"].tolist(), _each(saved["entries"])
         ends = itertools.accumulate(counts)
         self.states = {

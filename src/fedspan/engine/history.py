@@ -9,16 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, shown
 from fedspan.core.files import append, make_dir, sync, write_atomic
-from fedspan.core.sealed import SHORT, lines_text, read_lines, undamaged
+from fedspan.core.sealed import REMEDY, SHORT, check_form, fits, lines_text, read_lines, undamaged
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
+HEADER = {"spec": dict[str, Any]}
+SPEC = {  # of what others read in it
+    "seed": int, "rounds": int, "metrics": list[Any], "method": dict[str, Any], "task": dict[str, Any],
+    "participation": dict[str, Any],
+}  # fmt: skip
+COSTS = {"round": int, "up_bytes": int, "down_bytes": int, "seconds": float}  # of a row
+ASIDE = {"events": list[str], "diverged": bool}
 
 
 def line_of(row: Row, run: int) -> Line:
@@ -42,6 +49,13 @@ class Mark(NamedTuple):
 
     rows: int
     checksum: str  # of these rows, whatever line one is
+
+
+def mark_of(told: list[Any], where: Path) -> Mark:
+    """A mark as a checkpoint holds it."""
+    if len(told) != 2 or not fits(told[0], int) or not fits(told[1], str) or told[0] < 0:
+        raise CheckpointError(f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}")
+    return Mark(*told)
 
 
 class Lines:
@@ -96,6 +110,7 @@ def read_marked(path: Path, mark: Mark) -> list[Line]:
     rows = undamaged(path)[1 : mark.rows + 1]
     if len(rows) < mark.rows or _digest(rows).hexdigest() != mark.checksum:
         raise CheckpointError(f"{str(path)!r} is missing or damaged; put it back, or start the run again")
+    _check_rows(rows, path)
     return rows
 
 
@@ -106,7 +121,35 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     lines, _ = read_lines(path)
     if not lines or "spec" not in lines[0]:
         raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
+    check_form(lines[0], HEADER, path, {"seed": int})
+    spec = lines[0]["spec"]
+    check_form(spec, {}, path, SPEC)
+    for key in ("method", "task"):
+        check_form(spec.get(key, {"name": ""}), {"name": str}, path)
+    check_form(spec.get("participation", {}), {}, path, {"weights": str})
+    if not _plain(spec):
+        raise CheckpointError(f"{str(path)!r} is damaged: its spec holds null; {REMEDY}")
+    _check_rows(lines[1:], path)
     return lines[0], lines[1:]
+
+
+def _check_rows(rows: Sequence[Line], path: Path) -> None:
+    """Refuses rows that no run could have written."""
+    before = {"round": -1, "up_bytes": 0, "down_bytes": 0}
+    for row in rows:
+        check_form(row, COSTS, path, dict.fromkeys(row, float | None) | COSTS | ASIDE)
+        least = {key: value + (key == "round") for key, value in before.items()}
+        if wrong := [key for key in before if row[key] < least[key]]:
+            raise CheckpointError(f"{str(path)!r} is damaged: {wrong[0]!r} falls to {row[wrong[0]]}; {REMEDY}")
+        if wrong := [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]:
+            raise CheckpointError(f"{str(path)!r} is damaged: {wrong[0]!r} is {row[wrong[0]]}; {REMEDY}")
+        before = {key: row[key] for key in before}
+
+
+def _plain(value: Any) -> bool:
+    """Whether a spec can be written as TOML."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is not None and all(map(_plain, inner))
 
 
 class Rounds:

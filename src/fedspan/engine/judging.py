@@ -50,10 +50,17 @@ def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option:
     """
     known = higher_is_better(metric, given)
     higher = known if mode is None else mode == "max"
-    guessed = metric.removeprefix(HELD_OUT) not in {*registry.choices("metric"), "loss", "training_loss", *_names(given)}
+    guessed = metric.removeprefix(HELD_OUT) not in {
+        *registry.choices("metric"),
+        "loss",
+        "training_loss",
+        *_names(given),
+    }
     if known not in (None, higher) and not guessed:
         better = "more" if known else "less"
-        raise SpecError(f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out")
+        raise SpecError(
+            f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out"
+        )
     if higher is None:
         own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
         how = f"give {option}='min' or 'max', or {own}" if option else own

@@ -21,11 +21,12 @@ import torch
 from fedspan.core import wire
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
 from fedspan.core.layout import Vector
 from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, flat_rows
+from fedspan.core.sealed import check_form
 from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
 from fedspan.engine.combine import combined, robust
 from fedspan.engine.transport import Replies, Transport
@@ -49,6 +50,8 @@ class Row:
     events: tuple[str, ...] = ()  # since the row before
 
 
+DAMAGED = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, ProtocolError)
+RECORD = {"id": str, "shape": list[int], "events": list[str], "more": int, "checks": dict[str, str]}
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 NOBODY = Replies(np.array([], np.int64), None)
@@ -262,28 +265,90 @@ class Loop:
         return arrays | buffers | {"loop.clock": clock, "loop.record": text}
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Continues a run from where `save` left it."""
+        """Continues a run from where `save` left it.
+
+        Raises:
+            CheckpointError: The arrays are not those of such a run: of other names, types, shapes or impossible values.
+        """
+        try:
+            self._load(arrays)
+        except DAMAGED as error:
+            raise CheckpointError(f"the checkpoint is damaged ({one_line(error)}); start the run again") from error
+
+    def _load(self, arrays: wire.Arrays) -> None:
         parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "privacy": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
-        record = json.loads(parts["loop"]["record"].numpy().tobytes())
+        record, loop = record_of(arrays), parts["loop"]
         shape = tuple(record["shape"])
         if shape != self.last_round.shape:
             raise CheckpointError(f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}")
-        self.server = wire.unpack(type(self.server), parts["server"])
+        t, seconds = loop["clock"].tolist()
+        rows, counts = loop["rows"].numpy(), loop["counts"].numpy()
+        wire.check_forms(loop, self._forms(), "the checkpoint")
+        known = np.unique(rows).size == rows.size and ((rows >= 0) & (rows < self.last_round.size)).all()
+        possible = (counts >= [[-1], [0], [0]]).all() and (counts[0] < t).all()
+        if not (t == int(t) and t >= 0 <= seconds < np.inf and known and possible and record["more"] >= 0):
+            raise CheckpointError("the checkpoint is damaged: its counts are impossible; start the run again")
+        self._load_server(parts["server"], int(t))
+        whole = all(torch.isfinite(x).all() for x in self.model())  # a seed that has diverged may hold anything
+        if whole and (
+            bad := [name for name, one in arrays.items() if one.is_floating_point() and not one.isfinite().all()]
+        ):
+            raise CheckpointError(f"the checkpoint is damaged: {bad[0]!r} is not finite; start the run again")
         self.transport.load(parts["clients"])
         if self.privacy is not None:
             self.privacy.load(parts["privacy"])
         self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
-        rows, counts = parts["loop"]["rows"].numpy(), parts["loop"]["counts"].numpy()
         for table, values in zip((self.last_round, self.ledger.up, self.ledger.down), counts, strict=True):
             table.reshape(-1)[rows] = values
-        self.buffers = parts["loop"].get("buffers")
-        clock = parts["loop"]["clock"].tolist()
-        self.t, self.seconds = int(clock[0]), clock[1]
+        self.buffers = loop["buffers"] if self.buffers is not None else None
+        self.t, self.seconds = int(t), seconds
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
         self.checks = record["checks"] if self.t else {}
+
+    def _forms(self) -> wire.Arrays:
+        """Arrays of the forms that a checkpoint has of the loop itself; an axis of 0 is of any length."""
+        none = torch.zeros(0, dtype=torch.int64)
+        forms = {"rows": none, "counts": none.expand(3, 0), "clock": torch.zeros(2, dtype=torch.float64)}
+        return forms | ({} if self.buffers is None else {"buffers": self.buffers})
+
+    def _load_server(self, arrays: wire.Arrays, t: int) -> None:
+        """The server's state, in the form that it has in this run."""
+        like = wire.pack(self.server)
+        if isinstance(self.method, LogsChanges):  # of one round without replies, whose log has one entry
+            logged = wire.pack(self.method.empty_round(self.server, self._round()))
+            like |= {name: array[:, :0] if name.startswith("log.missed") else array for name, array in logged.items()}
+            like["log.end"] = like["log.end"][:0]
+        wire.check_forms(arrays, like, "the checkpoint")
+        server = wire.unpack(type(self.server), arrays)
+        missing, more = like.keys() - arrays.keys(), arrays.keys() - wire.pack(server).keys()
+        log = getattr(server, "log", None)
+        ended = t if log is None else log.end
+        if more or any(not name.startswith("log.missed") for name in missing):
+            why = f"the server's {min(missing | more)!r} is {'too much' if more else 'missing'}"
+        elif ended != t:
+            why = f"its log ends at round {ended}, and the run is at round {t}"
+        elif log is not None and not 0 < len(log.entries) <= max(t, 1) - len(log.earlier) and t:
+            why = "its log has lost entries"
+        elif not any(torch.isfinite(x).all() for x in self.method.model(server)):
+            why = "its model is not finite"
+        else:
+            self.server = server
+            return
+        raise CheckpointError(f"the checkpoint is damaged: {why}; start the run again")
+
+
+def record_of(arrays: wire.Arrays) -> Line:
+    """What a checkpoint says in words: the run's id and shape, events, and checksums of other files."""
+    try:
+        record = json.loads(arrays["loop.record"].numpy().tobytes())
+    except (KeyError, ValueError, RecursionError):
+        record = None
+    check_form(record, RECORD, "the checkpoint")
+    assert isinstance(record, dict)
+    return record
 
 
 def _sampled(x0: Vector) -> str:

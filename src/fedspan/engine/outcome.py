@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.core.errors import CheckpointError
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.sealed import REMEDY, check_form, read_table, write_table
 from fedspan.engine import history
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
@@ -19,6 +19,10 @@ AUDIT = "audit.jsonl"  # who took part when
 LR = "lr.json"  # how the step size was found
 TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupted
 BEST = "best.safetensors"  # the best model so far of an unfinished run
+
+
+OUTCOME_FORM = {"seeds": list[int], "statuses": list[str], "files": dict[str, str]}
+OUTCOME_MORE = {"model_rounds": dict[str, int], "audit": dict[str, str], "decisions": dict[str, Any], "identity": str}
 
 
 def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
@@ -41,6 +45,10 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     found = read_table(path)
+    check_form(found, OUTCOME_FORM, path, OUTCOME_MORE)
+    kept = found.get("model_rounds", {})
+    if len(found["seeds"]) != len(found["statuses"]) or not set(kept) <= set(map(str, found["seeds"])):
+        raise CheckpointError(f"{str(path)!r} is damaged: its seeds and statuses do not belong together; {REMEDY}")
     for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
             raise CheckpointError(

@@ -11,7 +11,7 @@ import numpy as np
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import data_frame
-from fedspan.core.sealed import read_lines
+from fedspan.core.sealed import check_form, read_lines
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.history import Lines, read_until
 from fedspan.engine.judging import main_metric, sign_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedspan.engine.result import Result
 
 PLAIN = ("seed", "round", "client", "data", "examples")  # what a row has besides its metrics
+FORM = {"round": int, "client": str, "data": str, "examples": int}
 QUANTILES = {"min": 0.0, "q10": 0.1, "median": 0.5, "q90": 0.9, "max": 1.0}
 
 
@@ -141,7 +142,8 @@ class Recorder(Callback):
         if run.run_dir is None:
             self.rows, self.file = [], None
         else:
-            self.rows = read_until(run.run_dir / CLIENTS, run.checks.get(CLIENTS, ""))
+            path = run.run_dir / CLIENTS
+            self.rows = _checked(read_until(path, run.checks.get(CLIENTS, "")), path)
             self.file = Lines(run.run_dir / CLIENTS, self.rows)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
@@ -173,7 +175,13 @@ class Recorder(Callback):
 
 def read(path: Path) -> list[Line]:
     """The rows of a file; none where there is no file. A last line that was cut short is left out."""
-    return read_lines(path)[0] if path.exists() else []
+    return _checked(read_lines(path)[0], path) if path.exists() else []
+
+
+def _checked(rows: list[Line], path: Path) -> list[Line]:
+    for row in rows:
+        check_form(row, FORM, path, dict.fromkeys(row, float | None) | FORM | {"seed": int})
+    return rows
 
 
 def _finite(row: Line) -> Line:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedspan.core.errors import SpecError, one_line
 from fedspan.core.extras import needs
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.sealed import check_form, read_table, write_table
 from fedspan.core.spec import Spec, Table
 from fedspan.core.versions import versions
 from fedspan.engine.loop import Loop
@@ -93,6 +93,10 @@ def _signature(card: Table, key: Any) -> Table:
 def read_card(folder: Path) -> tuple[Table, list[str]]:
     """(the card, what is wrong with it or with the model that it names)."""
     card = read_table(folder / CARD, "it was changed after the run")
+    check_form(card, {"model": dict[str, str], "audit": dict[str, str]}, folder / CARD, {"signature": dict[str, str]})
+    for part, key in (("model", "sha256"), ("audit", "last_hash")):
+        check_form(card[part], {key: str}, folder / CARD)
+    check_form(card.get("signature", {"public_key": ""}), {"public_key": str}, folder / CARD)
     wrong = []
     model = folder / MODEL
     if not model.exists() or sha256(model) != card["model"]["sha256"]:

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import tomli_w
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedspan.core import checkpoint
-from fedspan.core.errors import FedspanError, SpecError, one_of, path_of, shown
+from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line, one_of, path_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.sealed import REMEDY, check_form, read_table, write_table
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.judging import PLAIN, main_metric, sign_of
@@ -25,6 +25,7 @@ from fedspan.engine.loop import Line
 from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_outcome, seed_dirs, write_outcome
 from fedspan.engine.per_client import PerClient
 
+LR_FORM = {"rule": str, "values": dict[str, float]}
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 
 
@@ -268,8 +269,11 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
     found = run_dir / LR
-    how = {seed: status for place in (*dirs, run_dir) for seed, status in _statuses(read_outcome(place)).items()}
-    kept = {int(key): t for place in (*dirs, run_dir) for key, t in read_outcome(place).get("model_rounds", {}).items()}
+    outcomes = [read_outcome(place) for place in dict.fromkeys((*dirs, run_dir))]
+    how = {seed: status for one in outcomes for seed, status in _statuses(one).items()}
+    kept = {int(key): t for one in outcomes for key, t in one.get("model_rounds", {}).items()}
+    if len(set(seeds)) < len(seeds) or not set(how) <= set(seeds):
+        raise CheckpointError(f"{str(run_dir)!r} is damaged: its files are of the seeds {seeds} and {[*how]}; {REMEDY}")
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         _fill(model, weights, run_dir)
@@ -277,9 +281,12 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     rows = per_client.read(run_dir / CLIENTS) or [
         seed | row for place, seed in clients for row in per_client.read(place / CLIENTS)
     ]
+    lr_search = read_table(found) if found.exists() else None
+    if lr_search is not None:
+        check_form(lr_search, LR_FORM, found, {"cost": str})
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, read_table(found) if found.exists() else None,
+        read[0][0]["spec"], run_dir, model, weights, lr_search,
         PerClient(rows, read[0][0]["spec"].get("metrics", ()), kept), kept,
     )  # fmt: skip
 
@@ -299,5 +306,8 @@ def _statuses(outcome: dict[str, Any]) -> dict[int, str]:
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {one_line(str(error))}; {REMEDY}") from None

@@ -26,6 +26,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
 from fedspan.core.files import remove, remove_leftovers, write_atomic
 from fedspan.core.layout import all_finite
+from fedspan.core.sealed import check_form
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
 from fedspan.engine import history, provenance
@@ -50,6 +51,7 @@ from fedspan.engine.outcome import (
 from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
+META = {"decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "history": list[list[Any]]}
 WRITTEN = (AUDIT, BEST, CHECKPOINT, CLIENTS, MODEL, OUTCOME, SPEC, TRAFFIC, history.NAME, provenance.CARD)
 
 
@@ -229,6 +231,7 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
             if not again and not _longer(out, spec):
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
+        check_form(meta, META, out / CHECKPOINT, {"start": str})
         _same_run(meta, spec, loop.seeds)
         if spec.rounds < meta["round"]:
             raise CheckpointError(
@@ -241,8 +244,12 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
+        if meta["round"] != loop.t or (loop.t and len(meta["history"]) != len(places)):
+            raise CheckpointError(
+                f"{str(out / CHECKPOINT)!r} is damaged: its parts are of different rounds; start the run again"
+            )
         if loop.t:
-            marks = [history.Mark(*mark) for mark in meta["history"]]
+            marks = [history.mark_of(mark, out / CHECKPOINT) for mark in meta["history"]]
             loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
     else:
         check_vacant(out)

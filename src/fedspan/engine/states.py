@@ -23,7 +23,7 @@ import torch
 
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
-from fedspan.core.wire import Arrays
+from fedspan.core.wire import Arrays, check_forms
 
 Rows = npt.NDArray[np.int64]
 LARGE = 1 << 22  # numbers of a state that is not copied to be read
@@ -71,6 +71,16 @@ def states_saved(fields: Mapping[str, Saved]) -> None:
     for states in fields.values():
         if isinstance(states, OnDisk):
             states.saved()
+
+
+def check_rows(rows: torch.Tensor, count: int, most: int) -> None:
+    """Refuses numbers of rows that are out of range, there twice, or not as many as what was saved of them."""
+    if (
+        len(rows) != count
+        or len(rows.unique()) < count
+        or (count and not 0 <= int(rows.min()) <= int(rows.max()) < most)
+    ):
+        raise CheckpointError("the checkpoint is damaged: its rows of clients are impossible; start the run again")
 
 
 class InMemory:
@@ -129,6 +139,8 @@ class InMemory:
         return {"rows": torch.from_numpy(self.rows[: self.used]), "values": self.values[: self.used]}
 
     def load(self, saved: Arrays) -> None:
+        check_forms(saved, {"rows": torch.zeros(0, dtype=torch.int64), "values": self.values[:0]}, "the checkpoint")
+        check_rows(saved["rows"], len(saved["values"]), self.count)
         self.used = len(saved["rows"])
         self.rows[: self.used] = saved["rows"].numpy()
         self.places.fill(-1)
@@ -212,6 +224,9 @@ class OnDisk:
 
     def load(self, saved: Arrays) -> None:
         """Undoes all journals since the save, the latest first."""
+        none = torch.zeros(0, dtype=torch.int64)
+        check_forms(saved, {"journal": none.new_zeros(2), "rows": none, "checksums": none}, "the checkpoint")
+        check_rows(saved["rows"], len(saved["checksums"]), self.count)
         self.id, number = saved["journal"].tolist()
         self.checksums = np.zeros(self.count, np.int64)
         self.checksums[saved["rows"].numpy()] = saved["checksums"].numpy()

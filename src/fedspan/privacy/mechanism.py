@@ -32,11 +32,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
 from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
+from fedspan.core.wire import check_forms
 from fedspan.privacy import accountant
 from fedspan.privacy.randomness import new_key, normal, rounded, uniform
 
@@ -166,8 +167,12 @@ class Mechanism:
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Continues from what `save` gave."""
-        self.key = arrays["key"].numpy().tobytes()
-        self.clip, self.noise = arrays["clip"].tolist()
+        check_forms(arrays, self.save(), "the checkpoint")
+        clip, noise = arrays["clip"].tolist()
+        adapted = self.settings.quantile is not None and 0 < clip < math.inf
+        if not math.isclose(noise, self.noise, rel_tol=1e-3) or not (adapted or clip == self.clip):
+            raise CheckpointError("the checkpoint is damaged: its noise or clip is not that of its settings")
+        self.key, self.clip, self.noise = arrays["key"].numpy().tobytes(), clip, noise
 
 
 def check_delta(delta: float, count: int, of: str) -> None:

@@ -21,7 +21,7 @@ from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, w
 from fedspan.costs import outline
 from fedspan.engine.judging import main_metric, sign_of
 from fedspan.study.budget import Budget
-from fedspan.study.model import COLORS, Goal, Part, Study, Variant, goal_of, setting
+from fedspan.study.model import COLORS, Goal, Part, Study, Variant, setting
 from fedspan.study.parse import study_of
 from fedspan.study.series import labels
 
