@@ -57,6 +57,17 @@ def tune(grid: Any) -> Any:
     return fedspan.tune("fedavg", spec(), tune=grid)
 
 
+def propose(**settings: Any) -> Any:
+    return fedspan.tune("fedavg", spec(), **{"budget": "rounds=9"} | settings)
+
+
+class Unshown:
+    """An object whose own repr fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
 def refused(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(FedspanError) as error:
         call()
@@ -95,6 +106,16 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: fedspan.compare(v, spec(), seeds=1), [{"": "ssf"}, {"a\nb": "ssf"}, {"a" * 5000: "ssf"}], "label"),
     (tune, [None, 1, [], {}, "lr", {1: [1]}, {"lr": None}, {"lr": b"1"}, {"fedavg": 3}], "`tune`"),
     (tune, [{"lr": range(10**6)}, {"lr": []}, {"nope": [1]}], "`tune`"),
+    (lambda v: fit(device=v), [np.array([1, 2]), torch.zeros(0)], "`device`"),
+    (lambda v: fit(batch_size=v), [np.array([1, 2]), torch.zeros(0), Unshown()], "`batch_size`"),
+    (lambda v: fit(loss=v), [Unshown()], "`loss` must be a function"),
+    (lambda v: fit(objective=v), [Unshown()], "`objective` must be a function"),
+    (lambda v: compare(tune_seeds=v), [np.array([1, 2]), Unshown()], "`tune_seeds`"),
+    (lambda v: compare(goal=v), [Unshown()], "`goal`"),
+    (lambda v: propose(budget=v), [True, b"x", torch.zeros(0), np.array([1, 2]), [3]], "`budget`"),
+    (lambda v: propose(link=v), [Unshown(), 3, [], b"x"], "`link`"),
+    (lambda v: propose(vary=v), [True, False, torch.zeros(0), "rank", [3]], "`vary`"),
+    (tune, [torch.zeros(0), np.array([1, 2])], "`tune`"),
     (lambda v: fit(device=v), ["mps", "meta", [], 1, b"cpu", "cuda:99", "", "tpu", torch.device("meta")], "`device`"),
     (lambda v: run(spec(device=v)), ["mps", "meta", [], 1, "cuda", "hpu", "auto "], "`device`"),
     (lambda v: fit(run_dir=v), [1, b"x", [], True, "", "a\0b", "x" * 5000, "x" * 300, {}], "`run_dir`"),

@@ -212,8 +212,10 @@ def spec_of(
         raise SpecError(
             "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
         )
+    batch_size = as_setting("batch_size", batch_size)
     if batch_size is not None:
-        _check_batch_size(batch_size, given)
+        if isinstance(batch_size, int | str):
+            _check_batch_size(batch_size, given)
         settings["batch_size"] = batch_size
     return Spec(
         rounds=as_setting("rounds", settings.pop("rounds", 100)),

@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks._event_log import EventLog
 from fedspan.callbacks.keep_best import KeepBest
@@ -72,6 +74,7 @@ def run(
         Terminated: The same by SIGTERM in a notebook, or where SIGTERM has a handler of your own that returns.
             Otherwise the process ends by the signal.
     """
+    seeds = int(seeds) if isinstance(seeds, np.integer) else seeds
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
     for name, value in (("resume", resume), ("progress", progress), ("keep_checkpoint", keep_checkpoint)):

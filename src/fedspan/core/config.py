@@ -208,7 +208,7 @@ class Settings:
         object.__setattr__(self, "metrics", items("metrics", self.metrics) if several else (self.metrics,))
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
-        if self.device != "auto":
+        if not isinstance(self.device, str) or self.device != "auto":
             self._device()
 
     @property

@@ -168,5 +168,5 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> None:
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """A hint at the nearest of the known names, if one is near."""
     lower = {name.lower(): name for name in map(str, known)}
-    near = difflib.get_close_matches(str(value)[:100].lower(), lower, n=1)
+    near = difflib.get_close_matches(value[:100].lower(), lower, n=1) if isinstance(value, str) else []
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""

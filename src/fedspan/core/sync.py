@@ -65,7 +65,14 @@ class Log:
             raise ProtocolError(f"the rounds of a log are of type {arrays['end'].dtype}")
         end, *earlier = arrays["end"].tolist()
         entries = _apart({name: array for name, array in arrays.items() if name != "end"})
-        return Log(entries[len(earlier) :], end, dict(zip(earlier, entries, strict=False)))
+        last = entries[len(earlier) :]
+        if (
+            len(set(earlier)) < len(earlier)
+            or len(entries) < len(earlier)
+            or max(earlier, default=-1) >= end - len(last)
+        ):
+            raise ProtocolError("a log has not as many changes as it says")
+        return Log(last, end, dict(zip(earlier, entries, strict=False)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.func import functional_call
 
-from fedspan.core.errors import DataError, SpecError
+from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
 from fedspan.nn.client_data import Batch, ClientData, NamedTensors, Tensors, narrowed
@@ -118,7 +118,7 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     """Applies the model to a few examples, to see what it gives, and finds the kind of problem."""
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         hint = f"; write {loss.__name__}()" if isinstance(loss, type) else ""
-        raise SpecError(f"`loss` must be a function of (outputs, targets), got {loss!r}{hint}")
+        raise SpecError(f"`loss` must be a function of (outputs, targets), got {shown(loss)}{hint}")
     if (reduction := getattr(loss, "reduction", "mean")) != "mean":
         raise SpecError(f"`loss` {_name(loss)} has reduction={reduction!r}; it must be the mean over a batch: 'mean'")
     inputs, targets = as_pair(batch, who)

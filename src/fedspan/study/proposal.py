@@ -35,8 +35,10 @@ class Link:
         """From a text such as `up=1MB,down=4MB,latency=0.1,step=0.02`, all per second or in seconds."""
         if given is None or isinstance(given, Link):
             return given or Link()
+        if not isinstance(given, str):
+            raise SpecError(f"`link` must be a text such as 'up=1MB,down=4MB', got {shown(given)}")
         found: dict[str, float] = {}
-        for text in str(given).split(","):
+        for text in given.split(","):
             key, sign, amount = (part.strip() for part in text.partition("="))
             one_of("link", key, [field.name for field in dataclasses.fields(Link)])
             unit = next((u for u in sorted(UNITS, key=len, reverse=True) if amount.endswith(u)), "")

@@ -66,7 +66,9 @@ class _Room:
     """The problem, the budget, and all that was tried."""
 
     def __init__(self, spec: Spec, budget: str | Sequence[str] | None, link: Link, bar: Bar) -> None:
-        texts = [budget] if isinstance(budget, str) else list(budget or ())
+        texts = [budget] if isinstance(budget, str) else [] if budget is None else budget
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise SpecError(f"`budget` must be a text such as 'total=50MB', or a list of such, got {shown(budget)}")
         times = [text for text in texts if text.strip().startswith("seconds=")]
         self.budget = Budget.parse([text for text in texts if text not in times]) or Budget({})
         self.most = _seconds(times[0]) if times else math.inf
@@ -175,6 +177,8 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     fields = {field.name for field in dataclasses.fields(spec.method)}  # type: ignore[arg-type]
     known = fields | ({"bits"} if "compressor" in fields else set())
     usual = {key: values for key, values in {"rank": RANKS, "bits": BITS}.items() if key in known}
+    if vary is not None and not isinstance(vary, Mapping):
+        raise SpecError(f"`vary` must be a table such as {{'rank': [0.05, 0.1]}}, got {shown(vary)}")
     for key in vary or ():
         one_of("vary", key, sorted(known))
     given = (usual if vary is None else vary).items()

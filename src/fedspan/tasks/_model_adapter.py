@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedspan.core.config import Settings
-from fedspan.core.errors import DataError, SpecError
+from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
 from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
@@ -61,7 +61,7 @@ def model_adapter(
     if objective is not None:
         score = by_objective(objective, bool(metrics))
         if not callable(objective):
-            raise SpecError(f"`objective` must be a function of (model, batch), got {objective!r}")
+            raise SpecError(f"`objective` must be a function of (model, batch), got {shown(objective)}")
         columns, seen = _Columns(), set[int]()
 
         def tried_once(data: Any, who: str) -> ClientData:
