@@ -162,7 +162,10 @@ def _one_by_one(
         folder = None if out is None else out / f"seed-{seed}"
         begun = folder is not None and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
         own = dataclasses.replace(keeping, resume=keeping.resume and begun, seeds=of_runs)
-        results.append(_run(dataclasses.replace(spec, seed=seed), folder, (seed,), own, callbacks))
+        engine = spec.engine
+        if engine.states_dir is not None:
+            engine = dataclasses.replace(engine, states_dir=Path(engine.states_dir) / f"seed-{seed}")
+        results.append(_run(dataclasses.replace(spec, seed=seed, engine=engine), folder, (seed,), own, callbacks))
         if not results[-1].finished:
             break
     joined = Result(

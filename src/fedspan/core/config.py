@@ -141,7 +141,8 @@ class Engine:
             batches and the clients alone (`"auto"`).
         workers: Processes of `"pool"`. None takes as many as torch has threads.
         states_dir: A directory for the clients' states, so that memory holds only those of one round's clients.
-        states_dtype: The type in which states are kept on disk. `"bfloat16"` halves the disk and rounds the states.
+        states_dtype: The type in which states are kept on disk. `"float32"` keeps them as they are, in a float64 run in
+            float64; `"bfloat16"` halves the disk and rounds the states.
         compact_states: Keeps a client's state as the numbers it has sent, as long as these are fewer than the state.
         recompute: Recomputes outputs of projected layers in the backward pass instead of keeping them.
     """

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.footprint import Footprint
@@ -183,11 +184,18 @@ class LogsChanges(ABC, Generic[ServerState]):
     def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
         """A client's copy after the round of a log entry; for methods whose clients copy more than x."""
         moved = self.expand_entry(entry, rnd)
-        return copy + moved if moved is entry else moved.add_(copy)
+        return copy + moved if _shares_memory(moved, entry) else moved.add_(copy)
 
     @abstractmethod
     def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
         """The server's state after a round without replies: x stays, and the log has an entry that says so."""
+
+
+def _shares_memory(moved: Vector, entry: Any) -> bool:
+    """Whether a change is a log entry or a part of it, as with P = I, and must not be overwritten."""
+    if not isinstance(entry, torch.Tensor):
+        return False
+    return moved.untyped_storage().data_ptr() == entry.untyped_storage().data_ptr()
 
 
 def restorable(method: AnyMethod) -> Restorable[Any, Any, Any] | None:

@@ -51,7 +51,7 @@ class FlatProblem(Problem):
         device = None if layout.size <= SMALL else NOWHERE
         self.layout, self.clients, self.weights = layout, clients, None
         self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
-        self.buffers0 = torch.zeros(1, 1, buffers, device=device) if buffers else None
+        self.buffers0 = torch.zeros(1, 1, buffers, dtype=layout.dtype, device=device) if buffers else None
 
     def cohort(self, rnd: Round) -> Objective:
         return _Level(rnd.ids.shape)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from fedspan.core import wire
 from fedspan.core.config import Engine
@@ -20,7 +21,7 @@ from fedspan.core.method import AnyMethod, Replayable
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.engine.compact_states import CompactStates
-from fedspan.engine.states import STORED, InMemory, OnDisk, States, load_states, save_states, states_saved
+from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
 from fedspan.engine.worker import without_zeros
 
 
@@ -44,8 +45,9 @@ class Population:
             elif engine.states_dir is None:
                 self.tables[field.name] = InMemory(first, rows)
             else:
-                path, dtype = Path(engine.states_dir) / f"{field.name}.states", STORED[engine.states_dtype]
-                self.tables[field.name] = OnDisk(path, first, rows, dtype, resume=resume)
+                path = Path(engine.states_dir) / f"{field.name}.states"
+                stored = torch.bfloat16 if engine.states_dtype == "bfloat16" else first.dtype
+                self.tables[field.name] = OnDisk(path, first, rows, stored, resume=resume)
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""

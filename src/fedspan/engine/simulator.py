@@ -84,10 +84,7 @@ class Simulator:
                 own, theirs = self.population.take(rnd), _overwriting(rnd)
                 new, up, beside = local_work(self.method, self.problem, own, down, buffers, theirs)
             except RuntimeError as error:
-                if cohort == 1 or "vmap: called random operation" not in str(error):
-                    raise
-                warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=3)
-                self.simulate = "loop"
+                self._use_loop(error, cohort)
                 return self.exchange(rnd, down, buffers)
         elif how == "pool":
             new, up, beside = self._work(rnd, down, buffers)
@@ -147,7 +144,11 @@ class Simulator:
         """The work of a round without storing it: (new states, replies, buffers)."""
         rnd, how = dataclasses.replace(rnd, overwrite=False), self.how(rnd.ids.shape[1])
         if how == "batched":
-            return local_work(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+            try:
+                return local_work(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+            except RuntimeError as error:
+                self._use_loop(error, rnd.ids.shape[1])
+                return self._work(rnd, down, buffers)
         one_by_one = functools.partial(_one_by_one, self.method, self.problem)
         if how == "loop":
             return one_by_one(self.population.take(rnd), down, buffers, rnd)
@@ -166,6 +167,13 @@ class Simulator:
             rnd.subset(part) for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool)) if len(part)
         ]
         return _joined(self._pool.map([(self.population.take(share), down, buffers, share) for share in shares]))
+
+    def _use_loop(self, error: RuntimeError, cohort: int) -> None:
+        """Gives up batching if the network draws dropout; raises any other error again."""
+        if cohort == 1 or "vmap: called random operation" not in str(error):
+            raise error
+        warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=4)
+        self.simulate = "loop"
 
     def _processes(self, rnd: Round) -> int:
         """As many as the threads this process may use; 1 where the model is elsewhere."""

@@ -29,7 +29,6 @@ from fedspan.core.wire import Arrays
 Rows = npt.NDArray[np.int64]
 LARGE = 1 << 22  # numbers of a state that is not copied to be read
 COPIED = 1 << 20  # bytes of a row that are copied to the journal at once
-STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Saved(Protocol):

@@ -45,7 +45,7 @@ class Regression(Collected):
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """In float64."""
         if outputs.numel() != targets.numel():
-            raise SpecError(f"a metric of numbers needs one output per target, got {_shapes(outputs, targets)}")
+            raise SpecError(f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}")
         return self.of_numbers(outputs.double().reshape(targets.shape), targets.double())
 
     @abstractmethod
@@ -157,12 +157,13 @@ def by_class(outputs: Tensor, targets: Tensor) -> bool:
 def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
     """One score per target, in the shape of the targets."""
     if outputs.numel() != targets.numel():
-        raise SpecError(f"targets must be class numbers or 0 and 1 for each output, got {_shapes(outputs, targets)}")
+        raise SpecError(f"targets must be class numbers or 0 and 1 for each output, got {shapes(outputs, targets)}")
     outside = targets[(targets < 0) | (targets > 1)]
     if len(outside):
         raise SpecError(f"with one output per target, targets must be 0 or 1, got {outside[0].item():g}")
     return outputs.reshape(targets.shape)
 
 
-def _shapes(outputs: Tensor, targets: Tensor) -> str:
+def shapes(outputs: Tensor, targets: Tensor) -> str:
+    """The two shapes in words."""
     return f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"

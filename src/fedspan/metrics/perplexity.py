@@ -9,8 +9,10 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from fedspan.core.errors import SpecError
 from fedspan.core.metric import IGNORED, Metric
 from fedspan.core.registry import register
+from fedspan.metrics._collected import by_class, shapes
 
 HIGHEST = 700.0  # of a mean cross-entropy; e to more than that is not a number
 
@@ -27,6 +29,10 @@ class Perplexity(Metric):
 
     def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Adds the cross-entropy of a batch."""
+        if not by_class(outputs, targets) or targets.is_floating_point():
+            raise SpecError(
+                f"`perplexity` needs a score for each token and whole numbers as targets, got {shapes(outputs, targets)}"
+            )
         count = int((targets != IGNORED).sum())
         if count:
             scores = outputs.movedim(1, -1).flatten(0, -2).float()

@@ -222,10 +222,14 @@ class TorchObjective(Objective):
         source, problem = self.problem.client_data[self.client], self.problem
         if not isinstance(source, Tensors | NamedTensors):
             raise SpecError("`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader")
-        for number in itertools.count():
+        for step in itertools.count():
             drawn = uniform(new_key(), "examples", 0, len(source)) * len(source) < problem.batch_size
-            taken = (source.take(one) for one in torch.from_numpy(drawn.nonzero()[0]).split(1))
-            yield [self._loss(self.augmented(placed(one, problem.device), number), number) for one in taken if len(one)]
+            found = []
+            for place in drawn.nonzero()[0].tolist():
+                number = step * len(source) + place  # each example has its own augmentation and dropout
+                batch = placed(source.take(torch.tensor([place])), problem.device)
+                found.append(self._loss(self.augmented(batch, number), number))
+            yield found
 
     def augmented(self, batch: Batch, number: int) -> Batch:
         """The batch of a step as it is trained on."""

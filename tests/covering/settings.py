@@ -1,0 +1,214 @@
+"""All settings of a spec as factors with levels, from the fields and choices that there are; and the specs of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from problems import TASKS, Variant, jitter, task_table
+
+from fedspan.core import registry
+from fedspan.core.config import Engine, Participation, Projection, Training
+from fedspan.core.errors import SpecError
+from fedspan.core.privacy import Privacy
+from fedspan.core.spec import Spec, with_values
+
+ROUNDS = 5
+DIR, JITTER = "@dir", "@jitter"  # a directory of the row's own, and a function
+# What a number, a path or a name is set to; a setting that is none of a few choices needs an entry.
+VALUES: dict[str, list[Any]] = {
+    "method.lr": ["auto", "search"],
+    "method.local_steps": [1, 3],
+    "method.server_lr": [0.7],
+    "method.momentum": [0.5],
+    "method.warmup": [2],
+    "method.milestones": [[0.2, 0.6]],
+    "method.gamma": [0.5],
+    "method.rank": [3, {"*": 0.5}],
+    "method.refresh": [2],
+    "method.rank_boost": [2.0],
+    "method.server_momentum": [0.5],
+    "method.beta": [0.5],
+    "method.beta1": [0.5],
+    "method.beta2": [0.8],
+    "method.eps": [0.3],
+    "method.tau": [0.1],
+    "method.mu": [1.0],
+    "method.alpha": [0.5],
+    "batch_size": [3, "full"],
+    "epochs": [1.0],
+    "clients_per_round": [3],
+    "seed": [7],
+    "device": ["cpu"],
+    "dtype": ["float32"],
+    "eval_every": [2],
+    "eval_clients_every": [2],
+    "training.weight_decay": [0.1],
+    "training.clip": [0.5],
+    "training.augment": [JITTER],
+    "participation.screen": [None, 1000.0],
+    "projection.project_modules": [["2.bias"]],
+    "projection.full_modules": [["0"]],
+    "projection.frozen_modules": [["0.bias"]],
+    "projection.min_numel": [20],
+    "engine.workers": [2],
+    "engine.states_dir": [DIR],
+    "privacy.clip": [0.5],
+    "privacy.noise": [0.0],
+    "privacy.epsilon": [2.0],
+    "privacy.delta": [1e-3],
+    "privacy.quantile": [0.5],
+    "privacy.leak": [0.1],
+    "privacy.secure_threshold": [0.9],
+    "privacy.secure_scale": [2.0**24],
+    "privacy.secure_range": [16.0],
+    "search.share": [0.5],
+    "search.start": [0.1],
+}
+# What the settings of a choice are where its defaults do not do.
+NEEDED: dict[str, dict[str, Any]] = {
+    "projector": {"rank": 0.4},
+    "compressor.topk": {"k": 0.3},
+    "compressor.randk": {"k": 0.3},
+    "compressor.compose": {"outer": {"name": "qsgd", "levels": 31}, "inner": {"name": "topk", "k": 0.5}},
+    "optimizer.adamw": {"eps": 1e-3, "decay": 0.1},
+    "callback.checkpoint": {"every": 2, "log_dir": DIR},
+    "callback.csv": {"log_dir": DIR},
+    "callback.early_stopping": {"patience": 1, "min_delta": 1e9},
+    "callback.tensorboard": {"log_dir": DIR},
+    "callback.wandb": {"log_dir": DIR},
+}
+# Choices besides those that follow from true and false and from names.
+MORE: dict[str, list[dict[str, Any]]] = {
+    "compressor": [{"name": "qsgd", "levels": 31, "bucket": 5}, {"name": "sign", "bucket": 5}],
+    "optimizer": [{"name": "sgd", "momentum": 0.5}],
+    "aggregator": [{"name": "krum", "keep": 0.5}, {"name": "norm_bound", "bound": 0.5}],
+}
+GROUPS = {"training": Training, "participation": Participation, "projection": Projection, "engine": Engine}
+# Kinds of privacy, each of which is tried again with every other setting that it takes.
+PRIVATE: list[dict[str, Any]] = [
+    {"clip": 1.0, "noise": 1.0, "delta": 1e-4},
+    {"secure": True},
+    {"level": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-4},
+    {"secure": True, "clip": 1.0, "noise": 1.0, "delta": 1e-4},
+]
+BASE: dict[str, Any] = {"rounds": ROUNDS, "batch_size": 4, "dtype": "float64"}
+STEPS: dict[str, Any] = {"lr": 0.02, "local_steps": 2}
+
+
+@functools.cache
+def factors() -> dict[str, tuple[str, ...]]:
+    """Every setting, and the levels that it is set to, as JSON."""
+    found: dict[str, list[Any]] = {"method.name": list(registry.choices("method")), "task": list(TASKS)}
+    for cls in registry.choices("method").values():
+        found |= {key: found.get(key, []) + new for key, new in _of_class("method", cls).items()}
+    found["privacy"] = _privacy()
+    skip = {"rounds", "method", "task", "search", "privacy", "callbacks", "metrics", *GROUPS}
+    found |= _of_class("", Spec, skip)
+    for name, group in GROUPS.items():
+        found |= _of_class(name, group)
+    found["callbacks"] = [[one] for one in _choices("callback")]
+    found["metrics"] = [[name] for name in registry.choices("metric")]
+    found["lost"] = [True]  # whether replies are lost on their way
+    found["seeds"] = [2]
+    return {key: tuple(dict.fromkeys(json.dumps(level) for level in levels)) for key, levels in found.items()}
+
+
+def fits(name: str, method: str) -> bool:
+    """Whether a setting is one of a method, or of none."""
+    group, _, field = name.partition(".")
+    return group != "method" or field in ("name", *_fields(json.loads(method)))
+
+
+def _fields(method: str) -> set[str]:
+    return {field.name for field in registry.settings(registry.choices("method")[method])}
+
+
+def _of_class(where: str, cls: type, without: set[str] = frozenset()) -> dict[str, list[Any]]:
+    """The levels of every field of a class besides its default."""
+    hints, found = typing.get_type_hints(cls), {}
+    for field in registry.settings(cls):
+        if field.name not in without:
+            key = f"{where}.{field.name}".removeprefix(".")
+            found[key] = [one for one in _levels(key, hints[field.name]) if key in VALUES or one != field.default]
+    return found
+
+
+def _levels(key: str, hint: Any) -> list[Any]:
+    if key in VALUES:
+        return VALUES[key]
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    for option in options:
+        if option is bool:
+            return [False, True]
+        if typing.get_origin(option) is typing.Literal:
+            return list(typing.get_args(option))
+        if (kind := registry.kind_of(option)) is not None:
+            return _choices(kind)
+    raise AssertionError(f"{key!r} is a setting that no row sets; give it a value in VALUES")
+
+
+def _choices(kind: str) -> list[dict[str, Any]]:
+    """Every registered choice, again with each of its switches turned."""
+    found = []
+    for name, cls in registry.choices(kind).items():
+        base = {"name": name} | NEEDED.get(kind, {}) | NEEDED.get(f"{kind}.{name}", {})
+        found.append(base)
+        hints = typing.get_type_hints(cls) if kind != "callback" else {}
+        for field in registry.settings(cls) if hints else ():
+            hint = hints[field.name]
+            if hint is bool or typing.get_origin(hint) is typing.Literal:
+                found += [base | {field.name: one} for one in _levels("", hint) if one != field.default]
+    return found + MORE.get(kind, [])
+
+
+def _privacy() -> list[dict[str, Any]]:
+    """Every kind of privacy, and each other setting beside the first kind that takes it."""
+    found = list(PRIVATE)
+    for key, levels in _of_class("privacy", Privacy, {"clip", "level", "secure"}).items():
+        field = key.removeprefix("privacy.")
+        for level in levels:
+            other = {"epsilon": "noise"}.get(field)
+            made = ({k: v for k, v in kind.items() if k != other} | {field: level} for kind in PRIVATE)
+            found.append(next(table for table in made if _taken(table)))
+    return found
+
+
+def _taken(table: dict[str, Any]) -> bool:
+    try:
+        Privacy(**table)
+    except SpecError:
+        return False
+    return not any(name.startswith("secure_") for name in table) or "secure" in table
+
+
+def spec_table(row: dict[str, str], folder: Path, variant: Variant = "") -> dict[str, Any]:
+    """The spec of a row as a table."""
+    values = {name: json.loads(level) for name, level in row.items() if name not in ("lost", "seeds")}
+    task = values.pop("task", TASKS[0])
+    table = BASE | {"task": task_table(task, variant), "method": STEPS}
+    if "regression" not in task:
+        table["projection"] = {"min_numel": 16}
+    table = with_values(table, {key: value for key, value in values.items() if key != "training.augment"})
+    table = _filled(table, folder)
+    if "training.augment" in values:
+        table.setdefault("training", {})["augment"] = jitter
+    return table
+
+
+def _filled(value: Any, folder: Path) -> Any:
+    """A table with a directory in the place of DIR."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, folder) for inner in value]
+    if value == DIR:
+        (folder / "own").mkdir(exist_ok=True)
+        return str(folder / "own")
+    return value
+
