@@ -232,8 +232,15 @@ def test_a_search_that_is_interrupted_keeps_its_trials(
     table = spec_of_rounds(4) | {"method": {"name": "fedavg", "lr": "search"}}
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(table, tmp_path, progress=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["lr-trials.json"]
-    resumed = True
+    (path,) = tmp_path.iterdir()
+    assert path.name == "lr-trials.json"
+    resumed, table_of_trials = True, read_table(path)
+    first = table_of_trials["trials"][0]
+    for bad in (3, first | {"lr": "a"}, first | {"at": []}, first | {"values": ["a"] * len(first["values"])}):
+        write_table(path, table_of_trials | {"trials": [bad]})
+        with pytest.raises(fedspan.FedspanError, match=r"lr-trials.json' is damaged"):
+            fedspan.run(table, tmp_path, resume=resume, progress=False)
+    write_table(path, table_of_trials)
     found = fedspan.run(table, tmp_path, resume=resume, progress=False).lr_search
     apart, runs[:] = list(runs), []
     assert found == fedspan.run(table, progress=False).lr_search
@@ -293,6 +300,7 @@ HISTORIES: list[list[Any]] = [
         [{"spec": SPEC}, {name: one for name, one in ROW.items() if name != key}]
         for key in ("round", "up_bytes", "down_bytes", "seconds")
     ),
+    [{"spec": SPEC | {"deep": functools.reduce(lambda inner, _: [inner], range(90), [])}}],
     [{"spec": SPEC}, ROW | {"events": 3}],
     [{"spec": SPEC}, ROW, ROW],
     [{"spec": SPEC}, ROW | {"round": 3}, ROW | {"round": 2}],
@@ -311,6 +319,7 @@ def test_a_forged_history_with_right_checksums_is_refused(lines: list[Any], tmp_
 
 OUTCOMES: list[dict[str, Any]] = [
     {"seeds": 3}, {"seeds": ["a"]}, {"seeds": [0, 1]}, {"seeds": [4]}, {"statuses": 3}, {"statuses": [3]},
+    {"statuses": ["a"]},
     {"files": []}, {"files": {"history.jsonl": 3}}, {"model_rounds": 3}, {"model_rounds": {"0": "a"}},
     {"model_rounds": {"7": 1}}, {"decisions": 3}, {"identity": 3}, {"audit": 3},
 ]  # fmt: skip

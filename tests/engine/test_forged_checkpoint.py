@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -17,6 +18,7 @@ from conftest import RUN, Interrupt
 from fedspan.callbacks import KeepBest
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
+from fedspan.core.sealed import read_table, write_table
 
 Arrays = dict[str, torch.Tensor]
 SSF = {"name": "ssf", "lr": 0.02, "local_steps": 2, "rank": 4}
@@ -117,13 +119,18 @@ def interrupted(place: Path, kind: str, resume: bool = False) -> fedspan.Result:
     if kind == "private":
         more |= {"privacy": fedspan.Privacy(noise=1.0, clip=1.0), "participation": {"weights": "uniform"}}
     callbacks: list[Any] = [fedspan.callbacks.KeepBest("loss")] if kind == "best" else []
+    callbacks += [] if resume else [Interrupt(3)]
+    if kind in ("compact", "powersgd"):  # with layers that are not sent in full
+        own = {"method": SSF, "engine": {"compact_states": True}}
+        own = own if kind == "compact" else {"method": SSF | {"name": "powersgd", "rank": 1}}
+        return fedspan.run(SPEC | own, place, resume=resume, callbacks=callbacks, progress=False)
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(8, 3, generator=draw) for _ in range(3)]
     clients = [(one, (one[:, 0] > 0).long()) for one in inputs]
     torch.manual_seed(0)
     return fedspan.fit(
         torch.nn.Linear(3, 2), clients, test=clients[0], run_dir=place, progress=False, resume=resume, **more,
-        callbacks=[*callbacks, *([] if resume else [Interrupt(3)])],
+        callbacks=callbacks,
     )  # fmt: skip
 
 
@@ -179,6 +186,7 @@ FORGED: list[tuple[str, Any]] = [
     ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"].int()), m)),
     ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"] * float("nan")), m)),
     ("ssf", lambda a, m: (without(a, "server.log.missed"), m)),
+    ("ssf", lambda a, m: (changed(a, server__m=a["server.x"]), m)),  # which has no numbers without momentum
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"] + 4), m)),
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].repeat(2)), m)),
     ("ssf", lambda a, m: (changed(a, server__log__missed=a["server.log.missed"][..., :-1].contiguous()), m)),
@@ -192,6 +200,11 @@ FORGED: list[tuple[str, Any]] = [
     ("best", lambda a, m: ({f"{name}x": one for name, one in a.items()}, m)),
     ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"][:1].clone()}), m)),
     ("best", lambda a, m: (without(a, "0.weight"), m)),
+    ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"] * math.nan}), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"] * 0), m)),
+    ("compact", lambda a, m: (changed(a, clients__c__entries=a["clients.c.entries"].repeat(1, 1, 2)), m)),
+    ("compact", lambda a, m: (changed(a, clients__c__counts=a["clients.c.counts"] * 0), m)),
+    ("powersgd", lambda a, m: (changed(a, server__columns=a["server.columns"].repeat(1, 1, 2)), m)),
 ]
 
 
@@ -216,12 +229,25 @@ def test_a_forged_checkpoint_with_a_right_checksum_is_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "scaffold", "ssf", "private", "best"])
+@pytest.mark.parametrize("kind", ["fedavg", "scaffold", "ssf", "private", "best", "compact", "powersgd"])
 def test_the_same_checkpoint_written_again_is_resumed(kind: str, stopped: dict[str, Path], tmp_path: Path) -> None:
     place = shutil.copytree(stopped[kind], tmp_path / "run")
     path = place / "checkpoint.safetensors"
     checkpoint.save(path, *checkpoint.load(path))
     assert interrupted(place, kind, resume=True).finished
+
+
+@pytest.mark.parametrize("change", [lambda v: v.flatten(), lambda v: v * math.nan, lambda v: v.int()])
+def test_the_model_of_a_finished_run_is_checked(change: Any, stopped: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(stopped["fedavg"], tmp_path / "run")
+    weights = interrupted(place, "fedavg", resume=True).weights[0]
+    checkpoint.write_tensors(place / "model.safetensors", weights | {"weight": change(weights["weight"])})
+    digest = hashlib.blake2b((place / "model.safetensors").read_bytes(), digest_size=16).hexdigest()
+    table = read_table(place / "result.json")
+    write_table(place / "result.json", table | {"files": table["files"] | {"model.safetensors": digest}})
+    (place / "provenance.json").unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors' is damaged: 'weight' is"):
+        interrupted(place, "fedavg", resume=True)
 
 
 def test_weights_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

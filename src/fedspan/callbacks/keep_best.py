@@ -12,7 +12,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, one_of
 from fedspan.core.registry import register
 from fedspan.core.sealed import REMEDY, check_form
-from fedspan.core.wire import check_forms
+from fedspan.core.wire import check_weights
 from fedspan.engine.judging import Mode, judged_by, sign_of
 from fedspan.engine.outcome import BEST
 
@@ -54,7 +54,7 @@ class KeepBest(Callback):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
                 own = {n.removeprefix(f"{key}."): a for n, a in arrays.items() if n.startswith(f"{key}.")}
-                check_forms(own, run.state_dict(int(key)), repr(str(path)))
+                check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:

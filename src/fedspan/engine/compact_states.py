@@ -103,6 +103,8 @@ class CompactStates:
         }
         full = zip(saved["full_rows"].tolist(), _each(saved["full"]), strict=True)
         self.states |= {row: CompactState(start) for row, start in full}
+        for row in saved["rows"][:1].tolist():  # fails where entries are of another length
+            self._state(row)
 
 
 def _each(vectors: Vector) -> list[Vector]:

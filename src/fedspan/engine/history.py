@@ -126,7 +126,7 @@ def read(path: Path) -> tuple[Line, list[Line]]:
         check_form(spec.get(key, {"name": ""}), path, {"name": str})
     check_form(spec.get("participation", {}), path, {}, {"weights": str})
     if not _plain(spec):
-        raise CheckpointError(f"{str(path)!r} is damaged: its spec holds null; {REMEDY}")
+        raise CheckpointError(f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}")
     _check_rows(lines[1:], path)
     return lines[0], lines[1:]
 
@@ -143,9 +143,9 @@ def _check_rows(rows: Sequence[Line], path: Path) -> None:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a spec can be written as TOML."""
+    """Whether a spec holds values that it could be made of."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return value is not None and all(map(_plain, inner))
+    return fits(value, float | str | bool | dict[str, Any] | list[Any]) and all(map(_plain, inner))
 
 
 class Rounds:

@@ -51,7 +51,7 @@ class Row:
     events: tuple[str, ...] = ()  # since the row before
 
 
-DAMAGED = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, ProtocolError)
+DAMAGED = (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError)
 RECORD = {"id": str, "shape": list[int], "events": list[str], "more": int, "checks": dict[str, str]}
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
@@ -313,14 +313,16 @@ class Loop:
 
     def _server_of(self, arrays: wire.Arrays, t: int) -> Any:
         """The server's state after t rounds, in the form that it has in this run."""
-        like = wire.pack(self.server)
+        like, logs = wire.pack(self.server), wire.Arrays()
         if t and isinstance(self.method, LogsChanges):  # of a round without replies, whose log has one entry
             logged = wire.pack(self.method.empty_round(self.server, replace(self._round(), overwrite=False)))
-            like |= {name: array[:, :0] if name.startswith("log.missed") else array for name, array in logged.items()}
-            like["log.end"] = like["log.end"][:0]
+            logs = {name: array[:, :0] for name, array in logged.items() if name.startswith("log.missed")}
+            logs["log.end"] = like.pop("log.end")[:0]
         server = wire.unpack(type(self.server), arrays)
-        unset = wire.pack(server).keys() - like.keys()  # what a method begins without
-        wire.check_forms({name: array for name, array in arrays.items() if name not in unset}, like)
+        unset = wire.pack(server).keys() - like.keys() - logs.keys()  # what a method begins without
+        wire.check_forms({name: array for name, array in arrays.items() if name in logs}, logs)
+        others = {name: array for name, array in arrays.items() if name not in logs and name not in unset}
+        wire.check_forms(others, like, exact=True)
         log = getattr(server, "log", None)
         if log is not None and (log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))):
             why = f"its log has {len(log.entries)} changes up to round {log.end}, and the run is at round {t}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupte
 BEST = "best.safetensors"  # the best model so far of an unfinished run
 TABLE = "history.csv"  # the evaluations, by the callback `csv`
 ROUNDS, ROSTER = "rounds.jsonl", "roster.json"  # of a server: its rounds, and which node each client belongs to
+STATUS = re.compile(r"(finished|interrupted)$|(stopped|diverged) at round \d+")
 OUTCOME_FORM = {"seeds": list[int], "statuses": list[str], "files": dict[str, str]}
 CHECKPOINT_FORM = {
     "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "history": list[list[Any]],
@@ -57,7 +59,8 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
         return {}
     found = read_table(path, OUTCOME_FORM, OUTCOME_MORE)
     seeds, kept = found["seeds"], found.get("model_rounds", {})
-    if not len(set(seeds)) == len(found["statuses"]) == len(seeds) or not kept.keys() <= set(map(str, seeds)):
+    known = all(map(STATUS.match, found["statuses"])) and kept.keys() <= set(map(str, seeds))
+    if not known or not len(set(seeds)) == len(found["statuses"]) == len(seeds):
         raise CheckpointError(f"{str(path)!r} is damaged: it does not say how each of its seeds ended; {REMEDY}")
     for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:

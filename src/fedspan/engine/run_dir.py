@@ -29,6 +29,7 @@ from fedspan.core.layout import all_finite
 from fedspan.core.sealed import check_form
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
+from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import Audit
 from fedspan.engine.endings import removed_on_failure, stop_signals
@@ -89,7 +90,11 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
     files = _open(loop, spec, keeping)
     if files is None:
         assert loop.run_dir is not None
-        return load(loop.run_dir), []
+        found = load(loop.run_dir)
+        for number, folder in enumerate(seed_dirs(loop.run_dir, loop.seeds)):
+            weights = found.weights[number] if number < len(found.weights) else {}
+            check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+        return found, []
     signals: AbstractContextManager[list[int]] = stop_signals(loop) if keeping.signals else nullcontext([])
     with signals as received:
         try:
@@ -256,6 +261,7 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
         if loop.t:
             marks = [history.mark_of(mark, out / CHECKPOINT) for mark in meta["history"]]
             loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
+            _same_moment(loop)
     else:
         check_vacant(out)
         if any(path.exists() for path, _ in places):
@@ -315,6 +321,13 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
         raise CheckpointError("the checkpoint was made with the patterns of `rank` in another order; use the same")
     if meta.get("seeds") != list(seeds):
         raise CheckpointError(f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds")
+
+
+def _same_moment(loop: Loop) -> None:
+    """Refuses a history that is ahead of the checkpoint that names it."""
+    for lines, up, down in zip(loop.lines, *loop.ledger.totals(), strict=True):
+        if not lines or lines[-1]["round"] > loop.t or lines[-1]["up_bytes"] > up or lines[-1]["down_bytes"] > down:
+            raise CheckpointError("the checkpoint is damaged: its history is of a later round; start the run again")
 
 
 def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:
