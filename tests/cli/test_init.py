@@ -127,13 +127,13 @@ def test_a_project_takes_the_data_that_its_readme_asks_for(
     own.mkdir()
     parts = [*(f"client-{number}" for number in range(5)), "test"]
     OWN[kind](own, parts)
-    monkeypatch.setenv("DEMO_DATA", str(own))
+    monkeypatch.setenv("WARDS_DATA", str(own))
     assert fedspan.run(spec).finished
     size = {"tabular": 100, "images": 50, "text": 75, "custom": 100}[kind]
     assert spec.task.holdings(0).counts.sum() == size
     readme = (tmp_path / "wards/README.md").read_text()
     assert "client-0" in readme
-    assert "DEMO_DATA" in readme
+    assert "WARDS_DATA" in readme
 
 
 def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
