@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import ProtocolError
+from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.round import Round
 from fedspan.core.sync import Log, ModelSync
 
@@ -79,6 +79,19 @@ def gather(messages: list[T]) -> T:
         else:
             joined[name] = None if values[0] is None else torch.cat(values, 1)
     return type(messages[0])(**joined)
+
+
+def check_forms(found: Arrays, like: Arrays, what: str = "the checkpoint") -> None:
+    """Refuses arrays whose names, types or shapes are not those of `like`; where that has an axis of 0, any length."""
+    for name in sorted(found.keys() ^ like.keys()):
+        told = "it has no" if name in like else "a run like this has no"
+        raise CheckpointError(f"{what} is damaged: {told} {name!r}; start the run again")
+    for name, array in found.items():
+        other = like[name]
+        axes = zip(array.shape, other.shape, strict=False)
+        if array.dtype != other.dtype or array.dim() != other.dim() or any(a != b for a, b in axes if b):
+            here, there = (f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (array, other))
+            raise CheckpointError(f"{what} is damaged: {name!r} is {here}, and must be {there}; start the run again")
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,8 @@ class Roster:
         """The roster in a file, empty where there is none."""
         if not path.exists():
             return Roster(path)
-        table = read_table(path, REMEDY, nodes=dict, run=str)
-        if not all(client.isdecimal() and type(node) is int for client, node in table["nodes"].items()):
+        table = read_table(path, {"nodes": dict[str, int], "run": str}, remedy=REMEDY)
+        if not all(map(str.isdecimal, table["nodes"])):
             raise CheckpointError(f"{str(path)!r} does not name the node of each client; {REMEDY}")
         return Roster(path, {int(client): node for client, node in table["nodes"].items()}, table["run"])
 
