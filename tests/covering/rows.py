@@ -18,18 +18,15 @@ MAIN = "method.name"
 DEFAULT, MARKS = ".", string.digits + string.ascii_letters
 
 
-def read() -> list[Row]:
-    """The rows, first those that have most levels that were not met before."""
-    names = list(factors())
-    return [
-        {name: factors()[name][MARKS.index(mark)] for name, mark in zip(names, row, strict=True) if mark != DEFAULT}
-        for row in json.loads(FILE.read_text())["rows"]
+def read() -> tuple[dict[str, list[str]], list[Row]]:
+    """(settings with the levels from which the rows were made, rows), first rows with many levels not met before."""
+    table = json.loads(FILE.read_text())
+    levels = table["factors"]
+    rows = [
+        {name: levels[name][MARKS.index(mark)] for name, mark in zip(levels, row, strict=True) if mark != DEFAULT}
+        for row in table["rows"]
     ]
-
-
-def known() -> dict[str, list[str]]:
-    """The settings and levels from which the rows were made."""
-    return json.loads(FILE.read_text())["factors"]
+    return levels, rows
 
 
 def write(rows: list[Row]) -> None:
