@@ -48,7 +48,7 @@ def test_row_in_full(number: int, folder: Path) -> None:
 
 
 def test_every_setting_is_in_a_row() -> None:
-    assert KNOWN == {name: list(levels) for name, levels in factors().items()}, (
+    assert {name: list(levels) for name, levels in factors().items()} == KNOWN, (
         "settings were added or changed; make the rows anew with `python tests/covering/rows.py`"
     )
     assert {name for row in ROWS for name in row} == set(factors())
