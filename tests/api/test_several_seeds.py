@@ -54,6 +54,13 @@ def test_each_seed_is_the_run_of_that_seed_alone(settings: dict[str, Any], kept:
     assert all(torch.equal(together.weights[0][name], value) for name, value in model.state_dict().items())
 
 
+def test_each_seed_has_states_on_disk_of_its_own(tmp_path: Path) -> None:
+    scaffold = {"method": Scaffold(lr=0.1), "clients_per_round": 2, "seeds": 2}
+    disk, memory = fit(engine=fedspan.Engine(states_dir=tmp_path), **scaffold), fit(**scaffold)
+    for one, other in zip(disk.weights, memory.weights, strict=True):
+        assert all(torch.equal(one[name], value) for name, value in other.items())
+
+
 def test_a_search_of_the_step_size_leaves_the_start_as_it_was() -> None:
     plain, searched = fit(seeds=2), fit(seeds=2, method=FedAvg(lr="search"), rounds=12)
     starts = [line[0]["loss"] for result in (plain, searched) for line in result.runs]

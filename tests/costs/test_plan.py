@@ -139,15 +139,16 @@ def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str,
     assert footprint.optimizer == method.solver.size(footprint.trained)
 
 
-def test_running_statistics_are_counted() -> None:
-    table = TABLE | {"rounds": 2, "eval_every": 2, "batch_size": 16, "clients_per_round": 2}
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("float64", 8)])
+def test_running_statistics_are_counted(dtype: str, width: int) -> None:
+    table = TABLE | {"rounds": 2, "eval_every": 2, "batch_size": 16, "clients_per_round": 2, "dtype": dtype}
     table |= {"task": IMAGES | {"model": "resnet8", "norm": "batch"}, "method": {"name": "fedavg", "lr": 0.1}}
     spec, done = Spec.from_table(table), fedspan.run(table)
     statistics = outline(spec).problem.buffers0
     assert statistics is not None
     found = price(spec)
     assert (found.up, found.down) == (done.up_bytes, done.down_bytes)
-    assert found.up_round == 4 * (outline(spec).problem.layout.size + statistics.shape[-1])
+    assert found.up_round == width * (outline(spec).problem.layout.size + statistics.shape[-1])
 
 
 def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Row = dict[str, str]  # factor → level; a factor that is left out has its defa
 Factors = Mapping[str, Sequence[str]]
 Fits = Callable[[str, str], bool]  # (factor, level of the main one): whether there is such a setting
 Refuses = Callable[[Row], str | None]  # why a row is refused
-TRIED, REMEDIES = 4, 24  # levels of the main factor that a pair is tried with, and remedies that are tried with each
+REMEDIES = 24  # that are tried with a level of the main factor
 
 
 def covering(factors: Factors, main: str, fits: Fits, refuses: Refuses) -> Iterator[tuple[Row, str | None]]:
@@ -21,19 +21,14 @@ def covering(factors: Factors, main: str, fits: Fits, refuses: Refuses) -> Itera
     """
     usable, used = {name: list(levels) for name, levels in factors.items()}, Counter[tuple[str, str]]()
     for one in [(name, level) for name, levels in factors.items() for level in levels]:
-        seed, why = _seed(dict([one]), factors, main, fits, refuses, used)
+        seed, why = seeded(dict([one]), factors, main, fits, refuses, used)
         if why is not None:
             usable[one[0]].remove(one[1])
             yield seed, why
-    left = dict.fromkeys(
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(usable, 2)
-        for x, y in itertools.product(usable[a], usable[b])
-        if any(fits(a, one) and fits(b, one) for one in ([x] if a == main else usable[main]))
-    )
+    left = dict.fromkeys(pairs(usable, main, fits))
     while left:
         pair = min(left, key=lambda pair: used[pair[0]] + used[pair[1]])
-        row, why = _seed(dict(pair), usable, main, fits, refuses, used)
+        row, why = seeded(dict(pair), usable, main, fits, refuses, used)
         if why is None:
             row = _accepted(_filled(row, usable, main, fits, left), row, refuses)
         used.update(row.items())
@@ -42,14 +37,22 @@ def covering(factors: Factors, main: str, fits: Fits, refuses: Refuses) -> Itera
         yield row, why
 
 
-def _seed(
+def pairs(factors: Factors, main: str, fits: Fits) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Yield every two levels of two factors, the first of which may be the main one, that can be in one row."""
+    for a, b in itertools.combinations(factors, 2):
+        for x, y in itertools.product(factors[a], factors[b]):
+            if any(fits(a, one) and fits(b, one) for one in ([x] if a == main else factors[main])):
+                yield (a, x), (b, y)
+
+
+def seeded(
     wanted: Row, factors: Factors, main: str, fits: Fits, refuses: Refuses, used: Counter[tuple[str, str]]
 ) -> tuple[Row, str | None]:
     """The settings with what they need to run, with a level of the main factor that was seldom used; or why not."""
     able = [level for level in factors[main] if all(fits(name, level) for name in wanted)]
     able.sort(key=lambda level: -sum(fits(name, level) for name in factors))
     seldom = min(able, key=lambda level: used[main, level])
-    for level in [wanted[main]] if main in wanted else [seldom, *able[:TRIED]]:
+    for level in dict.fromkeys([seldom, *able]) if main not in wanted else [wanted[main]]:
         seed, why = _remedied({main: level} | wanted, factors, lambda name, level=level: fits(name, level), refuses)
         if why is None:
             break

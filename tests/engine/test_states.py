@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import GAUSSIAN, advance, build, model, small
+import fedspan
+from conftest import GAUSSIAN, RUN, advance, build, model, small
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine.compact_states import CompactStates
@@ -35,6 +36,12 @@ def test_on_disk_is_in_memory_to_the_bit(name: str, tmp_path: Path) -> None:
     assert torch.equal(model(disk), model(memory))
     for field, value in vars(memory.transport.clients()).items():
         assert torch.equal(getattr(disk.transport.clients(), field), value)
+
+
+def test_a_run_in_float64_keeps_its_states_in_float64(tmp_path: Path) -> None:
+    table = RUN | {"method": {"name": "scaffold", "lr": 0.02, "local_steps": 3}}
+    disk, memory = (fedspan.run(table | {"engine": how}, progress=False) for how in ({"states_dir": tmp_path}, {}))
+    assert all(torch.equal(disk.weights[0][name], value) for name, value in memory.weights[0].items())
 
 
 def test_in_bfloat16_it_is_close_and_half_the_size(tmp_path: Path) -> None:

@@ -154,6 +154,8 @@ def test_targets_that_a_metric_cannot_use_are_named() -> None:
         measured("mae", LOGITS, LABELS)
     with pytest.raises(SpecError, match="targets must be 0 or 1, got"):
         measured("accuracy", SCORES, LABELS + 1)
+    with pytest.raises(SpecError, match=r"`perplexity` needs .* whole numbers as targets, got outputs of shape"):
+        measured("perplexity", LOGITS, LOGITS)
 
 
 def test_fit_reports_the_metrics_asked_for() -> None:

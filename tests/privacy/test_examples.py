@@ -88,6 +88,17 @@ def test_epsilon_counts_local_steps() -> None:
     assert fit(method=build("ef")).finished  # all that a client sends follows from noised gradients
 
 
+def test_each_example_has_its_own_augmentation() -> None:
+    drawn: list[float] = []
+
+    def note(batch: Any, generator: torch.Generator) -> Any:
+        drawn.append(float(torch.rand((), generator=generator, dtype=torch.float64)))
+        return batch
+
+    assert fit(training=fedspan.Training(augment=note), batch_size=20, rounds=1).finished
+    assert len(set(drawn)) == len(drawn) == 3 * 3 * 20  # clients, steps, examples
+
+
 def test_refusals() -> None:
     with pytest.raises(SpecError, match="give `noise`"):
         Privacy(level="example", clip=1.0, epsilon=8)

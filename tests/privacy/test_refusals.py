@@ -67,6 +67,13 @@ def test_settings_for_which_epsilon_would_be_wrong(change: dict[str, Any], words
         fedspan.run(PRIVATE | {"privacy": privacy} | change, progress=False)
 
 
+def test_compact_states_would_hold_the_noise_of_clients() -> None:
+    spec = PRIVATE | {"method": SSF, "engine": {"compact_states": True}}
+    with pytest.raises(SpecError, match=r"`compact_states` .* with `noise_at` 'clients' has noise .* leave out one"):
+        fedspan.run(spec | {"privacy": {"clip": 1.0, "noise": 1.0, "noise_at": "clients"}}, progress=False)
+    assert fedspan.run(spec | {"privacy": {"clip": 1.0, "noise": 1.0}}, progress=False).finished
+
+
 def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:
     """The default of SSF works; the spec and the history tell that there was no test."""
     result = fedspan.run(PRIVATE | {"method": SSF, "privacy": {"clip": 1.0, "noise": 1.0}}, progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 from pathlib import Path
@@ -190,6 +191,21 @@ def test_buffers_are_part_of_the_sum() -> None:
     assert float(plain["1.running_mean"].abs().max()) > 0.01
     for name, tensor in plain.items():
         torch.testing.assert_close(hidden[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_cannot_be_batched() -> None:
+    torch.manual_seed(0)
+    net, x = (
+        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)),
+        torch.randn(4, 9, 6),
+    )
+    data, found = [(one, torch.arange(9) % 3) for one in x], []
+    for simulate in ("loop", "batched"):
+        method, engine = FedAvg(lr=0.1, local_steps=3), Engine(simulate=simulate)  # type: ignore[arg-type]
+        spec = replace(spec_of(copy.deepcopy(net), data, method=method, rounds=2, engine=engine), privacy=FINE)
+        with pytest.warns(UserWarning, match="using 'loop'") if simulate == "batched" else contextlib.nullcontext():
+            found.append(fedspan.run(spec, progress=False).weights[0])
+    assert all(torch.equal(found[0][name], value) for name, value in found[1].items())
 
 
 def test_ssf_learns_digits_as_well_with_secure_sums() -> None:

@@ -73,6 +73,7 @@ def plain(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] 
         ("subavg", SSF, True),
         ("fedavg", {}, False),
         ("scaffold", {}, True),
+        ("fedsub", {"projector": {"name": "identity"}, "server_momentum": 0.5}, False),  # its log holds what it adds
     ],
 )
 def test_the_result_is_that_of_the_plain_run(name: str, settings: Any, weighted: bool, tmp_path: Path) -> None:

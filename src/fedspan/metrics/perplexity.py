@@ -31,7 +31,7 @@ class Perplexity(Metric):
         """Adds the cross-entropy of a batch."""
         if not by_class(outputs, targets) or targets.is_floating_point():
             raise SpecError(
-                f"`perplexity` needs a score for each token and whole numbers as targets, got {shapes(outputs, targets)}"
+                f"`perplexity` needs a score per token and whole numbers as targets, got {shapes(outputs, targets)}"
             )
         count = int((targets != IGNORED).sum())
         if count:

@@ -48,8 +48,8 @@ def check_spec(spec: Spec) -> None:
         raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
     if spec.engine.compact_states and spec.dp.noise_at == "clients":
         raise SpecError(
-            "`compact_states` makes a client's state of what it sent, which with `noise_at` 'clients' has noise that no "
-            "state may hold; leave out one of them"
+            "`compact_states` makes a client's state of what it sent, which with `noise_at` 'clients' has noise that "
+            "no state may hold; leave out one of them"
         )
 
 
