@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ def test_numbers_written_as_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(f'{{"x": "{i}.5", "y": {i % 2}}}' for i in range(8)))
     refused(OwnData(path=str(path), target="y"), "'x'", "'0.5' in row 1", "without quotes")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"y": {"a": 1}}, ("`task.data.target`", "'y'", "lists or tables")),
+        ({"who": {"a": 1}}, ("`task.data.client`", "'who'", "lists or tables")),
+        ({"who": [1]}, ("`task.data.client`", "'who'", "lists or tables")),
+        ({"x": 10**400}, ("cannot be read", "too large")),
+    ],
+)
+def test_values_of_json_that_are_no_cells(row: dict[str, Any], words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"x": i, "who": i % 2, "y": i % 2} | row) for i in range(8)))
+    refused(OwnData(path=str(path), target="y", client="who"), *words)
+
+
+def test_a_whole_number_of_many_digits_stays_a_feature(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"x": 2**70 + i, "y": i % 2}) for i in range(8)))
+    assert columns.read(path)["x"].dtype == np.float64
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors", "parquet", "csv.gz"])

@@ -291,6 +291,7 @@ HISTORIES: list[list[Any]] = [
         for value in (3, [], {"metrics": 3}, {"method": 3}, {"method": {}}, {"seed": "a"}, {"a": None})
     ),
     [{"spec": {"participation": {"weights": 3}}}],
+    [{"spec": {"participation": {}}}],
     *(
         [{"spec": SPEC}, ROW | {key: value}]
         for key in ("round", "up_bytes", "seconds", "loss")

@@ -166,6 +166,7 @@ FORGED: list[tuple[str, Any]] = [
     ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] * 0), m)),
     ("fedavg", lambda a, m: (changed(a, clients__usual=-a["clients.usual"] - 1), m)),
     ("fedavg", lambda a, m: (changed(a, loop__record=torch.zeros(3, dtype=torch.uint8)), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__record=a["loop.record"].bfloat16()), m)),
     ("fedavg", lambda a, m: (record(a, events=3), m)),
     ("fedavg", lambda a, m: (record(a, more=-1), m)),
     ("fedavg", lambda a, m: (record(a, checks=[]), m)),
@@ -189,6 +190,7 @@ FORGED: list[tuple[str, Any]] = [
     ("ssf", lambda a, m: (changed(a, server__m=a["server.x"]), m)),  # which has no numbers without momentum
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"] + 4), m)),
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].repeat(2)), m)),
+    ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].reshape(1, 1)), m)),
     ("ssf", lambda a, m: (changed(a, server__log__missed=a["server.log.missed"][..., :-1].contiguous()), m)),
     ("private", lambda a, m: (changed(a, privacy__key=a["privacy.key"][:4].clone()), m)),
     ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([1.0, 0.0]).double()), m)),

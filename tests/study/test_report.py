@@ -17,6 +17,7 @@ from conftest import SMALL, Interrupt
 from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
+from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
 from fedspan.study import figures, report, tables
@@ -168,6 +169,14 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
     assert "client state" not in text
     report.report([tmp_path / "fit" / "history.jsonl"], tmp_path / "out", ["md"], "loss", "")
     assert "last test loss" in (tmp_path / "out" / "tables.md").read_text()
+
+
+def test_a_row_without_the_metric_is_a_gap(tmp_path: Path) -> None:
+    row = {"round": 0, "up_bytes": 0, "down_bytes": 0, "seconds": 0.0, "loss": 2.0}
+    rows = [row, {k: v for k, v in row.items() if k != "loss"} | {"round": 1}, row | {"round": 2, "loss": 1.0}]
+    history.write(tmp_path / "history.jsonl", [{"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}, *rows])
+    report.report([tmp_path], tmp_path / "out", ["csv"], None, "")
+    assert len((tmp_path / "out" / "curves.csv").read_text().splitlines()) > 2
 
 
 def test_mistakes_are_named(runs: Path, tmp_path: Path) -> None:

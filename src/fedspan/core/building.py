@@ -155,12 +155,16 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
+def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+    return isinstance(value, str | int) and value in choices
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
     """A plain value as the type of its field."""
     options = _options(hint)
     for option in options:
         origin, inner, kind = typing.get_origin(option), typing.get_args(option), kind_of(option)
-        if option is Any or type(value) is option or (origin is typing.Literal and value in inner):
+        if option is Any or type(value) is option or (origin is typing.Literal and _among(value, inner)):
             return value
         if _as_it_is(option, origin, value):
             return value
@@ -175,7 +179,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if float in options and type(value) is int:
         return float(value) if abs(value) < 1 << 1000 else value  # the setting itself refuses what is larger
     if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
-        one_of(where, value, typing.get_args(hint))
+        one_of(where, value, map(str, typing.get_args(hint)))
     unsaid = (type(None), int if float in options else None)
     wanted = " or ".join(_readable(option) for option in options if option not in unsaid)
     raise SpecError(f"`{where}` must be {wanted}, got {shown(value)}")

@@ -61,8 +61,8 @@ class Log:
     @staticmethod
     def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
         """The inverse of `arrays`."""
-        if arrays["end"].dtype != torch.int64:
-            raise ProtocolError(f"the rounds of a log are of type {arrays['end'].dtype}")
+        if arrays["end"].dtype != torch.int64 or arrays["end"].dim() != 1:
+            raise ProtocolError(f"the rounds of a log are of type {arrays['end'].dtype} {tuple(arrays['end'].shape)}")
         end, *earlier = arrays["end"].tolist()
         entries = _apart({name: array for name, array in arrays.items() if name != "end"})
         last = entries[len(earlier) :]

@@ -154,7 +154,9 @@ def _jsonl(path: Path) -> Columns:
     with _text(path) as file:
         rows = [json.loads(line) for line in file if line.strip()]
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or row.keys() != rows[0].keys():
+        if not isinstance(row, dict):
+            raise DataError(f"`task.data`: line {number} of {str(path)!r} is no JSON object")
+        if row.keys() != rows[0].keys():
             raise DataError(f"`task.data`: {str(path)!r} has other keys in line {number} than in line 1")
     return {name: _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
@@ -163,7 +165,10 @@ def _values(values: list[Any]) -> Array:
     """A column from values of JSON or Parquet; null is NaN among numbers."""
     if any(isinstance(value, str) for value in values):
         return np.array(["" if value is None else str(value) for value in values])
-    return np.array([np.nan if value is None else value for value in values])
+    found = np.array([np.nan if value is None else value for value in values])
+    if found.dtype.kind == "O" and all(isinstance(value, int | float) for value in found):
+        return found.astype(np.float64)  # whole numbers of more than 64 bits
+    return found
 
 
 def _parquet(path: Path) -> Columns:

@@ -54,6 +54,10 @@ def column_of(found: Columns, name: str, key: str, path: Path) -> Array:
             f"`task.data.{key}`: {name!r} of {str(path)!r} {what}; a column has one row per example, name the columns "
             "to use"
         )
+    if column.dtype.kind == "O" or (key in ("client", "test_column", "images") and column.ndim > 1):
+        raise DataError(
+            f"`task.data.{key}`: {name!r} of {str(path)!r} has lists or tables; name a column with one value per row"
+        )
     return column
 
 

@@ -124,7 +124,7 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     check_form(spec, path, {}, SPEC)
     for key in ("method", "task"):
         check_form(spec.get(key, {"name": ""}), path, {"name": str})
-    check_form(spec.get("participation", {}), path, {}, {"weights": str})
+    check_form(spec.get("participation", {"weights": ""}), path, {"weights": str})
     if not _plain(spec):
         raise CheckpointError(f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}")
     _check_rows(lines[1:], path)

@@ -337,7 +337,7 @@ def record_of(arrays: wire.Arrays) -> Line:
     """What a checkpoint says in words: the run's id and shape, events, and checksums of other files."""
     try:
         record = json.loads(arrays["loop.record"].numpy().tobytes())
-    except (KeyError, ValueError, RecursionError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         record = None
     return check_form(record, "checkpoint.safetensors", RECORD)
 

@@ -12,7 +12,7 @@ import torch
 
 from fedspan import Compressor, Layout, LogsChanges, Method, Optimizer, Projector, Round, SpecError, Vector
 from fedspan.core.building import accept_choices
-from fedspan.core.errors import at_least, below_one, items, number, one_of, positive, shown
+from fedspan.core.errors import at_least, at_most, below_one, items, number, one_of, positive, shown
 from fedspan.core.footprint import Footprint
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import ClientState, Down, HasModel, LearningRate, ServerState, Up
@@ -107,6 +107,7 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         else:
             positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
+        at_most("local_steps", self.local_steps, 10**9)
         positive("server_lr", self.server_lr)
         below_one("momentum", self.momentum)
         if self.momentum and self.optimizer is not None:

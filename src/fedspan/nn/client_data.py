@@ -242,6 +242,8 @@ def _checked(data: Iterable[torch.Tensor], who: str) -> tuple[torch.Tensor, ...]
 
 def narrowed(part: torch.Tensor, dtype: torch.dtype, who: str) -> torch.Tensor:
     """The values in a model's type; refuses one that it would take for ∞."""
+    if part.is_complex() and not dtype.is_complex:
+        raise DataError(f"{who} has complex numbers, and the model has none; give their parts as columns")
     found = part.to(dtype)
     narrows = part.dtype.is_floating_point and dtype.is_floating_point and dtype.itemsize < part.dtype.itemsize
     if narrows and not torch.isfinite(found).all():

@@ -167,7 +167,7 @@ def thinned(rows: int, points: int) -> npt.NDArray[np.int64]:
 
 
 def _value(row: Line | None, metric: str) -> float:
-    value = None if row is None or row.get("diverged") else row[metric]
+    value = None if row is None or row.get("diverged") else row.get(metric)
     return math.nan if value is None else float(value)
 
 
