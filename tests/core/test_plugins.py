@@ -64,6 +64,8 @@ MISTAKES = {
         WHOLE.replace("mu: float", "solver: float = 1.0\n    mu: float"),
         "the setting 'solver' of FedProx hides what LocalSteps has under this name; rename the setting",
     ),
+    "exit": ("import sys\n\nsys.exit(0)\n", "line 3: it ends Python; remove `exit`"),
+    "two lines": ("raise RuntimeError('a\\nb')\n", "line 1: RuntimeError: a b"),
     "base": (
         "import fedspan\n\n@fedspan.register\nclass A: ...\n",
         "line 3: A cannot be registered; derive it from one of",

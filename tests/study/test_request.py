@@ -96,6 +96,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown method": ({"methods": ["fedavgg"]}, "did you mean 'fedavg'?"),
     "unknown setting": ({"methods": ["ssf:contrl=paper"]}, "did you mean 'control'?"),
     "no value": ({"methods": ["ssf:control"]}, "written name:key=value,key=value"),
+    "another name": ({"methods": ["ssf:name=fedavg"]}, "written name:key=value,key=value"),
+    "two values": ({"methods": ["ssf:lr=0.1,lr=0.2"]}, "sets 'lr' twice"),
     "grid without values": ({"grids": ["lr"]}, "--grid needs key=value"),
     "grid of nobody": ({"grids": ["fedavg:lr=1"]}, "is for 'fedavg', which is not compared; one of ssf"),
     "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from fedspan.core import registry
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.errors import FedspanError, SpecError, one_line
 
 
 def load_plugin(path: Path) -> list[type]:
@@ -35,8 +35,10 @@ def load_plugin(path: Path) -> list[type]:
         module = execute_file(path.stem, path)
     except FedspanError as error:
         raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {error}") from error
+    except SystemExit as error:
+        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: it ends Python; remove `exit`") from error
     except Exception as error:
-        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {type(error).__name__}: {error}") from error
+        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {one_line(error)}") from error
     found = registry.registered_in(module.__name__)
     if not found:
         raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
@@ -79,7 +81,7 @@ def _another(path: Path) -> str | None:
 def _line(error: BaseException, path: Path) -> str:
     """Where in the file an error arose."""
     if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
+        return f", line {error.lineno}" if error.lineno else ""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     return f", line {lines[-1]}" if lines else ""
 

@@ -163,7 +163,7 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
     for text in (entry for one in texts for entry in entries(one)):
         rest, _, label = (part.strip() for part in text.partition(" as "))
         name, _, settings = (part.strip() for part in rest.partition(":"))
-        values = dict(_setting(part, text) for part in split(settings)) if settings else {}
+        values = _settings(split(settings), text)
         table = outline.sibling(base, name)
         table = without_projector(table) if "rank" in values else table
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
@@ -259,8 +259,13 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _setting(part: str, text: str) -> tuple[str, Any]:
-    key, sign, value = (piece.strip() for piece in part.partition("="))
-    if not sign or not key or not value:
-        raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
-    return key, toml_value(value)
+def _settings(parts: Sequence[str], text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in parts:
+        key, sign, value = (piece.strip() for piece in part.partition("="))
+        if not sign or not key or not value or key == "name":
+            raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
+        if key in found:
+            raise SpecError(f"{text!r} sets {key!r} twice; set it once")
+        found[key] = toml_value(value)
+    return found
