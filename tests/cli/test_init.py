@@ -77,7 +77,7 @@ def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_commands_of_a_projects_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = init(tmp_path / "demo", "tabular")
+    path = init(tmp_path / "wards", "tabular")
     monkeypatch.chdir(path.parent)
     lines = re.findall(r"^    (fedspan .*)$", (path.parent / "README.md").read_text(), re.M)
     assert [line.split()[1] for line in lines] == ["run", "compare", "partition"]
@@ -122,34 +122,34 @@ OWN: dict[str, Any] = {"tabular": csv_files, "images": image_files, "text": text
 def test_a_project_takes_the_data_that_its_readme_asks_for(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Spec.load(init(tmp_path / "demo", kind), ("rounds=2",))
+    spec = Spec.load(init(tmp_path / "wards", kind), ("rounds=2",))
     own = tmp_path / "own"
     own.mkdir()
     parts = [*(f"client-{number}" for number in range(5)), "test"]
     OWN[kind](own, parts)
-    monkeypatch.setenv("DEMO_DATA", str(own))
+    monkeypatch.setenv("WARDS_DATA", str(own))
     assert fedspan.run(spec).finished
     size = {"tabular": 100, "images": 50, "text": 75, "custom": 100}[kind]
     assert spec.task.holdings(0).counts.sum() == size
-    readme = (tmp_path / "demo/README.md").read_text()
+    readme = (tmp_path / "wards/README.md").read_text()
     assert "client-0" in readme
-    assert "DEMO_DATA" in readme
+    assert "WARDS_DATA" in readme
 
 
 def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo/notes.txt").write_text("mine")
+    (tmp_path / "wards").mkdir()
+    (tmp_path / "wards/notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    for name, message in (("demo", "is not empty"), ("Demo 1", "`NAME` must be a Python name")):
+    for name, message in (("wards", "is not empty"), ("Wards 1", "`NAME` must be a Python name")):
         assert main(monkeypatch, "init", name) == 2
         assert message in capsys.readouterr().err
-    assert [path.name for path in tmp_path.rglob("*")] == ["demo", "notes.txt"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["wards", "notes.txt"]
     (tmp_path / "empty").mkdir()
     assert init(tmp_path / "empty", "custom").is_file()
 
 
 def test_the_run_config_is_that_of_the_flower_example() -> None:
-    ours = tomllib.loads(project("demo", "tabular")["pyproject.toml"])["tool"]["flwr"]["app"]["config"]
+    ours = tomllib.loads(project("wards", "tabular")["pyproject.toml"])["tool"]["flwr"]["app"]["config"]
     example = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert ours | {"run-dir": ""} == example
 
@@ -161,12 +161,12 @@ def test_a_project_runs_on_flower(kind: str, tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "examples/flower"))
     from cluster import Cluster
 
-    init(tmp_path / "demo", kind)
+    init(tmp_path / "wards", kind)
     with Cluster(tmp_path / "cluster", nodes=5) as cluster:
-        number = cluster.run(tmp_path / "demo", run_dir=str(tmp_path / "run"), set="rounds=2; eval_every=1")
+        number = cluster.run(tmp_path / "wards", run_dir=str(tmp_path / "run"), set="rounds=2; eval_every=1")
         status = cluster.wait(number, 300)
         assert status["status"] == "finished:completed", status
     assert cluster.living() == []
-    here = fedspan.run(fedspan.Spec.load(tmp_path / "demo/spec.toml", ("rounds=2", "eval_every=1")))
+    here = fedspan.run(fedspan.Spec.load(tmp_path / "wards/spec.toml", ("rounds=2", "eval_every=1")))
     there = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()][-1]
     assert there["loss"] == pytest.approx(here.history[-1]["loss"], rel=1e-4)

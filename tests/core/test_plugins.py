@@ -173,4 +173,5 @@ def test_a_file_is_read_as_it_is_now(tmp_path: Path) -> None:
         os.utime(path, (1_700_000_000, 1_700_000_000))
         (cls,) = load_plugin(path)
         found.append(cls.number)
+    registry._known["metric"].pop("twice_in_a_second")
     assert found == [1, 2]

@@ -15,6 +15,7 @@ from torch import nn
 import fedspan
 from conftest import Interrupt
 from fedspan.api.fit import spec_of
+from fedspan.core.sealed import lines_text, read_table, write_table
 from fedspan.theory import lr_search
 
 
@@ -231,8 +232,15 @@ def test_a_search_that_is_interrupted_keeps_its_trials(
     table = spec_of_rounds(4) | {"method": {"name": "fedavg", "lr": "search"}}
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(table, tmp_path, progress=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["lr-trials.json"]
-    resumed = True
+    (path,) = tmp_path.iterdir()
+    assert path.name == "lr-trials.json"
+    resumed, table_of_trials = True, read_table(path)
+    first = table_of_trials["trials"][0]
+    for bad in (3, first | {"lr": "a"}, first | {"at": []}, first | {"values": ["a"] * len(first["values"])}):
+        write_table(path, table_of_trials | {"trials": [bad]})
+        with pytest.raises(fedspan.FedspanError, match=r"lr-trials.json' is damaged"):
+            fedspan.run(table, tmp_path, resume=resume, progress=False)
+    write_table(path, table_of_trials)
     found = fedspan.run(table, tmp_path, resume=resume, progress=False).lr_search
     apart, runs[:] = list(runs), []
     assert found == fedspan.run(table, progress=False).lr_search
@@ -273,6 +281,59 @@ def test_a_sum_in_place_of_a_mean_is_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(objective=mean)
+
+
+ROW = {"round": 0, "up_bytes": 0, "down_bytes": 0, "seconds": 0.0, "loss": 1.0}
+SPEC = {"seed": 0, "method": {"name": "fedavg"}, "task": {"name": "custom"}}
+HISTORIES: list[list[Any]] = [
+    *(
+        [{"spec": value}]
+        for value in (3, [], {"metrics": 3}, {"method": 3}, {"method": {}}, {"seed": "a"}, {"a": None})
+    ),
+    [{"spec": {"participation": {"weights": 3}}}],
+    *(
+        [{"spec": SPEC}, ROW | {key: value}]
+        for key in ("round", "up_bytes", "seconds", "loss")
+        for value in ("a", [], {})
+    ),
+    *(
+        [{"spec": SPEC}, {name: one for name, one in ROW.items() if name != key}]
+        for key in ("round", "up_bytes", "down_bytes", "seconds")
+    ),
+    [{"spec": SPEC | {"deep": functools.reduce(lambda inner, _: [inner], range(90), [])}}],
+    [{"spec": SPEC}, ROW | {"events": 3}],
+    [{"spec": SPEC}, ROW, ROW],
+    [{"spec": SPEC}, ROW | {"round": 3}, ROW | {"round": 2}],
+    [{"spec": SPEC}, ROW | {"up_bytes": 9}, ROW | {"round": 1}],
+    [{"spec": SPEC}, ROW | {"down_bytes": -9}],
+]
+
+
+@pytest.mark.parametrize("lines", HISTORIES)
+def test_a_forged_history_with_right_checksums_is_refused(lines: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_bytes(lines_text(lines)[0])
+    with pytest.raises(fedspan.FedspanError, match=r"history\.jsonl.* is damaged") as error:
+        fedspan.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+OUTCOMES: list[dict[str, Any]] = [
+    {"seeds": 3}, {"seeds": ["a"]}, {"seeds": [0, 1]}, {"seeds": [4]}, {"statuses": 3}, {"statuses": [3]},
+    {"statuses": ["a"]},
+    {"files": []}, {"files": {"history.jsonl": 3}}, {"model_rounds": 3}, {"model_rounds": {"0": "a"}},
+    {"model_rounds": {"7": 1}}, {"decisions": 3}, {"identity": 3}, {"audit": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", OUTCOMES)
+def test_a_forged_result_with_a_right_checksum_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    fit(tmp_path)
+    path = tmp_path / "result.json"
+    (tmp_path / "provenance.json").unlink()  # which names its hash
+    write_table(path, read_table(path) | change)
+    with pytest.raises(fedspan.FedspanError, match="damaged") as error:
+        fedspan.load(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 DAMAGE = [

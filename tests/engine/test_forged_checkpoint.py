@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from conftest import RUN, Interrupt
 from fedspan.callbacks import KeepBest
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
+from fedspan.core.sealed import read_table, write_table
 
 Arrays = dict[str, torch.Tensor]
 SSF = {"name": "ssf", "lr": 0.02, "local_steps": 2, "rank": 4}
@@ -96,27 +99,6 @@ def resumed_loss(begun: Path, tmp_path: Path) -> float:
     return float(fedspan.load(place).history[-1]["loss"])
 
 
-METAS: dict[str, Any] = {
-    "round": 3, "history": [], "seeds": [1], "identity": "another", "decisions": {}, "spec": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("key", METAS)
-@pytest.mark.parametrize("gone", [False, True], ids=["other", "gone"])
-def test_what_a_checkpoint_says_of_itself_is_checked(key: str, gone: bool, begun: Path, tmp_path: Path) -> None:
-    place = tmp_path / "run"
-    shutil.copytree(begun, place)
-    arrays, meta = checkpoint.load(place / "checkpoint.safetensors")
-    others = {name: value for name, value in meta.items() if name != key}
-    checkpoint.save(place / "checkpoint.safetensors", arrays, others if gone else others | {key: METAS[key]})
-    if key == "spec":  # which nothing reads
-        assert resumed(place).finished
-        return
-    with pytest.raises(CheckpointError) as error:
-        resumed(place)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("key", ["id", "shape", "events", "more", "checks"])
 def test_the_record_in_a_checkpoint_is_checked(key: str, begun: Path, tmp_path: Path) -> None:
     arrays, meta = checkpoint.load(begun / "checkpoint.safetensors")
@@ -130,23 +112,142 @@ def test_the_record_in_a_checkpoint_is_checked(key: str, begun: Path, tmp_path: 
         refused_or_the_same(place, begun)
 
 
-@pytest.mark.parametrize("how", ["names", "shapes", "value", "seed"])
-def test_the_best_model_is_checked(how: str, begun: Path, tmp_path: Path) -> None:
-    place = tmp_path / "run"
-    shutil.copytree(begun, place)
-    arrays, meta = checkpoint.load(place / "best.safetensors")
-    (number,) = meta["best"]
-    if how == "value":
-        meta["best"][number] = "high"
-    elif how == "seed":
-        meta["best"] = {"7": meta["best"][number]}
-    else:
-        arrays = {
-            f"{k}x" if how == "names" else k: v if how == "names" else v.flatten()[:-1] for k, v in arrays.items()
-        }
-    checkpoint.save(place / "best.safetensors", arrays, meta)
-    with pytest.raises(CheckpointError, match="holds no model of this run"):
-        resumed(place)
+def interrupted(place: Path, kind: str, resume: bool = False) -> fedspan.Result:
+    """A run that Ctrl-C ends after three of five rounds, or the rest of it."""
+    methods: dict[str, dict[str, Any]] = {"ssf": {"name": "ssf", "rank": 0.5}, "scaffold": {"name": "scaffold"}}
+    more: dict[str, Any] = {"method": methods.get(kind, {"name": "fedavg"}) | {"lr": 0.1}, "rounds": 5}
+    if kind == "private":
+        more |= {"privacy": fedspan.Privacy(noise=1.0, clip=1.0), "participation": {"weights": "uniform"}}
+    callbacks: list[Any] = [fedspan.callbacks.KeepBest("loss")] if kind == "best" else []
+    callbacks += [] if resume else [Interrupt(3)]
+    if kind in ("compact", "powersgd"):  # with layers that are not sent in full
+        own = {"method": SSF, "engine": {"compact_states": True}}
+        own = own if kind == "compact" else {"method": SSF | {"name": "powersgd", "rank": 1}}
+        return fedspan.run(SPEC | own, place, resume=resume, callbacks=callbacks, progress=False)
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(8, 3, generator=draw) for _ in range(3)]
+    clients = [(one, (one[:, 0] > 0).long()) for one in inputs]
+    torch.manual_seed(0)
+    return fedspan.fit(
+        torch.nn.Linear(3, 2), clients, test=clients[0], run_dir=place, progress=False, resume=resume, **more,
+        callbacks=callbacks,
+    )  # fmt: skip
+
+
+def changed(arrays: dict[str, Any], **new: Any) -> dict[str, Any]:
+    return arrays | {name.replace("__", "."): value for name, value in new.items()}
+
+
+def record(arrays: dict[str, Any], **new: Any) -> dict[str, Any]:
+    told = json.loads(arrays["loop.record"].numpy().tobytes()) | new
+    return arrays | {"loop.record": torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)}
+
+
+def without(table: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
+
+
+FORGED: list[tuple[str, Any]] = [
+    *(("fedavg", lambda a, m, key=key: (without(a, key), m)) for key in ("loop.clock", "loop.rows", "loop.record")),
+    *(("scaffold", lambda a, m, key=key: (without(a, key), m)) for key in ("server.c", "clients.c.rows", "server.x")),
+    ("fedavg", lambda a, m: (changed(a, other__x=a["server.x"]), m)),
+    ("fedavg", lambda a, m: (changed(a, server__y=a["server.x"]), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"].double()), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"].flatten()), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"][..., :-1].contiguous()), m)),
+    ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"] * float("nan")), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([2.5, 0.0]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([9.0, 0.0]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([-3.0, 0.0]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([3.0, float("inf")]).double()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__counts=-a["loop.counts"] - 5), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"][:, :-1].contiguous()), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] + 10**6), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] * 0), m)),
+    ("fedavg", lambda a, m: (changed(a, clients__usual=-a["clients.usual"] - 1), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__record=torch.zeros(3, dtype=torch.uint8)), m)),
+    ("fedavg", lambda a, m: (record(a, events=3), m)),
+    ("fedavg", lambda a, m: (record(a, more=-1), m)),
+    ("fedavg", lambda a, m: (record(a, checks=[]), m)),
+    ("fedavg", lambda a, m: (record(a, shape=[1, 99]), m)),
+    *(("fedavg", lambda a, m, key=key: (a, without(m, key))) for key in ("decisions", "identity", "seeds", "round")),
+    *(("fedavg", lambda a, m, key=key: (a, m | {key: "x"})) for key in ("seeds", "round", "history")),
+    ("fedavg", lambda a, m: (a, m | {"seeds": [1]})),
+    ("fedavg", lambda a, m: (a, m | {"identity": "another"})),
+    ("fedavg", lambda a, m: (a, m | {"decisions": {}})),
+    ("fedavg", lambda a, m: (a, without(m, "history"))),
+    ("fedavg", lambda a, m: (a, m | {"round": 2})),
+    ("fedavg", lambda a, m: (a, m | {"history": []})),
+    ("fedavg", lambda a, m: (a, m | {"history": [[1, 2]]})),
+    ("fedavg", lambda a, m: (a, 3)),
+    ("scaffold", lambda a, m: (changed(a, server__c=a["server.c"].double()), m)),
+    ("scaffold", lambda a, m: (changed(a, server__c=a["server.c"] + float("inf")), m)),
+    ("scaffold", lambda a, m: (changed(a, clients__c__rows=a["clients.c.rows"] + 99), m)),
+    ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"].int()), m)),
+    ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"] * float("nan")), m)),
+    ("ssf", lambda a, m: (without(a, "server.log.missed"), m)),
+    ("ssf", lambda a, m: (changed(a, server__m=a["server.x"]), m)),  # which has no numbers without momentum
+    ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"] + 4), m)),
+    ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].repeat(2)), m)),
+    ("ssf", lambda a, m: (changed(a, server__log__missed=a["server.log.missed"][..., :-1].contiguous()), m)),
+    ("private", lambda a, m: (changed(a, privacy__key=a["privacy.key"][:4].clone()), m)),
+    ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([1.0, 0.0]).double()), m)),
+    ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([9.0, 1.0]).double()), m)),
+    ("best", lambda a, m: (a, m | {"best": {"7": 0.5}})),
+    ("best", lambda a, m: (a, m | {"best": [0.5]})),
+    ("best", lambda a, m: (a, m | {"best": {"0": "high"}})),
+    ("best", lambda a, m: (a, m | {"best": {"0": math.nan}})),
+    ("best", lambda a, m: ({f"{name}x": one for name, one in a.items()}, m)),
+    ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"][:1].clone()}), m)),
+    ("best", lambda a, m: (without(a, "0.weight"), m)),
+    ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"] * math.nan}), m)),
+    ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"] * 0), m)),
+    ("compact", lambda a, m: (changed(a, clients__c__entries=a["clients.c.entries"].repeat(1, 1, 2)), m)),
+    ("compact", lambda a, m: (changed(a, clients__c__counts=a["clients.c.counts"] * 0), m)),
+    ("powersgd", lambda a, m: (changed(a, server__columns=a["server.columns"].repeat(1, 1, 2)), m)),
+]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    places = {kind: tmp_path_factory.mktemp("stopped") / kind for kind in {kind for kind, _ in FORGED}}
+    for kind, place in places.items():
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(place, kind)
+    return places
+
+
+@pytest.mark.parametrize(("kind", "forge"), FORGED, ids=range(len(FORGED)))
+def test_a_forged_checkpoint_with_a_right_checksum_is_refused(
+    kind: str, forge: Any, stopped: dict[str, Path], tmp_path: Path
+) -> None:
+    place = shutil.copytree(stopped[kind], tmp_path / "run")
+    path = place / ("best.safetensors" if kind == "best" else "checkpoint.safetensors")
+    checkpoint.save(path, *forge(*checkpoint.load(path)))
+    with pytest.raises(fedspan.FedspanError, match=r"damaged|is of|is at round|was made with") as error:
+        interrupted(place, kind, resume=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "scaffold", "ssf", "private", "best", "compact", "powersgd"])
+def test_the_same_checkpoint_written_again_is_resumed(kind: str, stopped: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(stopped[kind], tmp_path / "run")
+    path = place / "checkpoint.safetensors"
+    checkpoint.save(path, *checkpoint.load(path))
+    assert interrupted(place, kind, resume=True).finished
+
+
+@pytest.mark.parametrize("change", [lambda v: v.flatten(), lambda v: v * math.nan, lambda v: v.int()])
+def test_the_model_of_a_finished_run_is_checked(change: Any, stopped: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(stopped["fedavg"], tmp_path / "run")
+    weights = interrupted(place, "fedavg", resume=True).weights[0]
+    checkpoint.write_tensors(place / "model.safetensors", weights | {"weight": change(weights["weight"])})
+    digest = hashlib.blake2b((place / "model.safetensors").read_bytes(), digest_size=16).hexdigest()
+    table = read_table(place / "result.json")
+    write_table(place / "result.json", table | {"files": table["files"] | {"model.safetensors": digest}})
+    (place / "provenance.json").unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors' is damaged: 'weight' is"):
+        interrupted(place, "fedavg", resume=True)
 
 
 def test_weights_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def test_missed_changes_lead_to_the_servers_bits(projector: str) -> None:
     for entry, rnd in zip(entries, rounds, strict=True):
         server = method.subspace(rnd).T.plus(entry, server)
     down = {"sync.missed": torch.cat(entries, 1), "probe": torch.zeros(1, 1, 1), "switch": torch.zeros(1, 1, 1)}
-    found = opened(method, Replica(method.init_client(copy, layout), copy, 0), down, rounds[-1]).sync.model
+    found = opened(
+        method, Replica(method.init_client(copy, layout), copy, 0), down, replace(rounds[-1], t=5)
+    ).sync.model
     assert found.numpy().tobytes() == server.numpy().tobytes()
     assert copy.numpy().tobytes() == before

@@ -185,7 +185,7 @@ def test_every_method_takes_adamw_or_says_why_not() -> None:
 
 def test_the_corollary_does_not_know_it_and_the_search_does() -> None:
     method, problem = build("ssf", rank=6, optimizer=ADAMW), small()
-    with pytest.raises(SpecError, match="does not cover ssf with adamw"):
+    with pytest.raises(SpecError, match="does not cover `optimizer` 'adamw'"):
         corollary_lr(method, problem, 7, 100)
     found = search(method, problem, 7, 400)
     before, after = (

@@ -13,6 +13,7 @@ import torch
 from conftest import WireTransport, advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, agree
 from fedspan.core.config import Engine
+from fedspan.core.errors import CheckpointError
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.reply import payload
@@ -329,7 +330,13 @@ def test_more_clients_than_parts_of_the_noise_are_paid_for_by_delta() -> None:
 
 
 def test_a_resumed_mechanism_keeps_its_noise_key_and_clip() -> None:
-    one, two = mechanism(2.0), mechanism(3.0, bytes(32))
+    one, two = mechanism(2.0, quantile=0.5), mechanism(2.0, bytes(32), quantile=0.5)
     one.clip = 0.25
     two.load(one.save())
     assert (two.noise, two.key, two.clip) == (2.0, KEY, 0.25)
+    for other in (
+        mechanism(3.0, quantile=0.5),
+        mechanism(2.0),
+    ):  # other noise, and another clip than that of the settings
+        with pytest.raises(CheckpointError, match="its noise or clip is not that of its settings"):
+            other.load(one.save())

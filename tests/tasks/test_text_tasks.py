@@ -126,6 +126,7 @@ def test_tasks_train_in_bfloat16_with_checkpoints_and_dropout(data: Path) -> Non
     assert rows[-1]["loss"] == again[-1]["loss"]
 
 
+@pytest.mark.filterwarnings("ignore:fedavg. another objective")
 def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result of each is its last perplexity."""
     monkeypatch.chdir(data)

@@ -8,16 +8,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedspan.core.errors import CheckpointError, shown
 from fedspan.core.files import make_dir, remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.sealed import REMEDY, check_form, read_table, write_table
 from fedspan.core.spec import Spec
 from fedspan.engine.outcome import LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
+
+TRIAL = {"lr": float, "rounds": int, "at": list[int], "values": list[Any], "diverged": bool, "bytes": int}
 
 
 def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, dict[str, Any] | None]:
@@ -59,9 +62,9 @@ def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTr
         yield [], lambda _: None
         return
     path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
-    table = read_table(path) if path.exists() else {}
-    mine = {key: table.get(key) for key in whose} == whose
-    done = [RateTrial(**trial) for trial in table["trials"]] if mine else []
+    table = read_table(path, {"trials": list[Any]}) if path.exists() else {}
+    trials = table["trials"] if {key: table.get(key) for key in whose} == whose else []
+    done = [_trial(check_form(trial, path, TRIAL), path) for trial in trials]
     every, fresh = list(done), not run_dir.exists()
 
     def keep(trial: RateTrial) -> None:
@@ -77,6 +80,12 @@ def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTr
             with suppress(OSError):
                 run_dir.rmdir()
         raise
+
+
+def _trial(table: dict[str, Any], path: Path) -> RateTrial:
+    if not len(table["at"]) == len(table["values"]) == sum(type(one) in (int, float) for one in table["values"]):
+        raise CheckpointError(f"{str(path)!r} is damaged: 'values' is {shown(table['values'])}; {REMEDY}")
+    return RateTrial(**{name: table[name] for name in TRIAL})
 
 
 def built(spec: Spec) -> tuple[Any, Any, int]:

@@ -11,18 +11,14 @@ from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, one_of
 from fedspan.core.registry import register
+from fedspan.core.sealed import REMEDY, check_form
+from fedspan.core.wire import check_weights
 from fedspan.engine.judging import Mode, judged_by, sign_of
 from fedspan.engine.outcome import BEST
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
     from fedspan.engine.result import Result
-
-
-def _fits(value: Any, own: dict[str, torch.Tensor], model: dict[str, torch.Tensor]) -> bool:
-    """Whether a saved value is a number, and its weights have the names and shapes of the model."""
-    shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in one.items()} for one in (own, model)]
-    return type(value) in (int, float) and shapes[0] == shapes[1]
 
 
 @register
@@ -49,14 +45,17 @@ class KeepBest(Callback):
         """Takes up the best model of an interrupted run."""
         self._kept.clear()
         if run.run_dir is not None and any(run.lines):
-            arrays, meta = checkpoint.load(run.run_dir / BEST)
-            if meta.get("run") != run.id:
-                raise CheckpointError(f"{str(run.run_dir / BEST)!r} is of another run; put back that of this run")
-            for number, value in dict(meta.get("best") or {}).items():
-                own = {n.removeprefix(f"{number}."): a for n, a in arrays.items() if n.startswith(f"{number}.")}
-                if number not in map(str, range(len(run.seeds))) or not _fits(value, own, run.state_dict(int(number))):
-                    raise CheckpointError(f"{str(run.run_dir / BEST)!r} holds no model of this run; put it back")
-                self._kept[int(number)] = (value, own)
+            path = run.run_dir / BEST
+            arrays, meta = checkpoint.load(path)
+            check_form(meta, path, {"run": str, "best": dict[str, float]})
+            if meta["run"] != run.id:
+                raise CheckpointError(f"{str(path)!r} is of another run; put back that of this run")
+            if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
+                raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
+            for key, value in meta["best"].items():
+                own = {n.removeprefix(f"{key}."): a for n, a in arrays.items() if n.startswith(f"{key}.")}
+                check_weights(own, run.state_dict(int(key)), repr(str(path)))
+                self._kept[int(key)] = (value, own)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Keeps the model where it is the best so far."""

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, shown
 from fedspan.core.files import write_atomic
 
 Line = dict[str, Any]
+Form = Mapping[str, Any]  # key → type
+NO_FORM: Form = {}
+DEEPEST = 50  # lists and tables in one another
 CHECK = "checksum"  # the last key of a table or line
+REMEDY = "put it back, or run again in another directory"
 SHORT, LONG = 6, 32  # bytes of a checksum: against damage, and against somebody who looks for another text with it
 
 
@@ -30,19 +37,58 @@ def table_text(table: Mapping[str, Any]) -> bytes:
     return (json.dumps({**table, CHECK: _digest(json.dumps(table))}, indent=1) + "\n").encode()
 
 
-def read_table(path: Path, remedy: str = "put it back, or run again in another directory", **fields: type) -> Line:
-    """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or has not these fields."""
+def read_table(path: Path, form: Form = NO_FORM, more: Form = NO_FORM, remedy: str = REMEDY) -> Line:
+    """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or not of its form."""
     try:
         table = dict(json.loads(path.read_bytes()))
-        check = table.pop(CHECK)
+        damaged = table.pop(CHECK) != _digest(json.dumps(table))
     except (ValueError, TypeError, KeyError, RecursionError):
-        check = None
-    if check is None or check != _digest(json.dumps(table)):
+        damaged = True
+    if damaged:
         raise CheckpointError(f"{str(path)!r} is damaged; {remedy}")
-    for name, kind in fields.items():
-        if not isinstance(table.get(name), kind):
-            raise CheckpointError(f"{str(path)!r} has no {name!r} as fedspan writes it; {remedy}")
+    return check_form(table, path, form, more, remedy)
+
+
+def check_form(table: Any, where: object, form: Form, more: Form = NO_FORM, remedy: str = REMEDY) -> Line:
+    """Gives back a table, and refuses one whose values are of other types: a right checksum is no secret.
+
+    Args:
+        table: What was read.
+        where: The file, for the error.
+        form: Key → type of a value that must be there, such as `int`, `list[str]` or `dict[str, float | None]`.
+        more: The same of keys that may be missing; other keys may be anything.
+        remedy: What to do about it.
+    """
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{str(where)!r} is damaged: it holds {shown(table)}; {remedy}")
+    for key, hint in {**more, **form}.items():
+        if key not in table and key in form:
+            raise CheckpointError(f"{str(where)!r} is damaged: it has no {key!r}; {remedy}")
+        if key in table and not fits(table[key], hint):
+            raise CheckpointError(f"{str(where)!r} is damaged: {key!r} is {shown(table[key])}; {remedy}")
     return table
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is of a type; numbers are finite, a whole one is a `float` too, and True is none."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return isinstance(value, list) and all(fits(one, inner[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
+    if origin is types.UnionType:
+        return any(fits(value, one) for one in inner)
+    if hint is float and type(value) is float:
+        return math.isfinite(value)
+    if hint in (int, float):
+        return type(value) is int and abs(value) < 1 << 63
+    return _shallow(value) if hint is Any else isinstance(value, hint)
+
+
+def _shallow(value: Any, most: int = DEEPEST) -> bool:
+    """Whether a value can be walked without end in sight: no settings are nested that deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_shallow(one, most - 1) for one in inner)
 
 
 def lines_text(lines: Iterable[Mapping[str, Any]], before: str = "", size: int = SHORT) -> tuple[bytes, str]:
@@ -64,8 +110,8 @@ def read_lines(path: Path, size: int = SHORT) -> tuple[list[Line], list[str]]:
     lines, checks, before = list[Line](), list[str](), ""
     *raw, _ = path.read_bytes().split(b"\n")
     for number, text in enumerate(raw, 1):
-        line, check = _read_line(text)
-        if line is None or check != _digest(before + json.dumps(line), size):
+        line, check = _read_line(text, before, size)
+        if line is None:
             raise CheckpointError(f"line {number} of {str(path)!r} is damaged; delete the folder and run again")
         lines.append(line)
         checks.append(check)
@@ -77,19 +123,22 @@ def undamaged(path: Path) -> list[Line]:
     """The lines of a file that are as they were written, whatever happened to the others."""
     found, before = list[Line](), ""
     for text in path.read_bytes().split(b"\n") if path.exists() else ():
-        line, check = _read_line(text)
-        if line is not None and check == _digest(before + json.dumps(line)):
+        line, check = _read_line(text, before)
+        if line is not None:
             found.append(line)
         before = check
     return found
 
 
-def _read_line(text: bytes) -> tuple[Line | None, str]:
+def _read_line(text: bytes, before: str, size: int = SHORT) -> tuple[Line | None, str]:
+    """(a line, None where it is damaged; its checksum)."""
+    check = ""
     try:
         line = dict(json.loads(text))
-        return line, str(line.pop(CHECK))
+        check = str(line.pop(CHECK))
+        return line if check == _digest(before + json.dumps(line), size) else None, check
     except (ValueError, TypeError, KeyError, RecursionError):
-        return None, ""
+        return None, check
 
 
 def _digest(text: str, size: int = SHORT) -> str:

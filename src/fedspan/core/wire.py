@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import ProtocolError
+from fedspan.core.errors import CheckpointError, ProtocolError
+from fedspan.core.layout import all_finite
 from fedspan.core.round import Round
 from fedspan.core.sync import Log, ModelSync
 
@@ -79,6 +80,27 @@ def gather(messages: list[T]) -> T:
         else:
             joined[name] = None if values[0] is None else torch.cat(values, 1)
     return type(messages[0])(**joined)
+
+
+def check_forms(found: Arrays, like: Arrays, what: str = "the checkpoint", exact: bool = False) -> None:
+    """Refuses arrays whose names, types or shapes are not those of `like`; an axis of 0 there is any length."""
+    for name in sorted(found.keys() ^ like.keys()):
+        told = "it has no" if name in like else "a run like this has no"
+        raise CheckpointError(f"{what} is damaged: {told} {name!r}; start the run again")
+    for name, array in found.items():
+        other = like[name]
+        axes = zip(array.shape, other.shape, strict=False)
+        if array.dtype != other.dtype or array.dim() != other.dim() or any(a != b for a, b in axes if b or exact):
+            here, there = (f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (array, other))
+            raise CheckpointError(f"{what} is damaged: {name!r} is {here}, and must be {there}; start the run again")
+
+
+def check_weights(found: Arrays, like: Arrays, what: str) -> None:
+    """Refuses weights that are not those of a model like this, or that are not finite where these are."""
+    check_forms(found, like, what, exact=True)
+    for name, array in found.items():
+        if array.is_floating_point() and array.numel() and all_finite(like[name]) and not all_finite(array):
+            raise CheckpointError(f"{what} is damaged: {name!r} is not finite; start the run again")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,18 +11,34 @@ from typing import Any
 
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line
-from fedspan.core.sealed import LONG, read_lines, read_table
+from fedspan.core.sealed import LONG, check_form, read_lines, read_table
 from fedspan.engine import history, per_client
 from fedspan.engine.audit import numbers
-from fedspan.engine.loop import Line
-from fedspan.engine.outcome import AUDIT, CHECKPOINT, CLIENTS, LR, OUTCOME, outcome_text, read_lr
-from fedspan.engine.provenance import CARD, check_run, read_card
+from fedspan.engine.loop import Line, record_of
+from fedspan.engine.outcome import (
+    AUDIT,
+    CHECKPOINT,
+    CHECKPOINT_FORM,
+    CLIENTS,
+    LR,
+    OUTCOME,
+    OUTCOME_MORE,
+    outcome_text,
+    read_lr,
+)
+from fedspan.engine.provenance import CARD, CHANGED, check_run, read_card
 
 KINDS = {
     "left out": "left out", "refused": "refused", "restored": "restored", "state lost": "state lost",
     "no reply": "no reply", "not connected": "no reply", "failed": "failed",
 }  # fmt: skip  # words of an event → what happened
 NAMED = re.compile(r"clients? ((?:\d{1,12}(?:, )?)+)")
+HEADER = {"run": str, "seed": int, "identity": str, "clients": int, "time": str, "versions": dict[str, str]}
+LINE = {  # what a line may have
+    "time": str, "versions": dict[str, str], "rounds": list[int], "counted": list[str], "not_counted": dict[str, str],
+    "events": list[str], "evaluated": dict[str, float | bool | None], "up_bytes": int, "down_bytes": int,
+    "resumed": int, "damaged": str, "ended": str, "round": int, "model_sha256": str,
+}  # fmt: skip
 MOST_REPLIES = 50_000_000  # that a trail may tell of: each is a number in memory
 
 
@@ -129,41 +145,37 @@ def _read(path: Path, run_dir: Path) -> Trail:
     except CheckpointError as error:
         trail.wrong.append(f"{str(error).split(';')[0]}: it, or a line before it, was changed, removed or moved")
         return trail
-    if not lines or not _begins(lines[0]):
+    if not lines or "run" not in lines[0]:
         trail.wrong.append(f"{str(path)!r} does not begin with the line of a run")
         return trail
-    trail.header, trail.lines, trail.last_hash = lines[0], len(lines), checks[-1]
-    for number, line in enumerate(lines, 1):
-        try:
-            _take_in(trail, line)
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-            trail.wrong.append(f"line {number} of {str(path)!r} is not one that a run writes")
-            return trail
+    try:
+        trail.header = check_form(lines[0], path, HEADER)
+        for number, line in enumerate(lines, 1):
+            _take_in(trail, check_form(line, f"line {number} of {path}", {}, LINE))
+    except CheckpointError as error:
+        trail.wrong.append(str(error).split("; ")[0])
+        return trail
+    except (ValueError, KeyError, IndexError):
+        trail.wrong.append(f"line {number} of {str(path)!r} is not one that a run writes")
+        return trail
+    trail.lines, trail.last_hash = len(lines), checks[-1]
     if "damaged" in trail.header:
         trail.wrong.append(f"the trail begins at round {trail.header['resumed']}: {trail.header['damaged']}")
     _compare(trail, run_dir, checks)
     return trail
 
 
-def _begins(line: Line) -> bool:
-    """Whether a line can be the first one of a trail."""
-    kinds = {"run": str, "identity": str, "seed": int, "clients": int, "time": str, "versions": dict}
-    return all(isinstance(line.get(name), kind) for name, kind in kinds.items())
-
-
 def _take_in(trail: Trail, line: Line) -> None:
     """Add what a line tells; raises where it is not one that a run writes."""
     if "resumed" in line:
-        trail.resumed.append({"resumed": int(line["resumed"]), "time": line["time"], "versions": {**line["versions"]}})
-    first = int(line.get("rounds", [0])[0])
+        trail.resumed.append({name: line[name] for name in ("resumed", "time", "versions")})
+    first = line.get("rounds", [0])[0]
     for number, text in enumerate(line.get("counted", ()), first):
         trail.rounds[number] = _clients(trail, text)
     trail.not_counted |= {int(number): _clients(trail, text) for number, text in line.get("not_counted", {}).items()}
     trail.events += map(one_line, line.get("events", ()))
-    trail.evaluated = {**line.get("evaluated", trail.evaluated)}
-    if (epsilon := trail.evaluated.get("epsilon")) is not None:
-        float(epsilon)
-    trail.up_bytes, trail.down_bytes = (int(line.get(n, getattr(trail, n))) for n in ("up_bytes", "down_bytes"))
+    trail.evaluated = line.get("evaluated", trail.evaluated)
+    trail.up_bytes, trail.down_bytes = (line.get(name, getattr(trail, name)) for name in ("up_bytes", "down_bytes"))
     if "ended" in line:
         trail.ended = line
 
@@ -191,19 +203,19 @@ def _compare(trail: Trail, run_dir: Path, checks: list[str]) -> None:
         for base in {folder, run_dir}:
             name = trail.path.relative_to(base).as_posix()
             if (base / OUTCOME).exists():
-                held = read_table(base / OUTCOME, "it was changed after the run").get("audit", {})
+                held = read_table(base / OUTCOME, {}, OUTCOME_MORE, CHANGED).get("audit", {})
                 _covered(trail, OUTCOME, held.get(name, ""), checks, last=True)
             if (base / CHECKPOINT).exists():
                 arrays, meta = checkpoint.load(base / CHECKPOINT)
-                record = json.loads(arrays["loop.record"].numpy().tobytes())
-                _covered(trail, CHECKPOINT, record["checks"].get(name, ""), checks, last=False)
-                if not trail.card and record["checks"]:
-                    mark = meta["history"][list(meta["seeds"]).index(trail.header["seed"])]
-                    history.read_marked(folder / history.NAME, history.Mark(*mark))
+                held = record_of(arrays)["checks"]
+                _covered(trail, CHECKPOINT, held.get(name, ""), checks, last=False)
+                if not trail.card and held:
+                    check_form(meta, base / CHECKPOINT, CHECKPOINT_FORM)
+                    marks = dict(zip(meta["seeds"], meta["history"], strict=False))
+                    mark = history.mark_of(marks.get(trail.header["seed"], []), base / CHECKPOINT)
+                    history.read_marked(folder / history.NAME, mark)
     except FedspanError as error:
         trail.wrong.append(str(error))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        trail.wrong.append(f"{OUTCOME} or {CHECKPOINT} of {str(folder)!r} is not as fedspan writes it")
     if trail.ended and not trail.card:
         trail.wrong.append(f"{str(folder / CARD)!r} is missing, although the run has ended")
 

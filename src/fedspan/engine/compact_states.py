@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fedspan.core.errors import CheckpointError
 from fedspan.core.layout import Vector
-from fedspan.core.wire import Arrays
+from fedspan.core.wire import Arrays, check_forms
 from fedspan.engine.states import Rows, check_rows
 
 Replay = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
@@ -78,18 +79,23 @@ class CompactStates:
             "rows": torch.tensor(list(some), dtype=torch.int64),
             "counts": torch.tensor([len(state.rounds) for state in some.values()], dtype=torch.int64),
             "rounds": torch.tensor([t for state in some.values() for t in state.rounds], dtype=torch.int64),
-            "entries": torch.cat(entries) if entries else self.first[:0],
+            "entries": torch.cat(entries) if entries else self.first[:0, :, :0],
             "full_rows": torch.tensor(list(full), dtype=torch.int64),
             "full": torch.cat(list(full.values())) if full else self.first[:0],
         }
 
     def load(self, saved: Arrays) -> None:
         """Return to the moment of a `save`."""
-        check_rows(torch.cat([saved["rows"], saved["full_rows"]]), self.count)
+        none = torch.zeros(0, dtype=torch.int64)
+        forms = dict.fromkeys(("rows", "counts", "rounds", "full_rows"), none)
+        forms |= {"entries": self.first[:0, :, :0], "full": self.first[:0]}
+        check_forms(saved, forms)
+        check_rows(
+            torch.cat([saved["rows"], saved["full_rows"]]), len(saved["counts"]) + len(saved["full"]), self.count
+        )
         counts, rounds, entries = saved["counts"].tolist(), saved["rounds"].tolist(), _each(saved["entries"])
-        full_size = saved["full"].shape[-1] == self.first.shape[-1] or not len(saved["full_rows"])
-        if not sum(counts) == len(rounds) == len(entries) or min(counts, default=0) < 0 or not full_size:
-            raise ValueError("the states of clients are of another shape")
+        if not sum(counts) == len(rounds) == len(entries) or min(counts, default=1) < 1 or min(rounds, default=0) < 0:
+            raise CheckpointError("the checkpoint is damaged: its compact states are incomplete; start the run again")
         ends = itertools.accumulate(counts)
         self.states = {
             row: CompactState(None, rounds[end - count : end], entries[end - count : end])
@@ -97,6 +103,8 @@ class CompactStates:
         }
         full = zip(saved["full_rows"].tolist(), _each(saved["full"]), strict=True)
         self.states |= {row: CompactState(start) for row, start in full}
+        for row in saved["rows"][:1].tolist():  # fails where entries are of another length
+            self._state(row)
 
 
 def _each(vectors: Vector) -> list[Vector]:

@@ -9,16 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, shown
 from fedspan.core.files import append, make_dir, sync, write_atomic
-from fedspan.core.sealed import SHORT, lines_text, read_lines, undamaged
+from fedspan.core.sealed import REMEDY, SHORT, check_form, fits, lines_text, read_lines, undamaged
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
+SPEC = {  # of what others read in it
+    "seed": int, "rounds": int, "metrics": list[Any], "method": dict[str, Any], "task": dict[str, Any],
+    "participation": dict[str, Any],
+}  # fmt: skip
+COSTS = {"round": int, "up_bytes": int, "down_bytes": int, "seconds": float}  # of a row
+ASIDE = {"events": list[str], "diverged": bool}
 
 
 def line_of(row: Row, run: int) -> Line:
@@ -42,6 +48,13 @@ class Mark(NamedTuple):
 
     rows: int
     checksum: str  # of these rows, whatever line one is
+
+
+def mark_of(told: list[Any], where: Path) -> Mark:
+    """A mark as a checkpoint holds it."""
+    if not fits(told, list[int | str]) or [type(part) for part in told] != [int, str] or told[0] < 0:
+        raise CheckpointError(f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}")
+    return Mark(*told)
 
 
 class Lines:
@@ -96,6 +109,7 @@ def read_marked(path: Path, mark: Mark) -> list[Line]:
     rows = undamaged(path)[1 : mark.rows + 1]
     if len(rows) < mark.rows or _digest(rows).hexdigest() != mark.checksum:
         raise CheckpointError(f"{str(path)!r} is missing or damaged; put it back, or start the run again")
+    _check_rows(rows, path)
     return rows
 
 
@@ -104,32 +118,34 @@ def read(path: Path) -> tuple[Line, list[Line]]:
     if not path.is_file():
         raise CheckpointError(f"no history at {str(path)!r}")
     lines, _ = read_lines(path)
-    if not lines or not isinstance(lines[0].get("spec"), dict):
+    if not lines or "spec" not in lines[0]:
         raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
-    before = -1
-    for number, row in enumerate(lines[1:], 2):
-        if not _is_row(row) or row["round"] <= before:
-            raise CheckpointError(f"line {number} of {str(path)!r} is no evaluation; delete the folder and run again")
-        before = row["round"]
+    spec = check_form(lines[0], path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
+    check_form(spec, path, {}, SPEC)
+    for key in ("method", "task"):
+        check_form(spec.get(key, {"name": ""}), path, {"name": str})
+    check_form(spec.get("participation", {}), path, {}, {"weights": str})
+    if not _plain(spec):
+        raise CheckpointError(f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}")
+    _check_rows(lines[1:], path)
     return lines[0], lines[1:]
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 1 << 63
+def _check_rows(rows: Sequence[Line], path: Path) -> None:
+    """Refuses rows that no run could have written."""
+    before = {"round": -1, "up_bytes": 0, "down_bytes": 0}
+    for row in rows:
+        check_form(row, path, COSTS, dict.fromkeys(row, float | None) | ASIDE)
+        least = {key: value + (key == "round") for key, value in before.items()}
+        if wrong := [key for key in before if row[key] < least[key]]:
+            raise CheckpointError(f"{str(path)!r} is damaged: {wrong[0]!r} falls to {row[wrong[0]]}; {REMEDY}")
+        before = {key: row[key] for key in before}
 
 
-def _is_row(line: Line) -> bool:
-    """Whether a line has the numbers of an evaluation; one with a right checksum may still be somebody else's."""
-    whole = all(_is_whole(line.get(name)) for name in ("round", "up_bytes", "down_bytes"))
-    numbers = [value for name, value in line.items() if name not in ("events", "diverged")]
-    texts = line.get("events", [])
-    return (
-        whole
-        and "seconds" in line
-        and all(value is None or type(value) is float or _is_whole(value) for value in numbers)
-        and isinstance(texts, list)
-        and all(isinstance(text, str) for text in texts)
-    )
+def _plain(value: Any) -> bool:
+    """Whether a spec holds values that it could be made of."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return fits(value, float | str | bool | dict[str, Any] | list[Any]) and all(map(_plain, inner))
 
 
 class Rounds:

@@ -21,13 +21,12 @@ import torch
 from fedspan.core import wire
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
-from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
-from fedspan.core.layout import Vector
+from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, flat_rows
-from fedspan.core.sync import Log
+from fedspan.core.sealed import check_form
 from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
 from fedspan.engine.combine import combined, robust
 from fedspan.engine.states import check_rows
@@ -52,6 +51,8 @@ class Row:
     events: tuple[str, ...] = ()  # since the row before
 
 
+DAMAGED = (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError)
+RECORD = {"id": str, "shape": list[int], "events": list[str], "more": int, "checks": dict[str, str]}
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 NOBODY = Replies(np.array([], np.int64), None)
@@ -274,67 +275,71 @@ class Loop:
         """
         try:
             self._load(arrays)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ProtocolError) as error:
-            raise CheckpointError(
-                f"the checkpoint does not hold what this run saves ({one_line(error, 100)}); delete it and start again"
-            ) from error
+        except DAMAGED as error:
+            raise CheckpointError(f"the checkpoint is damaged ({one_line(error, 100)}); start the run again") from error
 
     def _load(self, arrays: wire.Arrays) -> None:
         parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "privacy": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
-        record = json.loads(parts["loop"]["record"].numpy().tobytes())
+        record, loop = record_of(arrays), parts["loop"]
         shape = tuple(record["shape"])
         if shape != self.last_round.shape:
             raise CheckpointError(f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}")
-        for name, first in wire.pack(self.server).items():  # a log grows, all else keeps its shape
-            if not name.startswith("log.") and not _alike(parts["server"][name], first):
-                raise ValueError(f"server.{name} is of another shape or type")
-        fresh, self.server = self.server, wire.unpack(type(self.server), parts["server"])
-        self.transport.load(parts["clients"])
+        none = torch.zeros(0, dtype=torch.int64)
+        like = {"rows": none, "counts": none.expand(3, 0), "clock": torch.zeros(2, dtype=torch.float64)}
+        like |= {"record": loop["record"]} | ({} if self.buffers is None else {"buffers": self.buffers})
+        wire.check_forms(loop, like)
+        (t, seconds), counts = loop["clock"].tolist(), loop["counts"].numpy()
+        check_rows(loop["rows"], counts.shape[1], self.last_round.size)
+        possible = (counts >= [[-1], [0], [0]]).all() and (counts[0] < max(t, 1)).all()
+        if not (t == int(t) and t >= 0 <= seconds < np.inf and possible and record["more"] >= 0):
+            raise CheckpointError("the checkpoint is damaged: its counts are impossible; start the run again")
+        self.server = self._server_of(parts["server"], int(t))
+        floats = {name: one for name, one in arrays.items() if one.is_floating_point() and one.numel()}
+        wrong = [name for name, one in floats.items() if not all_finite(one)]
+        if wrong and all_finite(self.model()):  # a seed that has diverged may hold anything
+            raise CheckpointError(f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again")
         if self.privacy is not None:
             self.privacy.load(parts["privacy"])
+        self.transport.load(parts["clients"])
         self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
-        rows, counts = parts["loop"]["rows"], parts["loop"]["counts"].numpy()
-        check_rows(rows, self.last_round.size)
         for table, values in zip((self.last_round, self.ledger.up, self.ledger.down), counts, strict=True):
-            table.reshape(-1)[rows.numpy()] = values
-        before, self.buffers = self.buffers, parts["loop"].get("buffers")
-        if before is not None and (self.buffers is None or not _alike(self.buffers, before)):
-            raise ValueError("loop.buffers are of another shape or type")
-        self.t, self.seconds = int(parts["loop"]["clock"][0]), float(parts["loop"]["clock"][1])
-        if self.t < 0 or (self.last_round >= max(self.t, 1)).any() or (counts[1:] < 0).any():
-            raise ValueError("loop.counts are of another round")
-        self._check_logs(fresh)
-        self.id, self.events, self.more_events = (
-            str(record["id"]),
-            list(map(str, record["events"])),
-            int(record["more"]),
-        )
-        self.checks = {str(name): str(check) for name, check in record["checks"].items()} if self.t else {}
+            table.reshape(-1)[loop["rows"].numpy()] = values
+        self.buffers, self.t, self.seconds = loop.get("buffers"), int(t), seconds
+        self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
+        self.checks = record["checks"] if self.t else {}
 
-    def _check_logs(self, fresh: Any) -> None:
-        """Raise if the changes in a log are not of the kind that this method makes."""
-        if not isinstance(self.method, LogsChanges):
-            return
-        after = self.method.empty_round(fresh, replace(self._round(), overwrite=False))
-        for name, log in vars(self.server).items():
-            if isinstance(log, Log):
-                (first,) = getattr(after, name).entries
-                if log.end != self.t or not all(
-                    _same_kind(one, first) for one in (*log.entries, *log.earlier.values())
-                ):
-                    raise ValueError(f"server.{name} holds changes of another kind")
+    def _server_of(self, arrays: wire.Arrays, t: int) -> Any:
+        """The server's state after t rounds, in the form that it has in this run."""
+        like, logs = wire.pack(self.server), wire.Arrays()
+        if t and isinstance(self.method, LogsChanges):  # of a round without replies, whose log has one entry
+            logged = wire.pack(self.method.empty_round(self.server, replace(self._round(), overwrite=False)))
+            logs = {name: array[:, :0] for name, array in logged.items() if name.startswith("log.missed")}
+            logs["log.end"] = like.pop("log.end")[:0]
+        server = wire.unpack(type(self.server), arrays)
+        unset = wire.pack(server).keys() - like.keys() - logs.keys()  # what a method begins without
+        wire.check_forms({name: array for name, array in arrays.items() if name in logs}, logs)
+        others = {name: array for name, array in arrays.items() if name not in logs and name not in unset}
+        wire.check_forms(others, like, exact=True)
+        log = getattr(server, "log", None)
+        if log is not None and (log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))):
+            why = f"its log has {len(log.entries)} changes up to round {log.end}, and the run is at round {t}"
+        elif not any(map(all_finite, self.method.model(server))):
+            why = "its model is not finite"
+        else:
+            return server
+        raise CheckpointError(f"the checkpoint is damaged: {why}; start the run again")
 
 
-def _same_kind(entry: Any, first: Any) -> bool:
-    """Whether a change has the parts, shapes and types of another one."""
-    if isinstance(entry, Encoded) and isinstance(first, Encoded):
-        return entry.parts.keys() == first.parts.keys() and all(
-            _alike(v, first.parts[n]) for n, v in entry.parts.items()
-        )
-    return isinstance(entry, torch.Tensor) and isinstance(first, torch.Tensor) and _alike(entry, first)
+def record_of(arrays: wire.Arrays) -> Line:
+    """What a checkpoint says in words: the run's id and shape, events, and checksums of other files."""
+    try:
+        record = json.loads(arrays["loop.record"].numpy().tobytes())
+    except (KeyError, ValueError, RecursionError):
+        record = None
+    return check_form(record, "checkpoint.safetensors", RECORD)
 
 
 def _sampled(x0: Vector) -> str:
@@ -343,11 +348,6 @@ def _sampled(x0: Vector) -> str:
         return ""
     numbers = x0[..., :: max(1, x0.shape[-1] // SAMPLED)]
     return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
-
-
-def _alike(array: Vector, first: Vector) -> bool:
-    """Whether an array has the shape and the type of the one that a run begins with."""
-    return array.shape == first.shape and array.dtype == first.dtype
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

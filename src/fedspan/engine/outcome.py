@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedspan.core.errors import ChangedError, CheckpointError
 from fedspan.core.files import write_atomic
-from fedspan.core.sealed import read_table, table_text
+from fedspan.core.sealed import REMEDY, read_table, table_text
 from fedspan.engine import history
 
 MODEL, SPEC, OUTCOME, CHECKPOINT = "model.safetensors", "spec.toml", "result.json", "checkpoint.safetensors"
@@ -22,6 +23,12 @@ TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupte
 BEST = "best.safetensors"  # the best model so far of an unfinished run
 TABLE = "history.csv"  # the evaluations, by the callback `csv`
 ROUNDS, ROSTER = "rounds.jsonl", "roster.json"  # of a server: its rounds, and which node each client belongs to
+STATUS = re.compile(r"(finished|interrupted)$|(stopped|diverged) at round \d+")
+OUTCOME_FORM = {"seeds": list[int], "statuses": list[str], "files": dict[str, str]}
+CHECKPOINT_FORM = {
+    "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "history": list[list[Any]],
+}  # fmt: skip
+OUTCOME_MORE = {"model_rounds": dict[str, int], "audit": dict[str, str], "decisions": dict[str, Any], "identity": str}
 
 
 def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
@@ -50,12 +57,11 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
     path = run_dir / OUTCOME
     if not path.exists():
         return {}
-    found = read_table(path, seeds=list, statuses=list, files=dict)
-    kept = found.get("model_rounds", {})
-    known = all(type(one) is int for one in found["seeds"]) and all(isinstance(one, str) for one in found["statuses"])
-    known &= len(found["seeds"]) == len(found["statuses"]) and isinstance(kept, dict)
-    if not known or not all(name.isdecimal() and type(t) is int for name, t in kept.items()):
-        raise CheckpointError(f"{str(path)!r} does not say how each of its seeds ended; put it back, or run again")
+    found = read_table(path, OUTCOME_FORM, OUTCOME_MORE)
+    seeds, kept = found["seeds"], found.get("model_rounds", {})
+    known = all(map(STATUS.match, found["statuses"])) and kept.keys() <= set(map(str, seeds))
+    if not known or not len(set(seeds)) == len(found["statuses"]) == len(seeds):
+        raise CheckpointError(f"{str(path)!r} is damaged: it does not say how each of its seeds ended; {REMEDY}")
     for name, checksum in found["files"].items():
         if not (run_dir / name).exists() or _checksum(run_dir / name) != checksum:
             raise ChangedError(
@@ -66,15 +72,10 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
 
 def read_lr(path: Path) -> dict[str, Any]:
     """How the step size of a run was found."""
-    found = read_table(path, rule=str, values=dict)
-    values = found["values"]
-    if "lr" not in values or not {"lr", "server_lr"}.issuperset(values) or not all(map(_is_number, values.values())):
-        raise CheckpointError(f"{str(path)!r} has no step sizes as fedspan writes them; put it back, or run again")
+    found = read_table(path, {"rule": str, "values": dict[str, float]}, {"cost": str})
+    if found["values"].keys() not in ({"lr"}, {"lr", "server_lr"}):
+        raise CheckpointError(f"{str(path)!r} is damaged: it has step sizes {[*found['values']]}; {REMEDY}")
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
 
 
 def _checksum(path: Path) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 import numpy as np
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError, one_of
+from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import data_frame
-from fedspan.core.sealed import read_lines
+from fedspan.core.sealed import check_form, read_lines
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.history import Lines, read_until
 from fedspan.engine.judging import main_metric, sign_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedspan.engine.result import Result
 
 PLAIN = ("seed", "round", "client", "data", "examples")  # what a row has besides its metrics
+FORM = {"round": int, "client": str, "data": str, "examples": int}
 QUANTILES = {"min": 0.0, "q10": 0.1, "median": 0.5, "q90": 0.9, "max": 1.0}
 
 
@@ -141,8 +142,9 @@ class Recorder(Callback):
         if run.run_dir is None:
             self.rows, self.file = [], None
         else:
-            self.rows = read_until(run.run_dir / CLIENTS, run.checks.get(CLIENTS, ""))
-            self.file = Lines(run.run_dir / CLIENTS, self.rows)
+            path = run.run_dir / CLIENTS
+            self.rows = _checked(read_until(path, run.checks.get(CLIENTS, "")), path)
+            self.file = Lines(path, self.rows)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """The model of the server on each client's data."""
@@ -173,12 +175,12 @@ class Recorder(Callback):
 
 def read(path: Path) -> list[Line]:
     """The rows of a file; none where there is no file. A last line that was cut short is left out."""
-    rows = read_lines(path)[0] if path.exists() else []
-    for number, row in enumerate(rows, 1):
-        if type(row.get("round")) is not int or "client" not in row:
-            raise CheckpointError(
-                f"line {number} of {str(path)!r} is no client's evaluation; put it back, or run again"
-            )
+    return _checked(read_lines(path)[0], path) if path.exists() else []
+
+
+def _checked(rows: list[Line], path: Path) -> list[Line]:
+    for row in rows:
+        check_form(row, path, FORM, dict.fromkeys(row, float | None) | {"seed": int})
     return rows
 
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspan.core.errors import ChangedError, CheckpointError, SpecError, one_line
+from fedspan.core.errors import ChangedError, SpecError, one_line
 from fedspan.core.extras import needs
 from fedspan.core.sealed import read_table, write_table
 from fedspan.core.spec import Spec, Table
@@ -53,6 +53,10 @@ READ = (history.NAME, CLIENTS, LR, OUTCOME)  # what `fedspan.load` reads, beside
 COVERED = (*READ, TRAFFIC, SPEC, ROSTER, ROUNDS)
 UNFINISHED = (CHECKPOINT, BEST)  # which a finished run may keep
 OPTIONAL = (TABLE, *UNFINISHED)  # nothing reads them as the record, so that they may be added later
+CARD_FORM = {
+    "model": dict[str, str], "run": str, "start": str, "seed": int, "seeds": list[int], "status": str, "rounds": int,
+    "audit": dict[str, str], "identity": str, "spec": dict[str, Any], "files": dict[str, str],
+}  # fmt: skip
 CHANGED, ADDED = "it was changed after the run", "was added after the run"
 
 
@@ -187,11 +191,7 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
 
 
 def _card(folder: Path) -> Table:
-    kinds: dict[str, type] = {"model": dict, "audit": dict, "files": dict, "seed": int, "seeds": list, "spec": dict}
-    card = read_table(folder / CARD, CHANGED, **kinds, run=str, status=str, identity=str)
-    if not all(type(seed) is int for seed in card["seeds"]):
-        raise CheckpointError(f"{str(folder / CARD)!r} has no 'seeds' as fedspan writes it; {CHANGED}")
-    return card
+    return read_table(folder / CARD, CARD_FORM, {"signature": dict[str, str], "epsilon": float}, CHANGED)
 
 
 def _changes(folder: Path, card: Table, names: Sequence[str]) -> list[str]:

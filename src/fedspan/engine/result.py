@@ -20,7 +20,7 @@ from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_li
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
-from fedspan.core.sealed import write_table
+from fedspan.core.sealed import REMEDY, write_table
 from fedspan.core.spec import flat
 from fedspan.engine import history, per_client
 from fedspan.engine.axes import axis_or_new
@@ -319,6 +319,8 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     found = run_dir / LR
     how = {seed: status for end in ends for seed, status in zip(end["seeds"], end["statuses"], strict=True)}
     kept = {int(key): t for end in ends for key, t in end.get("model_rounds", {}).items()}
+    if len(set(seeds)) < len(seeds) or not how.keys() <= set(seeds):
+        raise CheckpointError(f"{str(run_dir)!r} is damaged: its files are of the seeds {seeds} and {[*how]}; {REMEDY}")
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         _fill(model, weights, run_dir)
@@ -346,7 +348,5 @@ def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir:
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         return checkpoint.read_tensors(path)[0]
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); put it back, or run again"
-        ) from None
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); {REMEDY}") from None

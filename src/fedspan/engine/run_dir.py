@@ -26,8 +26,10 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
 from fedspan.core.files import remove, remove_leftovers, write_atomic
 from fedspan.core.layout import all_finite
+from fedspan.core.sealed import check_form
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
+from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import Audit
 from fedspan.engine.endings import removed_on_failure, stop_signals
@@ -38,6 +40,7 @@ from fedspan.engine.outcome import (
     AUDIT,
     BEST,
     CHECKPOINT,
+    CHECKPOINT_FORM,
     CLIENTS,
     MODEL,
     OUTCOME,
@@ -87,7 +90,11 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
     files = _open(loop, spec, keeping)
     if files is None:
         assert loop.run_dir is not None
-        return load(loop.run_dir), []
+        found = load(loop.run_dir)
+        for number, folder in enumerate(seed_dirs(loop.run_dir, loop.seeds)):
+            weights = found.weights[number] if number < len(found.weights) else {}
+            check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+        return found, []
     signals: AbstractContextManager[list[int]] = stop_signals(loop) if keeping.signals else nullcontext([])
     with signals as received:
         try:
@@ -234,9 +241,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
             if not again and not _longer(out, spec):
                 return None
         arrays, meta = checkpoint.load(out / CHECKPOINT)
+        check_form(meta, out / CHECKPOINT, CHECKPOINT_FORM, {"start": str})
         _same_run(meta, spec, loop.seeds)
-        if not _whole(meta, len(loop.seeds)):
-            raise CheckpointError(f"{str(out / CHECKPOINT)!r} does not say what it holds; delete it and start again")
         if spec.rounds < meta["round"]:
             raise CheckpointError(
                 f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
@@ -248,12 +254,14 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 stacklevel=5,
             )
         loop.load(arrays)
-        if loop.t != meta["round"]:
-            told = f"is of round {loop.t} and of round {meta['round']}"
-            raise CheckpointError(f"{str(out / CHECKPOINT)!r} {told}; delete it and start again")
+        if meta["round"] != loop.t or (loop.t and len(meta["history"]) != len(places)):
+            raise CheckpointError(
+                f"{str(out / CHECKPOINT)!r} is damaged: its parts are of different rounds; start the run again"
+            )
         if loop.t:
-            marks = [history.Mark(*mark) for mark in meta["history"]]
+            marks = [history.mark_of(mark, out / CHECKPOINT) for mark in meta["history"]]
             loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
+            _same_moment(loop)
     else:
         check_vacant(out)
         if any(path.exists() for path, _ in places):
@@ -315,12 +323,11 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
         raise CheckpointError(f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds")
 
 
-def _whole(meta: Table, seeds: int) -> bool:
-    """Whether a checkpoint has a round, and a mark of each seed's history."""
-    marks, t = meta.get("history"), meta.get("round")
-    if type(t) is not int or not isinstance(marks, list) or len(marks) != (seeds if t or marks else 0):
-        return False
-    return all(isinstance(mark, list) and [type(part) for part in mark] == [int, str] for mark in marks)
+def _same_moment(loop: Loop) -> None:
+    """Refuses a history that is ahead of the checkpoint that names it."""
+    for lines, up, down in zip(loop.lines, *loop.ledger.totals(), strict=True):
+        if not lines or lines[-1]["round"] > loop.t or lines[-1]["up_bytes"] > up or lines[-1]["down_bytes"] > down:
+            raise CheckpointError("the checkpoint is damaged: its history is of a later round; start the run again")
 
 
 def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:

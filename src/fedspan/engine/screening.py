@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fedspan.core.encoded import Encoded
+from fedspan.core.errors import CheckpointError
 from fedspan.core.layout import Vector
 from fedspan.core.reply import outside, payload
 from fedspan.core.round import Round
+from fedspan.core.wire import check_forms
 
 PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
@@ -72,8 +74,9 @@ class Screen:
 
     def load(self, saved: torch.Tensor) -> None:
         """Puts back what `save` gave."""
-        if saved.shape != (len(KINDS), len(self.usual[0])):
-            raise ValueError("the usual norms are of another number of runs")
+        check_forms({"usual": saved}, {"usual": self.save()})
+        if not bool((saved >= 0).all()):
+            raise CheckpointError("the checkpoint is damaged: its usual norms are impossible; start the run again")
         self.usual = saved.tolist()
 
 

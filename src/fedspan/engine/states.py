@@ -24,7 +24,7 @@ import torch
 from fedspan.core import system
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
-from fedspan.core.wire import Arrays
+from fedspan.core.wire import Arrays, check_forms
 
 Rows = npt.NDArray[np.int64]
 LARGE = 1 << 22  # numbers of a state that is not copied to be read
@@ -66,20 +66,21 @@ def load_states(fields: Mapping[str, Saved], saved: Arrays) -> None:
         states.load({part.removeprefix(prefix): array for part, array in saved.items() if part.startswith(prefix)})
 
 
-def check_rows(rows: torch.Tensor, count: int) -> None:
-    """Raises where saved rows are not different ones of a table."""
-    found = rows.numpy()
-    if rows.dtype != torch.int64 or rows.dim() != 1 or len(np.unique(found)) < len(found):
-        raise ValueError("its rows are no row numbers")
-    if len(found) and not 0 <= found.min() <= found.max() < count:
-        raise ValueError(f"it has rows that are not among the {count}")
-
-
 def states_saved(fields: Mapping[str, Saved]) -> None:
     """The checkpoint with what `save_states` gave is on disk."""
     for states in fields.values():
         if isinstance(states, OnDisk):
             states.saved()
+
+
+def check_rows(rows: torch.Tensor, count: int, most: int) -> None:
+    """Refuses numbers of rows that are out of range, there twice, or not as many as what was saved of them."""
+    if (
+        len(rows) != count
+        or len(rows.unique()) < count
+        or (count and not 0 <= int(rows.min()) <= int(rows.max()) < most)
+    ):
+        raise CheckpointError("the checkpoint is damaged: its rows of clients are impossible; start the run again")
 
 
 class InMemory:
@@ -138,12 +139,8 @@ class InMemory:
         return {"rows": torch.from_numpy(self.rows[: self.used]), "values": self.values[: self.used]}
 
     def load(self, saved: Arrays) -> None:
-        check_rows(saved["rows"], self.count)
-        if (
-            saved["values"].shape != (len(saved["rows"]), self.first.shape[1])
-            or saved["values"].dtype != self.first.dtype
-        ):
-            raise ValueError("the states of clients are of another shape or type")
+        check_forms(saved, {"rows": torch.zeros(0, dtype=torch.int64), "values": self.values[:0]})
+        check_rows(saved["rows"], len(saved["values"]), self.count)
         self.used = len(saved["rows"])
         self.rows[: self.used] = saved["rows"].numpy()
         self.places.fill(-1)
@@ -233,8 +230,14 @@ class OnDisk:
 
     def load(self, saved: Arrays) -> None:
         """Undoes all journals since the save, the latest first."""
+        none = torch.zeros(0, dtype=torch.int64)
+        check_forms(saved, {"journal": none.new_zeros(2), "rows": none, "checksums": none})
+        check_rows(saved["rows"], len(saved["checksums"]), self.count)
         self.id, number = saved["journal"].tolist()
-        check_rows(saved["rows"], self.count)
+        if number < 0:
+            raise CheckpointError(
+                f"the checkpoint is damaged: {number} is the number of no journal; start the run again"
+            )
         self.checksums = np.zeros(self.count, np.int64)
         self.checksums[saved["rows"].numpy()] = saved["checksums"].numpy()
         with disk_errors(self.path):

@@ -37,6 +37,7 @@ import torch
 
 from fedspan import Block, Layout, LogsChanges, Objective, Restorable, Round, Vector, register
 from fedspan.core import seeds
+from fedspan.core.errors import CheckpointError
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.projector import Rank
 from fedspan.core.sync import Log, ModelSync, SyncedDown
@@ -182,8 +183,10 @@ class PowerSGD(
 
     def basis(self, server: ServerState, rnd: Round) -> Vector:
         """P of this round, flat: from the replies of the round before, or drawn if there are none."""
-        held = server.columns if rnd.t % 2 else server.rows
-        return self.side(rnd).drawn(rnd.seeds, rnd.t % 2) if held is None else held
+        held, side = server.columns if rnd.t % 2 else server.rows, self.side(rnd)
+        if held is not None and (held.shape, held.dtype) != ((len(rnd.seeds), 1, side.size), rnd.layout.dtype):
+            raise CheckpointError("the checkpoint is damaged: its P is of another shape or type; start the run again")
+        return side.drawn(rnd.seeds, rnd.t % 2) if held is None else held
 
     def side(self, rnd: Round) -> Side:
         """Rows in even rounds, columns in odd ones."""

@@ -32,13 +32,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
 from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
+from fedspan.core.wire import check_forms
 from fedspan.privacy import accountant
-from fedspan.privacy.randomness import KEY_BYTES, new_key, normal, rounded, uniform
+from fedspan.privacy.randomness import new_key, normal, rounded, uniform
 
 STEP = 0.2  # of the adapted clip
 COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
@@ -166,11 +167,12 @@ class Mechanism:
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Continues from what `save` gave."""
+        check_forms(arrays, self.save())
         clip, noise = arrays["clip"].tolist()
-        key = arrays["key"].numpy().tobytes()
-        if len(key) != KEY_BYTES or not 0 < clip < math.inf or not 0 <= noise < math.inf:
-            raise ValueError("the key, the clip or the noise is none")
-        self.key, self.clip, self.noise = key, clip, noise
+        adapted = self.settings.quantile is not None and 0 < clip < math.inf
+        if not math.isclose(noise, self.noise, rel_tol=1e-3) or not (adapted or clip == self.clip):
+            raise CheckpointError("the checkpoint is damaged: its noise or clip is not that of its settings")
+        self.key, self.clip, self.noise = arrays["key"].numpy().tobytes(), clip, noise
 
 
 def check_delta(delta: float, count: int, of: str) -> None:

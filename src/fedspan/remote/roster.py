@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import make_dir
@@ -30,8 +31,9 @@ class Roster:
         """The roster in a file, empty where there is none."""
         if not path.exists():
             return Roster(path)
-        table = read_table(path, REMEDY, nodes=dict, run=str)
-        if not all(client.isdecimal() and type(node) is int for client, node in table["nodes"].items()):
+        table = read_table(path, {"nodes": dict[str, Any], "run": str}, remedy=REMEDY)
+        known = all(type(node) is int and 0 <= node < 1 << 64 for node in table["nodes"].values())
+        if not known or not all(map(str.isdecimal, table["nodes"])):
             raise CheckpointError(f"{str(path)!r} does not name the node of each client; {REMEDY}")
         return Roster(path, {int(client): node for client, node in table["nodes"].items()}, table["run"])
 

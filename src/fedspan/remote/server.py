@@ -294,6 +294,8 @@ class RemoteTransport:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
-        self.accepted, self.marks = (arrays[name].numpy().copy() for name in ("accepted", "marks"))
+        mine = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
+        wire.check_forms({name: arrays[name] for name in mine}, mine)
+        self.accepted, self.marks = (arrays[name].numpy().copy() for name in mine)
         self.screen.load(arrays["usual"])
         self.copies.load(arrays)

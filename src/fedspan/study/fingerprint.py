@@ -50,7 +50,7 @@ def digest(found: Mapping[str, str]) -> str:
 def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
     """What has changed since the runs in a directory were made. Notes the new fingerprint there."""
     path = runs / FILE
-    before = read_table(path, "put it back, or delete it and the runs beside it") if path.exists() else {}
+    before = read_table(path, remedy="put it back, or delete it and the runs beside it") if path.exists() else {}
     if found:
         runs.mkdir(parents=True, exist_ok=True)
         write_table(path, {**before, **found})

@@ -45,7 +45,7 @@ class Job:
     def _stopped(self) -> bool:
         """Whether a callback ended the run. Another job may be running it longer, so its files are not checked."""
         try:
-            statuses = read_table(self.run_dir / OUTCOME)["statuses"]
+            statuses = read_table(self.run_dir / OUTCOME, {"statuses": list[str]})["statuses"]
         except FileNotFoundError:
             return False
         return all(one.startswith(("stopped", "diverged")) for one in statuses)
