@@ -228,9 +228,9 @@ def order_of_clients(case: Case) -> None:
 
 
 def clients_alike(case: Case) -> None:
-    """An aggregator of clients that are alike gives their mean."""
+    """An aggregator of clients that are alike gives their mean; a step size found for others may be none for them."""
     one, mean = (
-        case.run("alike", without=("engine.simulate", "clients_per_round", *gone), more=FULL)
+        case.run("alike", without=("engine.simulate", "clients_per_round", "method.lr", *gone), more=FULL)
         for gone in ((), (ROBUST,))
     )
     close(flat(one)[0], flat(mean)[0], case.precision)
@@ -417,8 +417,11 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
     network = "regression" not in task
     noise = dp is not None and (dp.level == "example" or dp.noise_at == "clients") and dp.noise != 0  # of the clients
     watched = {one["name"] for one in values.get("callbacks", ())}
-    # Gradients of idle units and of biases before a norm are 0, or −1e-18: signs of rounding errors
-    steady = task not in ("network", "running statistics") or "Sign(" not in str(method)
+    # Gradients of idle units and of biases before a norm are 0, or −1e-18, whose sign is a rounding error; projected by
+    # `hadamard`, they leave numbers of one size, of which rounding decides the largest.
+    words = str(method)
+    decided = "Sign(" in words or ("TopK(" in words and "Hadamard(" in words)  # by the last digits
+    steady = not (decided and task in ("network", "running statistics"))
     checks = {
         stopped_and_resumed: True,
         several_seeds: not isinstance(method.lr, str),  # the first seed finds it for all
@@ -434,7 +437,7 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         and steady
         and _alike(case)
         and not (network and method.lr == "auto"),  # which looks at 4 clients of a network, drawn by their numbers
-        clients_alike: ROBUST in case.row and not noise and _alike(case) and "bound" not in values[ROBUST],
+        clients_alike: ROBUST in case.row and not noise and _alike(case) and not _has_unit(case),
         secure_sums: spec.secure is not None,
         across_machines: steady
         and not (noise and dp.level == "client")
@@ -455,9 +458,12 @@ def _homogeneous(case: Case) -> bool:
     """Whether a method is linear in its gradients, up to rounding that knows no unit."""
     method, values = case.spec.method, case.values
     unit = any(hasattr(method, name) for name in ("tau", "mu2")) or values["method.name"] == "fedit"
-    return (
-        case.spec.privacy is None and not unit and "AdamW" not in str(method) and "bound" not in values.get(ROBUST, {})
-    )
+    return case.spec.privacy is None and not unit and "AdamW" not in str(method) and not _has_unit(case)
+
+
+def _has_unit(case: Case) -> bool:
+    """Whether an aggregator bounds replies by a number."""
+    return bool({"bound", "radius"} & case.values.get(ROBUST, {}).keys())
 
 
 def _alike(case: Case) -> bool:

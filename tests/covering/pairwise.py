@@ -29,11 +29,12 @@ def covering(factors: Factors, main: str, fits: Fits, refuses: Refuses) -> Itera
     while left:
         pair = min(left, key=lambda pair: used[pair[0]] + used[pair[1]])
         row, why = seeded(dict(pair), usable, main, fits, refuses, used)
+        del left[pair]
         if why is None:
             row = _accepted(_filled(row, usable, main, fits, left), row, refuses)
-        used.update(row.items())
-        for met in itertools.combinations(row.items(), 2):
-            left.pop(met, None)
+            used.update(row.items())
+            for met in itertools.combinations(row.items(), 2):
+                left.pop(met, None)
         yield row, why
 
 

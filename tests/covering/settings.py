@@ -12,7 +12,7 @@ from typing import Any
 from problems import TASKS, Variant, jitter, task_table
 
 from fedspan.core import registry
-from fedspan.core.config import Engine, Participation, Projection, Training
+from fedspan.core.config import Engine, Participation, Projection, Search, Training
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec, with_values
@@ -75,19 +75,38 @@ NEEDED: dict[str, dict[str, Any]] = {
     "compressor.topk": {"k": 0.3},
     "compressor.randk": {"k": 0.3},
     "compressor.compose": {"outer": {"name": "qsgd", "levels": 31}, "inner": {"name": "topk", "k": 0.5}},
-    "optimizer.adamw": {"eps": 1e-3, "decay": 0.1},
-    "callback.checkpoint": {"every": 2, "log_dir": DIR},
+    "optimizer.adamw": {"beta1": 0.5, "beta2": 0.8, "eps": 1e-3, "decay": 0.1},
+    "callback.checkpoint": {"every": 2, "keep": 1, "log_dir": DIR},
     "callback.csv": {"log_dir": DIR},
-    "callback.early_stopping": {"patience": 1, "min_delta": 1e9},
+    "callback.early_stopping": {"metric": "loss", "mode": "min", "patience": 1, "min_delta": 1e9},
+    "callback.keep_best": {"metric": "loss", "mode": "min"},
+    "callback.progress": {"rounds": ROUNDS, "lines": False, "lr_rule": "search"},
 }
 EXTRA = ("tensorboard", "wandb")  # callbacks whose packages the tests do without
 # Choices besides those that follow from true and false and from names.
 MORE: dict[str, list[dict[str, Any]]] = {
-    "compressor": [{"name": "qsgd", "levels": 31, "bucket": 5}, {"name": "sign", "bucket": 5}],
+    "compressor": [
+        {"name": "natural", "bits": 5},
+        {"name": "qsgd", "levels": 31, "bucket": 5},
+        {"name": "sign", "bucket": 5},
+    ],
     "optimizer": [{"name": "sgd", "momentum": 0.5}],
-    "aggregator": [{"name": "krum", "keep": 0.5}, {"name": "norm_bound", "bound": 0.5}],
+    "aggregator": [
+        {"name": "centered_clipping", "radius": 0.5, "steps": 2},
+        {"name": "geometric_median", "smoothing": 1e-3, "steps": 50},
+        {"name": "krum", "hostile": 0.3, "keep": 0.5},
+        {"name": "norm_bound", "bound": 0.5},
+        {"name": "norm_bound", "factor": 2.0},
+        {"name": "trimmed_mean", "share": 0.4},
+    ],
 }
-GROUPS = {"training": Training, "participation": Participation, "projection": Projection, "engine": Engine}
+GROUPS = {
+    "training": Training,
+    "participation": Participation,
+    "projection": Projection,
+    "engine": Engine,
+    "search": Search,
+}
 # Kinds of privacy, each of which is tried again with every other setting that it takes.
 PRIVATE: list[dict[str, Any]] = [
     {"clip": 1.0, "noise": 1.0, "delta": 1e-4},
@@ -106,7 +125,7 @@ def factors() -> dict[str, tuple[str, ...]]:
     for cls in registry.choices("method").values():
         found |= {key: found.get(key, []) + new for key, new in _of_class("method", cls).items()}
     found["privacy"] = _privacy()
-    skip = {"rounds", "method", "task", "search", "privacy", "callbacks", "metrics", *GROUPS}
+    skip = {"rounds", "method", "task", "privacy", "callbacks", "metrics", *GROUPS}
     found |= _of_class("", Spec, skip)
     for name, group in GROUPS.items():
         found |= _of_class(name, group)
@@ -162,7 +181,13 @@ def _choices(kind: str) -> list[dict[str, Any]]:
             hint = hints[field.name]
             if hint is bool or typing.get_origin(hint) is typing.Literal:
                 found += [base | {field.name: one} for one in _levels("", hint) if one != field.default]
-    return found + MORE.get(kind, [])
+    found += MORE.get(kind, [])
+    for name, cls in registry.choices(kind).items():
+        there = {field for one in found if one["name"] == name for field in one}
+        missing = {field.name for field in registry.settings(cls)} - there
+        if missing and name not in EXTRA:
+            raise AssertionError(f"no row sets {missing} of {kind} {name!r}; give it a value in NEEDED or MORE")
+    return found
 
 
 def _privacy() -> list[dict[str, Any]]:
