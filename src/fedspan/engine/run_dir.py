@@ -121,6 +121,8 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
     for seed, status in zip(loop.seeds, statuses, strict=True):
         if status.startswith("diverged"):
             remedy = "try a smaller lr"
+            if seed not in result.model_rounds:
+                remedy += "; the result holds the model of the last evaluation with a finite loss"
             if status == "diverged at round 0":
                 remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
             warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
