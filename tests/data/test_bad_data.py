@@ -293,3 +293,21 @@ def test_values_that_are_not_finite_are_named_by_place(part: str, words: str) ->
     data = {"a": x[:, 0], "b": x[:, 1], "y": y} if part == "named" else (x, y)
     with pytest.raises(DataError, match=f"client 'north' has values that are not finite: {words} remove or fill them"):
         fitted({"north": data}, loss=torch.nn.L1Loss())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "age;class\n1;0\n2;1\n", "separates columns by ';'; write it again with ','"),
+        ("a.csv", "age;class\n1,5;0\n2,5;1\n", "separates columns by ';'; write it again with ','"),
+        ("a.tsv", "age,class\n1,0\n2,1\n", r"separates columns by ','; write it again with '\\t'"),
+        ("a.csv", "größe,class\n1,0\n2,1\n", "cannot be read: .*; write the file again as UTF-8"),
+    ],
+)
+def test_csv_files_of_other_dialects(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, "latin-1")
+    task = {"name": "classification", "data": {"path": str(tmp_path / name), "target": "class"}}
+    task |= {"partition": {"name": "iid", "clients": 2}}
+    table = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}, "task": task}
+    with pytest.raises(DataError, match=words):
+        fedspan.run(table, progress=False)
