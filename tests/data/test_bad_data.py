@@ -274,7 +274,9 @@ def test_one_data_set_in_place_of_clients(wrap: Any) -> None:
 def test_pandas_rows_with_different_indexes() -> None:
     table = pytest.importorskip("pandas").DataFrame({"a": np.arange(6.0), "b": np.ones(6), "label": LABELS})
     inputs = table[["a", "b"]].iloc[::-1]
-    with pytest.raises(DataError, match=r"client 'north' has .* different indexes.*; .* reset_index\(drop=True\) on bo"):
+    with pytest.raises(
+        DataError, match=r"client 'north' has .* different indexes.*; .* reset_index\(drop=True\) on bo"
+    ):
         fitted({"north": (inputs, table.label)})
     assert fitted({"north": (inputs, table.label.iloc[::-1])}).finished
     assert fitted({"north": (inputs.reset_index(drop=True), table.label)}).finished

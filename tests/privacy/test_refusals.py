@@ -116,7 +116,7 @@ def test_every_method_is_accepted_or_refused_on_purpose(name: str) -> None:
 
 @pytest.mark.parametrize("own", [{}, {"clip": 1.0, "noise": 1.0}, {"secure": True}])
 def test_an_unknown_level_names_both_and_what_they_protect(own: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="`level` must be 'client', .* all data of a client, or 'example', .* one row"):
+    with pytest.raises(SpecError, match=r"`level` must be 'client', .* all data of a client, or 'example', .* one"):
         Privacy(level="patient", **own)  # type: ignore[arg-type]
 
 
