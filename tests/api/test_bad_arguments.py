@@ -141,6 +141,7 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: fit(engine=fedspan.Engine(states_dir=v)), [3, [], {}], "`states_dir`"),
     (lambda v: fit(engine=fedspan.Engine(recompute=v)), ["yes", 1], "`recompute`"),
     (lambda v: fit(callbacks=fedspan.callbacks.EarlyStopping(v)), [3, ["a"]], "`metric`"),
+    (lambda v: fit(method=v), [fedspan.methods.FedAvg], "; write FedAvg()"),
     (lambda v: fit(clients_per_round=v), ["a", 2.5, 0, 4, True], "`clients_per_round`"),
 ]
 
@@ -192,3 +193,6 @@ def test_a_setting_in_the_wrong_place_is_told_its_place() -> None:
     refused(lambda: compare(lr=0.1), "`lr` is a setting of the method: give FedAvg(lr=0.1)")
     refused(lambda: fit(weight_decay=0.01), "`weight_decay` is a setting of `training`: give training=Training(weight")
     refused(lambda: fit(round=3), "there is no argument 'round' (did you mean 'rounds'?)")
+    refused(lambda: fedspan.methods.FedAvg(learning_rate=0.1), "FedAvg has no setting 'learning_rate'")  # type: ignore[call-arg]
+    early: Any = fedspan.callbacks.EarlyStopping
+    refused(lambda: early("accuracy", patence=3), "EarlyStopping has no setting 'patence' (did you mean 'patience'?)")

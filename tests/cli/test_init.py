@@ -136,6 +136,45 @@ def test_a_project_takes_the_data_that_its_readme_asks_for(
     assert "WARDS_DATA" in readme
 
 
+def test_own_csv_files_of_any_scale_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns as in a clinic: ages of about 60, doses of about 300; the majority class has 60 to 70 %."""
+    path = init(tmp_path / "clinics", "tabular")
+    task = path.parent / "clinics/task.py"
+    task.write_text(task.read_text().replace("FEATURES, CLASSES = 30", "FEATURES, CLASSES = 3"))
+    own = path.parent / "data"
+    own.mkdir()
+    for number, part in enumerate([*(f"client-{one}" for one in range(5)), "test"]):
+        rng = np.random.default_rng(number)
+        x = np.column_stack([rng.normal(60, 10, 200), rng.normal(300, 80, 200), rng.normal(1, 0.2, 200)])
+        rows = np.column_stack([x, (x[:, 0] - 60) / 10 - (x[:, 1] - 300) / 80 > 0.6])
+        np.savetxt(own / f"{part}.csv", rows, delimiter=",", header="age,dose,ratio,class", comments="")
+    monkeypatch.delenv("CLINICS_DATA", raising=False)
+    majority = max(np.mean(rows[:, -1]), 1 - np.mean(rows[:, -1]))
+    assert majority < 0.75
+    assert fedspan.run(path, progress=False).history[-1]["accuracy"] > 0.9
+    assert "BatchNorm1d" in (path.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "words"),
+    [
+        ("tabular", "client-0.csv", b"a,class\n1,yes\n", "client-0.csv must have numbers .*'yes'"),
+        ("tabular", "client-0.csv", b"a;class\n1;0\n", "client-0.csv must have numbers separated by commas"),
+        ("tabular", "client-0.csv", b"a,class\n\xe9,0\n", "client-0.csv must have .* in UTF-8"),
+        ("tabular", "client-1.csv", b"", "client-0.csv not found.; set `clients` in the spec to the number"),
+        ("text", "client-0.jsonl", b'{"text": "a", "label": "nope"}', "client-0.jsonl must have .*'nope'"),
+        ("text", "client-1.jsonl", b"", "client-0.jsonl'; set `clients` in the spec"),
+        ("custom", "client-0.npz", b"no archive", "client-0.npz must have the arrays x and y"),
+    ],
+)
+def test_a_wrong_file_of_a_project_is_named(kind: str, name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    path = init(tmp_path / f"named_{kind}", kind)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / name).write_bytes(content)
+    with pytest.raises(SpecError, match=f"data\\(\\) fails in line .* of task.py: .*{words}"):
+        fedspan.run(path, progress=False)
+
+
 def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "wards").mkdir()
     (tmp_path / "wards/notes.txt").write_text("mine")

@@ -291,3 +291,47 @@ def test_one_data_set_in_place_of_clients(wrap: Any) -> None:
     data = torch.utils.data.TensorDataset(torch.ones(6, 2), torch.arange(6) % 2)
     with pytest.raises(DataError, match="client"):
         fitted(wrap(data))
+
+
+def test_pandas_rows_with_different_indexes() -> None:
+    table = pytest.importorskip("pandas").DataFrame({"a": np.arange(6.0), "b": np.ones(6), "label": LABELS})
+    inputs = table[["a", "b"]].iloc[::-1]
+    with pytest.raises(
+        DataError, match=r"client 'north' has .* different indexes.*; .* reset_index\(drop=True\) on bo"
+    ):
+        fitted({"north": (inputs, table.label)})
+    assert fitted({"north": (inputs, table.label.iloc[::-1])}).finished
+    assert fitted({"north": (inputs.reset_index(drop=True), table.label)}).finished
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("x", "inputs, first in row 3, column 1;"), ("y", "targets, first in row 3;"), ("named", "'b', first in row 3;")],
+)
+def test_values_that_are_not_finite_are_named_by_place(part: str, words: str) -> None:
+    x, y = ONES.copy(), LABELS.astype(float)
+    if part == "y":
+        y[3:] = np.nan
+    else:
+        x[3:, 1] = np.inf
+    data = {"a": x[:, 0], "b": x[:, 1], "y": y} if part == "named" else (x, y)
+    with pytest.raises(DataError, match=f"client 'north' has values that are not finite: {words} remove or fill them"):
+        fitted({"north": data}, loss=torch.nn.L1Loss())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "age;class\n1;0\n2;1\n", "separates columns by ';'; write it again with ','"),
+        ("a.csv", "age;class\n1,5;0\n2,5;1\n", "separates columns by ';'; write it again with ','"),
+        ("a.tsv", "age,class\n1,0\n2,1\n", r"separates columns by ','; write it again with '\\t'"),
+        ("a.csv", "größe,class\n1,0\n2,1\n", "cannot be read: .*; write the file again as UTF-8"),
+    ],
+)
+def test_csv_files_of_other_dialects(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, "latin-1")
+    task = {"name": "classification", "data": {"path": str(tmp_path / name), "target": "class"}}
+    task |= {"partition": {"name": "iid", "clients": 2}}
+    table = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}, "task": task}
+    with pytest.raises(DataError, match=words):
+        fedspan.run(table, progress=False)

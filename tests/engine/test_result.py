@@ -64,7 +64,9 @@ def test_several_seeds_say_which() -> None:
 
 def test_a_diverged_run_keeps_its_last_finite_model() -> None:
     table = TABLE | {"method": TABLE["method"] | {"lr": 50.0}}
-    with pytest.warns(UserWarning, match="diverged at round .*; try a smaller lr"):
+    with pytest.warns(
+        UserWarning, match="diverged at round .*; try a smaller lr; the result holds the model of the last"
+    ):
         result = fedspan.run(table)
     last = result.history[-1]
     assert result.status == f"diverged at round {last['round']}"

@@ -203,3 +203,22 @@ def test_a_target_of_nearly_one_is_a_yes() -> None:
     soft = BINARY * 0.8 + 0.1
     for name in ("accuracy", "f1_macro", "auroc", "average_precision"):
         assert measured(name, SCORES, soft) == measured(name, SCORES, BINARY)
+
+
+def test_a_metric_that_is_undefined_is_told_with_the_reason() -> None:
+    """AUROC of one class, of the test set and of a client."""
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    both, one = (x, (x[:, 0] > 0).long()), (x, torch.zeros(20).long())
+    more: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.1}, "metrics": ["auroc"], "progress": False}
+    with pytest.warns(UserWarning, match="'auroc' is undefined on the test data: it needs .* two classes") as seen:
+        fedspan.fit(nn.Linear(3, 2), [both], rounds=3, test=one, **more)
+    assert len(seen) == 1
+    clients = {"north": both, "south": one}
+    result = fedspan.fit(nn.Linear(3, 2), clients, rounds=2, test=both, eval_clients_every=1, **more)
+    for call in (result.per_client.worst, result.per_client.spread):
+        with pytest.warns(UserWarning, match="'auroc' is undefined for 'south': it needs .* two classes; left out"):
+            call("auroc")
+    assert result.per_client.worst("loss")["client"] in clients
+    alone = fedspan.fit(nn.Linear(3, 2), [one], rounds=1, test=both, eval_clients_every=1, **more)
+    with pytest.raises(SpecError, match="'auroc' is undefined for every client: it needs"):
+        alone.per_client.worst("auroc")

@@ -155,6 +155,18 @@ def test_outputs_between_0_and_1_under_a_loss_of_logits(last, loss):
         fit(lambda o: o)  # near 0.5 by chance
 
 
+@pytest.mark.parametrize("scale", [1e-3, 10.0])  # outputs that begin between 0 and 1, and others
+@pytest.mark.parametrize("loss", [nn.BCELoss(), F.binary_cross_entropy])
+def test_outputs_that_are_no_probabilities(loss, scale):
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.weight, scale)
+    nn.init.constant_(model.bias, 0.5)
+    clients, more = [(X, (X[:, 0] > 0).long())] * 2, {"rounds": 1, "progress": False}
+    with pytest.raises(FedspanError, match=r"takes probabilities; give loss=BCEWithLogitsLoss\(\), or end .* Sigmoid$"):
+        fedspan.fit(model, clients, loss=loss, **more)
+    assert fedspan.fit(nn.Sequential(model, nn.Sigmoid()), clients, loss=loss, **more).finished
+
+
 def test_a_softmax_before_cross_entropy():
     with pytest.warns(UserWarning, match="applies a softmax itself; remove Softmax"):
         fedspan.fit(Returns(nn.Softmax(1)), [(X, LABELS)] * 2, rounds=1, progress=False)

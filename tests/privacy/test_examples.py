@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,16 @@ def test_epsilon_counts_local_steps() -> None:
     result = fit()
     assert result.history[-1]["epsilon"] == pytest.approx(accountant.epsilon(1.0, 5 / 20, 3 * 3, 1e-5))
     assert fit(method=build("ef")).finished  # all that a client sends follows from noised gradients
+
+
+@pytest.mark.parametrize("level", ["example", "client"])
+def test_an_epsilon_that_promises_nothing_is_told(level: Any) -> None:
+    more: dict[str, Any] = {"participation": fedspan.Participation(weights="uniform"), "method": build("fedavg")}
+    with pytest.warns(UserWarning, match=r"`privacy` spends ε = \d+.* above 10 it promises nothing .* more `noise`"):
+        fit(privacy=Privacy(level=level, clip=1.0, noise=0.3), **more)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "`privacy` spends")
+        assert fit(privacy=Privacy(level=level, clip=1.0, noise=3.0), **more).history[-1]["epsilon"] < 10
 
 
 def test_each_example_has_its_own_augmentation() -> None:

@@ -112,3 +112,17 @@ def test_every_method_is_accepted_or_refused_on_purpose(name: str) -> None:
         assert not settings.get("extrapolate")
         assert "compressor" not in settings
         assert settings.get("correction") != "tested"
+
+
+@pytest.mark.parametrize("own", [{}, {"clip": 1.0, "noise": 1.0}, {"secure": True}])
+def test_an_unknown_level_names_both_and_what_they_protect(own: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"`level` must be 'client', .* all data of a client, or 'example', .* one"):
+        Privacy(level="patient", **own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_secure_sum_of_too_few_clients(count: int) -> None:
+    pytest.importorskip("cryptography")
+    clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * count
+    with pytest.raises(SpecError, match=f"`privacy.secure` needs at least 3 clients, got {count}: .*; leave it out"):
+        fedspan.fit(nn.Linear(3, 2), clients, method="fedavg", privacy=Privacy(secure=True), progress=False)

@@ -259,7 +259,8 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
         made: Method[Any, Any, Any, Any] = building.build("method", dict(given))
         return made
     if not isinstance(given, Method):
-        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}")
+        hint = f"; write {given.__name__}()" if isinstance(given, type) else ""
+        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}{hint}")
     return given
 
 

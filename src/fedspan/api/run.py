@@ -41,6 +41,7 @@ from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 
 DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
+MEANINGLESS = 10  # ε: the odds of a client or an example may change by a factor of over 22,000
 
 
 @ending_by_sigterm()
@@ -197,11 +198,18 @@ def _run(
             after = 1 + max((n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1)
             recorder = Recorder(spec.eval_clients_every, spec.rounds)  # which evaluates the model that is kept
             callbacks = [*callbacks[:after], recorder, *callbacks[after:]]
-        privacy = None
+        privacy, spent = None, 0.0
         if spec.dp is not None and spec.dp.level == "example":
-            callbacks = [*callbacks, ExampleEpsilon(spec.dp, problem)]
+            examples = ExampleEpsilon(spec.dp, problem)
+            callbacks, spent = [*callbacks, examples], examples.epsilon(spec.rounds * method.local_steps)
         elif spec.dp is not None:
             privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
+            spent = privacy.epsilon(spec.rounds)
+        if spent > MEANINGLESS:
+            warnings.warn(
+                f"`privacy` spends ε = {spent:.3g} over the run; above {MEANINGLESS} it promises nothing meaningful: "
+                "take more `noise`, fewer rounds or smaller batches or cohorts", stacklevel=4,
+            )  # fmt: skip
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, [*callbacks, EventLog()], out,
             aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,

@@ -27,7 +27,10 @@ KINDS = {
     "tabular": Kind(
         {},
         """Make a directory `data` with a file `client-0.csv`, `client-1.csv`, … for each client and `test.csv`. A file
-has a line of names, then one row per example: numbers, and the number of the class last. If all rows are in one file
+has a line of names, then one row per example: numbers, and the number of the class last. Set `FEATURES` and `CLASSES`
+in `task.py`. Columns may have any scale: the model begins with `BatchNorm1d`, whose running means and variances are
+averaged over the clients like weights, so that no data is pooled. With `privacy`, which refuses them, take it out and
+divide each column by a constant of your own in `_read`. If all rows are in one file
 with a column that says whose they are, you need no Python at all: set `[task]` to `name = "classification"` and
 `data = { path = "rows.csv", target = "…", client = "…" }`.""",
     ),

@@ -76,6 +76,11 @@ class Privacy:
 
     def __post_init__(self) -> None:
         true_or_false("secure", self.secure)
+        if self.level not in ("client", "example"):
+            raise SpecError(
+                "`level` must be 'client', which protects all data of a client, or 'example', which protects one row, "
+                f"got {shown(self.level)}"
+            )
         if self.clip is not None:
             self._check_noise()
         elif not self.secure:
@@ -98,7 +103,6 @@ class Privacy:
                 raise SpecError(f"`{name}` must be above 0 and below 1, got {shown(share)}")
         below_one("leak", self.leak)
         one_of("noise_at", self.noise_at, ("server", "clients"))
-        one_of("level", self.level, ("client", "example"))
         if self.level == "example":
             self._check_example()
 

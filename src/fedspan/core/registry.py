@@ -21,7 +21,7 @@ from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError, did_you_mean, one_of
 from fedspan.core.method import Method
 from fedspan.core.metric import Metric, snake_case
 from fedspan.core.optimizer import Optimizer
@@ -86,7 +86,25 @@ def register(cls: C) -> C:
     if not cls.__module__.startswith(f"{folder}.") and importlib.util.find_spec(f"{folder}.{name}") is not None:
         raise SpecError(f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its {what}")
     _known[kind][name] = cls
+    if "__init__" in vars(cls):
+        _suggest_names(cls)
     return cls
+
+
+def _suggest_names(cls: Any) -> None:
+    """Makes a class refuse settings that it does not have, and name the nearest one."""
+    init, known = cls.__init__, inspect.signature(cls.__init__).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is not None and all(one.kind is not one.VAR_KEYWORD for one in known.values()):
+            names = [field.name for field in settings(cls)]
+            has = ", ".join(sorted(names)) or "none"
+            raise SpecError(f"{cls.__name__} has no setting {unknown!r}{did_you_mean(unknown, names)}; it has {has}")
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked
 
 
 def _hidden_by(cls: type, setting: str) -> type | None:

@@ -51,7 +51,9 @@ def read(path: Path) -> Columns:
         columns = READERS[suffix](path)
     except UNREADABLE as error:
         why = one_line(str(error) or type(error).__name__)
-        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; write the file again") from None
+        text = isinstance(error, UnicodeDecodeError) and suffix not in (".npz", ".safetensors", ".parquet")
+        remedy = "write the file again as UTF-8" if text else "write the file again"
+        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; {remedy}") from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
@@ -117,6 +119,11 @@ def _csv(path: Path, delimiter: str = ",") -> Columns:
     with _text(path) as file:
         lines = csv.reader(file, delimiter=delimiter)
         names = [name.strip() for name in next(lines, [])]
+        other = next((mark for mark in ",;\t|" if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            raise DataError(
+                f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
+            )
         if len(set(names)) < len(names):
             raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
         rows = []

@@ -39,6 +39,12 @@ def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
     return False if LOWER.search(name) else True if HIGHER.search(name) else None
 
 
+def undefined_where(metric: str) -> str:
+    """Why a metric may have no value, as the end of a sentence; empty where nobody says."""
+    needs = getattr(registry.choices("metric").get(metric.removeprefix(HELD_OUT)), "needs", "")
+    return f": it needs {needs}" if needs else ""
+
+
 def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option: str = "mode") -> int:
     """Return 1 where more of a metric is better and -1 where less is; refused where nobody says.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
@@ -14,7 +15,7 @@ from fedspan.core.extras import data_frame
 from fedspan.core.sealed import check_form, read_lines
 from fedspan.engine.axes import axis_or_new
 from fedspan.engine.history import Lines, read_until
-from fedspan.engine.judging import main_metric, sign_of
+from fedspan.engine.judging import main_metric, sign_of, undefined_where
 from fedspan.engine.loop import Line
 from fedspan.engine.outcome import CLIENTS
 from fedspan.nn.problem import TorchProblem
@@ -68,22 +69,25 @@ class PerClient(Sequence[Line]):
     def worst(self, metric: str | None = None) -> Line:
         """The row of the client with the worst value of the result's model.
 
+        A client for which the metric is undefined, such as AUROC of one class, is left out with a warning.
+
         Args:
             metric: The metric to judge by; by default the main one.
         """
         metric = self._metric(metric)
         sign = sign_of(metric, self.given, option="")
-        known = [row for row in self.last if row.get(metric) is not None]
-        return min(known, key=lambda row: sign * row[metric])
+        return min(self._known(metric), key=lambda row: sign * row[metric])
 
     def spread(self, metric: str | None = None) -> dict[str, float]:
         """Mean, standard deviation and quantiles over the clients for the result's model, each client counted once.
+
+        A client for which the metric is undefined is left out with a warning.
 
         Args:
             metric: The metric; by default the main one.
         """
         metric = self._metric(metric)
-        values = np.array([row[metric] for row in self.last if row.get(metric) is not None])
+        values = np.array([row[metric] for row in self._known(metric)])
         quantiles = {name: float(np.quantile(values, at)) for name, at in QUANTILES.items()}
         return {"mean": float(values.mean()), "std": float(values.std()), **quantiles}
 
@@ -119,6 +123,19 @@ class PerClient(Sequence[Line]):
         ax.set_ylabel(f"{metric} of each client")
         ax.legend()
         return ax
+
+    def _known(self, metric: str) -> list[Line]:
+        """The last rows that have a value of the metric; warns of clients that have none."""
+        known = [row for row in self.last if row.get(metric) is not None]
+        without = [repr(row["client"]) for row in self.last if row.get(metric) is None]
+        if not known:
+            raise SpecError(f"the metric {metric!r} is undefined for every client{undefined_where(metric)}")
+        if without:
+            names = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
+            warnings.warn(
+                f"the metric {metric!r} is undefined for {names}{undefined_where(metric)}; left out", stacklevel=3
+            )
+        return known
 
     def _metric(self, metric: str | None) -> str:
         if not self.rows:

@@ -45,7 +45,8 @@ class Result:
         spec: The settings of the run, as a table.
         run_dir: The run directory, or None.
         module: The trained module, or None; `model` is the same with an error where there is none.
-        weights: The trained tensors of each seed by name, as in `model.state_dict()`.
+        weights: The trained tensors of each seed by name, as in `model.state_dict()`. Of a run that diverged, those of
+            the last evaluation with a finite loss, or the initial ones.
         lr_search: How `lr = "search"` or "auto" found the step size, or None.
         per_client: The metrics of each client, where `eval_clients_every` is set.
         model_rounds: Seed → the round whose model the result holds, where `KeepBest` chose it.

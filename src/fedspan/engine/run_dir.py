@@ -26,6 +26,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
 from fedspan.core.files import remove, remove_leftovers, write_atomic
 from fedspan.core.layout import all_finite
+from fedspan.core.metric import column_of
 from fedspan.core.sealed import check_form
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
@@ -34,6 +35,7 @@ from fedspan.engine import history, provenance
 from fedspan.engine.audit import Audit
 from fedspan.engine.endings import removed_on_failure, stop_signals
 from fedspan.engine.history import History
+from fedspan.engine.judging import HELD_OUT, undefined_where
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.outcome import (
@@ -126,9 +128,16 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
     for seed, status in zip(loop.seeds, statuses, strict=True):
         if status.startswith("diverged"):
             remedy = "try a smaller lr"
+            if seed not in result.model_rounds:
+                remedy += "; the result holds the model of the last evaluation with a finite loss"
             if status == "diverged at round 0":
                 remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
             warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
+    columns = [column_of(one) for one in loop.metrics]
+    asked = dict.fromkeys(columns, "test") | {HELD_OUT + name: "validation" for name in columns}
+    for name, data in asked.items():
+        if any(name in line and line[name] is None and not line.get("diverged") for line in result.model_lines):
+            warnings.warn(f"the metric {name!r} is undefined on the {data} data{undefined_where(name)}", stacklevel=4)
     return result, received
 
 

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -87,6 +87,8 @@ class Ranking(Collected):
     Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
     z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
     """
+
+    needs: ClassVar[str] = "examples of at least two classes"  # where it is not NaN
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """One class against the others, for each."""

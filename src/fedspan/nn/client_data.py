@@ -159,11 +159,14 @@ def as_client_data(data: Any, who: str) -> ClientData:
         if not data:
             raise DataError(f"{who} has no columns; give it inputs and a target, or leave it out")
         arrays = {str(name): as_tensor(column, f"{who}: {name!r}") for name, column in data.items()}
-        return _not_empty(NamedTensors(dict(zip(arrays, _checked(arrays.values(), who), strict=True))), who)
+        checked = _checked(arrays.values(), who, map(repr, arrays))
+        return _not_empty(NamedTensors(dict(zip(arrays, checked, strict=True))), who)
     if isinstance(data, list) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data):
         return Items(data, who=who)
     if isinstance(data, list | tuple) and data:
-        return _not_empty(Tensors(_checked((as_tensor(part, who) for part in data), who)), who)
+        _check_index(data, who)
+        names = ("inputs", "targets") if len(data) == 2 else [f"part {number}" for number in range(len(data))]
+        return _not_empty(Tensors(_checked((as_tensor(part, who) for part in data), who, names)), who)
     if isinstance(data, torch.Tensor | np.ndarray):
         raise DataError(f"{who} is one {_type(data)}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]")
     if isinstance(data, ClientData):
@@ -191,6 +194,16 @@ def table_columns(data: Any) -> dict[str, Any] | None:
     if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas.DataFrame
         return {str(name): np.array(data[name]) for name in data.columns}  # a copy that torch may write to
     return None
+
+
+def _check_index(parts: Sequence[Any], who: str) -> None:
+    """Refuses pandas objects whose rows have different labels: rows are paired by position."""
+    indexes = [part.index for part in parts if hasattr(part, "iloc")]
+    if any(not indexes[0].equals(index) for index in indexes[1:]):
+        raise DataError(
+            f"{who} has inputs and targets with different indexes, and rows are paired by position; bring them into "
+            "one order, then reset_index(drop=True) on both"
+        )
 
 
 def as_tensor(part: Any, who: str) -> torch.Tensor:
@@ -229,14 +242,18 @@ def _dense(part: torch.Tensor, who: str) -> torch.Tensor:
     return part
 
 
-def _checked(data: Iterable[torch.Tensor], who: str) -> tuple[torch.Tensor, ...]:
+def _checked(data: Iterable[torch.Tensor], who: str, names: Iterable[str]) -> tuple[torch.Tensor, ...]:
     """Tensors of equal length without a value that is not finite."""
     parts = tuple(data)
     if len({part.shape[0] for part in parts}) > 1:
         raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
-    for part in parts:
+    for part, name in zip(parts, names, strict=True):
         if part.is_floating_point() and not torch.isfinite(part).all():
-            raise DataError(f"{who} has values that are not finite; remove or fill them")
+            row, *places = torch.nonzero(~torch.isfinite(part))[0].tolist()
+            column = f", column {places[0]}" if len(places) == 1 else ""
+            raise DataError(
+                f"{who} has values that are not finite: {name}, first in row {row}{column}; remove or fill them"
+            )
     return parts
 
 

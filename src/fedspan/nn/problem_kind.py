@@ -148,6 +148,11 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
             f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
             stacklevel=2,
         )
+    if _function_of(measure) in BY_PROBABILITY and _leaves_0_and_1(model, inputs.to(outputs.device, cast), outputs):
+        raise SpecError(
+            f"the outputs of the model are not bound to 0 to 1, and `loss` {_name(measure)} takes probabilities; give "
+            "loss=BCEWithLogitsLoss(), or end the model with Sigmoid"
+        )
     reshaped = kind == "other" and _check_own(measure, outputs, targets)
     return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped)
 
@@ -163,6 +168,18 @@ def _between_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
         return False
     try:
         return all(inside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0))
+    except DataError:
+        return False
+
+
+def _leaves_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
+    """Whether outputs are below 0 or above 1, with these weights or with others."""
+
+    def outside(found: Tensor) -> bool:
+        return bool(((found < 0) | (found > 1)).any())
+
+    try:
+        return outside(outputs) or any(outside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0))
     except DataError:
         return False
 

@@ -35,6 +35,8 @@ class ExampleEpsilon(Callback):
 
     def measure(self, run: Any) -> dict[str, Any]:
         """ε after the local steps of all rounds so far."""
-        steps = run.t * run.method.local_steps
-        spent = accountant.epsilon(self.settings.noise or 0.0, self.rate, steps, self.settings.delta)
-        return {"epsilon": np.full(len(run.seeds), spent)}
+        return {"epsilon": np.full(len(run.seeds), self.epsilon(run.t * run.method.local_steps))}
+
+    def epsilon(self, steps: int) -> float:
+        """ε after so many local steps."""
+        return accountant.epsilon(self.settings.noise or 0.0, self.rate, steps, self.settings.delta)

@@ -27,6 +27,10 @@ def check_secure(spec: Spec, method: AnyMethod, clients: int, clients_per_round:
             f"`participation.aggregator` {name_of(aggregator)!r} needs single replies, which `privacy.secure` hides; "
             "leave out one of them"
         )
+    if clients < LEAST:
+        raise SpecError(
+            f"`privacy.secure` needs at least {LEAST} clients, got {clients}: a sum of fewer hides nobody; leave it out"
+        )
     if clients_per_round < LEAST:
         raise SpecError(
             f"`privacy.secure` hides nobody among {clients_per_round} clients; set `clients_per_round` to {LEAST} or "

@@ -97,9 +97,14 @@ def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     except SystemExit as error:
         raise SpecError(f"{what}() calls sys.exit; remove the call") from error
     except Exception as error:
-        *_, frame = traceback.extract_tb(error.__traceback__)
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(getattr(function, "__code__", None), "co_filename", None)
+        own = [frame for frame in frames if frame.filename == file]
+        frame = (own or frames)[-1]  # of the user's file, not of a library that it calls
         place = f"line {frame.lineno} of {Path(frame.filename).name}"
-        raise SpecError(f"{what}() fails in {place}: {one_line(error)}") from error
+        missing = bool(arguments) and isinstance(error, FileNotFoundError)
+        hint = "; set `clients` in the spec to the number of clients that have data" if missing else ""
+        raise SpecError(f"{what}() fails in {place}: {one_line(error)}{hint}") from error
 
 
 def _forget_others(name: str, folder: Path) -> None:

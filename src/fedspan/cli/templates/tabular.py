@@ -13,13 +13,14 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 CLIENTS = 5
+FEATURES, CLASSES = 30, 2
 DATA = Path(os.environ.get("MY_PROJECT_DATA", Path(__file__).parents[1] / "data"))
 Data = tuple[torch.Tensor, torch.Tensor]
 
 
 def model() -> nn.Module:
-    """30 features in, scores of 2 classes out."""
-    return nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))
+    """Features in, scores of the classes out. BatchNorm1d brings columns of any scale to mean 0 and variance 1."""
+    return nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
 def data(client: int) -> Data:
@@ -34,13 +35,16 @@ def test() -> Data:
 
 def _read(file: Path) -> Data:
     """A file with a line of names, then one row per example, the class last."""
-    rows = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2)
+    try:
+        rows = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8")
+    except ValueError as error:
+        wanted = "numbers separated by commas, the class last as 0, 1, …, in UTF-8"
+        raise ValueError(f"{file} must have {wanted}: {error}") from None
     return torch.tensor(rows[:, :-1], dtype=torch.float32), torch.tensor(rows[:, -1], dtype=torch.int64)
 
 
 def _sample(part: int) -> Data:
     found = load_breast_cancer()
-    inputs = (found.data - found.data.mean(0)) / found.data.std(0)
-    order = np.argsort(inputs[:450, 0], kind="stable")
-    rows = [*np.array_split(order, CLIENTS), np.arange(450, len(inputs))][part]
-    return torch.tensor(inputs[rows], dtype=torch.float32), torch.tensor(found.target[rows])
+    order = np.argsort(found.data[:450, 0], kind="stable")
+    rows = [*np.array_split(order, CLIENTS), np.arange(450, len(found.data))][part]
+    return torch.tensor(found.data[rows], dtype=torch.float32), torch.tensor(found.target[rows])

@@ -55,8 +55,11 @@ def _encoded(rows: list[tuple[str, str]]) -> Data:
 
 def _read(file: Path) -> Data:
     """A file with one JSON object per line: text, label."""
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
-    return _encoded([(str(line["text"]), str(line["label"])) for line in lines])
+    try:
+        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+        return _encoded([(str(line["text"]), str(line["label"])) for line in lines])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} must have a text and a label of CLASSES in each line: {error!r}") from None
 
 
 def _sample(part: int) -> Data:
