@@ -48,7 +48,9 @@ def command(
     found = propose(given, budget, link, varied(vary), Console(stderr=True))
     console.print(table(*told(found), left=0))
     say(f"{NOTE}\n\n{found.summary()}\n")
-    chosen = {key: value for key, value in found.tried[0].point.items() if key != "bits"}  # also where it is the default
+    chosen = {
+        key: value for key, value in found.tried[0].point.items() if key != "bits"
+    }  # also where it is the default
     codes = {key: one for key, one in describe(found.method).items() if key in ("compressor", "down_compressor")}
     method = changed(found.method) | codes | chosen
     if given.epochs is not None:
