@@ -203,3 +203,11 @@ def test_a_target_of_nearly_one_is_a_yes() -> None:
     soft = BINARY * 0.8 + 0.1
     for name in ("accuracy", "f1_macro", "auroc", "average_precision"):
         assert measured(name, SCORES, soft) == measured(name, SCORES, BINARY)
+
+
+def test_a_metric_without_a_name_is_called_metric() -> None:
+    data = (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+    result = fedspan.fit(
+        torch.nn.Linear(3, 2), [data], test=data, metrics=[lambda outputs, targets: 0.5], rounds=1, progress=False
+    )
+    assert result.history[-1]["metric"] == 0.5
