@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -46,12 +47,14 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     }
 
 
-def test_the_share_that_tutorial_and_notebook_name_is_sent() -> None:
-    clinics: dict[str, Any] = {}
-    exec(BLOCKS[0], clinics)
-    clients = [clinics["data"](client) for client in range(3)]
+def test_the_share_that_tutorial_and_notebook_name_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clinics.py").write_text(BLOCKS[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "clinics", raising=False)
+    clinics: Any = importlib.import_module("clinics")
+    clients = [clinics.data(client) for client in range(3)]
     sent = [
-        fedspan.fit(clinics["model"](), clients, method=method, rounds=1, progress=False).history[-1]["up_bytes"]
+        fedspan.fit(clinics.model(), clients, method=method, rounds=1, progress=False).history[-1]["up_bytes"]
         for method in (SSF(rank=0.2, lr=0.1, correction="always"), FedAvg(lr=0.1))
     ]
     share = f"{100 * sent[0] / sent[1]:.0f} %"
