@@ -49,7 +49,7 @@ class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
 
 
 if __name__ == "__main__":
-    base = {"rounds": 400, "clients_per_round": 10, "task": {"name": "regression", "het": 0.5}}
+    base = {"rounds": 400, "eval_every": 100, "clients_per_round": 10, "task": {"name": "regression", "het": 0.5}}
     for method in ({"name": "fedavg"}, {"name": "new_method", "mu": 0.1}):
         result = fedspan.run(base | {"method": method | {"lr": 1e-2, "local_steps": 5}})
         print(f"{method['name']:12} {result}")

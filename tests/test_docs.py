@@ -60,6 +60,7 @@ def test_the_readmes_comparison_runs(seeds: tuple[str, str], grid: tuple[str, st
 def test_the_example_of_a_new_method_runs() -> None:
     done = subprocess.run([sys.executable, ROOT / "examples/new_method.py"], capture_output=True, text=True, check=True)
     assert "new_method" in done.stdout
+    assert len(done.stderr.splitlines()) < 20
 
 
 def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:

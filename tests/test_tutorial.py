@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedspan
+from fedspan.methods import SSF, FedAvg
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
@@ -42,6 +45,21 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert {"accuracy.png", "clinics.safetensors", "comparison.html", "runs"} <= {
         path.name for path in tmp_path.iterdir()
     }
+
+
+def test_the_share_that_tutorial_and_notebook_name_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clinics.py").write_text(BLOCKS[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "clinics", raising=False)
+    clinics: Any = importlib.import_module("clinics")
+    clients = [clinics.data(client) for client in range(3)]
+    sent = [
+        fedspan.fit(clinics.model(), clients, method=method, rounds=1, progress=False).history[-1]["up_bytes"]
+        for method in (SSF(rank=0.2, lr=0.1, correction="always"), FedAvg(lr=0.1))
+    ]
+    share = f"{100 * sent[0] / sent[1]:.0f} %"
+    for text in (TUTORIAL, (ROOT / "examples/quickstart.ipynb").read_text()):
+        assert re.search(r"`SSF\(rank=0.2\)` [^`]*?(\d+ %)", text)[1] == share  # type: ignore[index]
 
 
 def test_the_spec_for_flower_nodes_runs_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,16 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ((*COMPARE, "o", "--tail", "99999"), "`--tail` is 99999, but a run of 2 rounds has 2 evaluations after its start"),
     ((*COMPARE, "o", "--tail", "3"), "give at most 2"),
     *((("compare", f"c{number}.toml", "--out", "o"), words) for number, (_, words) in enumerate(COMPARISONS)),
+    (("data", "mnist"), "write `fedspan data get mnist`"),
+    (("run", "."), "'.' is a directory; give the spec file in it"),
+    (("run", "s.toml", "--set", "lr=0.1"), "`[spec]` has no key 'lr'; it is `method.lr`"),
+    (("run", "s.toml", "--set", "het=0.1"), "`[spec]` has no key 'het'; it is `task.het`"),
+    *(
+        (("tune", "s.toml", "--budget", text), "written total=50MB, up=10MB, rounds=200 or seconds=3600, got")
+        for text in ("2MB", "all=2MB")
+    ),
+    (("init", "s.toml/foo"), "Not a directory; choose another place, or check its rights"),
+    (("run", "s.toml", "--run-dir", "r1", "--resume", "--set", "rounds=3"), "--keep-checkpoint (fedspan.run) keeps"),
     (("roster", LONG), "File name too long"),
     (("check-method", LONG), "File name too long"),
 ]
@@ -123,6 +133,16 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert len(told) < 500
     assert said in told
     assert sorted(made.rglob("*")) == before
+
+
+def test_a_plan_of_privacy_is_refused_before_its_tables(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # as if it were not installed
+    assert main(monkeypatch, "plan", str(made / "s.toml"), "--epsilon", "8") == 2
+    said = capsys.readouterr()
+    assert said.err == "error: dp_accounting is not installed; pip install 'fedspan[privacy]'\n"
+    assert said.out == ""
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")

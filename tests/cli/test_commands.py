@@ -95,10 +95,12 @@ def test_list_shows_every_name_of_every_kind(monkeypatch: pytest.MonkeyPatch, ca
 def test_list_of_one_name_shows_its_settings(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert main(monkeypatch, "list", "ssf") == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("method ssf: SSF")
+    assert head.startswith("method ssf: SCAFFOLD inside")
     (control,) = [line for line in lines if line.split()[0] == "control"]
     assert '"exact" | "paper"' in control
-    assert [line.split()[0] for line in lines] == [row[0] for row in _fields.settings(SSF)]
+    named = [line.split()[0] for line in lines if not line.startswith(" ")]  # other lines go on in their columns
+    assert named == ["setting", *(row[0] for row in _fields.settings(SSF))]
+    assert max(map(len, lines)) <= 80
     assert main(monkeypatch, "list", "identity") == 0
     shown = capsys.readouterr().out
     assert "projector identity" in shown

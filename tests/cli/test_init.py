@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def init(place: Path, kind: str) -> Path:
     assert done.exit_code == 0, done.output
     assert "fedspan run spec.toml" in done.output
     return place / "spec.toml"
+
+
+def test_the_tests_of_a_project_are_named_where_pytest_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = CliRunner().invoke(app.app, ["init", str(tmp_path / "ours")]).output
+    assert "python -m pytest" in said
+    find = PathFinder.find_spec
+    monkeypatch.setattr(PathFinder, "find_spec", lambda name, *rest: None if name == "pytest" else find(name, *rest))
+    assert "python -m pytest" not in CliRunner().invoke(app.app, ["init", str(tmp_path / "mine")]).output
 
 
 def test_the_tests_of_the_projects_pass(tmp_path: Path) -> None:

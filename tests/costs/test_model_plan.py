@@ -140,8 +140,11 @@ def test_the_command(tmp_path: Path) -> None:
         "scaffold",
         "activations",
         "disk",
+        "; fedit and ffalora as PEFT runs them",
     ):
         assert word in done.stdout, (done.stdout, done.exception)
+    done = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), *words, "--methods", "ssf,fedavg"])
+    assert "controls: with the method's own copies of the model\n" in done.stdout  # and nothing of other methods
 
 
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def test_clients_are_evaluated_on_their_own_test_data_or_their_training_data() -
         ("Graz", "train", 15),
         ("Lyon", "train", 25),
     ]
+    assert repr(table) == "PerClient(3 clients, 4 evaluations of loss, accuracy)"
     model = result.model.eval()
     with torch.no_grad():
         right = (model(X[40:50]).argmax(1) == Y[40:50]).double().mean()

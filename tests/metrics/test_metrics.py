@@ -222,3 +222,11 @@ def test_a_metric_that_is_undefined_is_told_with_the_reason() -> None:
     alone = fedspan.fit(nn.Linear(3, 2), [one], rounds=1, test=both, eval_clients_every=1, **more)
     with pytest.raises(SpecError, match="'auroc' is undefined for every client: it needs"):
         alone.per_client.worst("auroc")
+
+
+def test_a_metric_without_a_name_is_called_metric() -> None:
+    data = (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+    result = fedspan.fit(
+        torch.nn.Linear(3, 2), [data], test=data, metrics=[lambda outputs, targets: 0.5], rounds=1, progress=False
+    )
+    assert result.history[-1]["metric"] == 0.5

@@ -107,3 +107,16 @@ def test_the_command_prints_local_steps_also_where_they_are_the_default(tmp_path
     table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
     assert table["method"]["local_steps"] == FedAvg().local_steps == 10
     assert "delete `epochs` from the spec" in said.output
+
+
+def test_what_the_command_prints_replaces_every_setting_that_was_chosen(tmp_path: Path) -> None:
+    """Also those that are the method's defaults, in a spec that has others."""
+    spec = SPEC | {"method": {"name": "ssf", "rank": 0.5, "local_steps": 3}}
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(spec))
+    line = ["tune", str(tmp_path / "s.toml"), "--budget", "rounds=10", "--vary", "rank=0.1", "--vary", "bits=8"]
+    said = CliRunner().invoke(app, line)
+    assert said.exit_code == 0, said.output
+    table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
+    method = fedspan.Spec.from_table(spec | {"method": spec["method"] | table["method"]}).method
+    assert method == fedspan.tune(SSF(local_steps=3), spec, budget="rounds=10", vary={"rank": 0.1, "bits": 8}).method
+    assert table["method"]["rank"] == 0.1

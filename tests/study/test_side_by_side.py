@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import tomli_w
 from rich.console import Console
+from typer.testing import CliRunner
 
 from conftest import SMALL
 from fedspan.api.run import run
+from fedspan.cli.app import app
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
@@ -208,3 +210,15 @@ def test_a_mistake_on_the_command_line_writes_nothing(
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("error: `method` must be one of")
     assert not (tmp_path / "o").exists()
+
+
+def test_methods_that_are_not_tuned_are_told_so(tmp_path: Path) -> None:
+    """They share the spec's step size; with steps of their own there is nothing to tell."""
+    for methods, told in (("fedavg,scaffold", True), ("fedavg:lr=0.01,scaffold", False)):
+        out = tmp_path / str(told)
+        words = ["compare", spec_file(tmp_path), "--methods", methods, "--seeds", 1, "--out", out, "--format", "md"]
+        said = CliRunner().invoke(app, list(map(str, words)))
+        assert said.exit_code == 0, said.output
+        assert ("Not tuned: every method runs with the lr that is given, 0.02; give --grid" in said.output) is told
+        assert ("Not tuned" in (out / "tables.md").read_text()) is told
+        assert "0.0 core-minutes" not in said.output

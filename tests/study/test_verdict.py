@@ -22,7 +22,7 @@ SPEC = {"rounds": 10, "method": {"name": "fedavg", "lr": 0.1}}
 
 def part(labels: Any, grid: Any = None, **more: Any) -> Part:
     variants = [Variant(label, label, "", {}, dict(grid or {})) for label in labels]
-    return Part(name="comparison", base=SPEC, variants=variants, **{"metric": "accuracy"} | more)
+    return Part(name="study", base=SPEC, variants=variants, **{"metric": "accuracy"} | more)
 
 
 def entry(of: Part, label: str, ends: list[float], sent: float = 1e6, **more: Any) -> Entry:

@@ -30,10 +30,9 @@ def plan(found: Plan, console: Console) -> None:
     held = [(r.method, *(size(getattr(r.memory, part)) for part in parts)) for r in found.rows if r.memory is not None]
     if held:
         console.print(table(("client memory", *parts), held, left=1))
-        _note(
-            "at the peak of a local step with the largest batch; controls: with the method's own copies of the model; "
-            "fedit and ffalora as PEFT runs them", console,
-        )  # fmt: skip
+        note = "at the peak of a local step with the largest batch; controls: with the method's own copies of the model"
+        lora = " and ".join(name for name in ("fedit", "ffalora") if name in [row[0] for row in held])
+        _note(f"{note}; {lora} as PEFT runs them" if lora else note, console)
     kept = ("client_state", "client_disk", "server_memory", "server_disk")
     rows = [(r.method, *(size(getattr(r.cost, name)) for name in kept)) for r in found.rows]
     console.print(table(("kept", "client state", "client disk", "server memory", "server disk"), rows, left=1))

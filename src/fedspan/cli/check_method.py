@@ -29,7 +29,8 @@ def command(
     from fedspan.cli._tables import console, say, table
     from fedspan.core.spec import toml_value
 
-    settings = {key.strip(): toml_value(text) for key, _, text in (one.partition("=") for one in change or ())}
+    parts = [one.partition("=") for one in change or ()]
+    settings = {key.strip().removeprefix("method."): toml_value(text) for key, _, text in parts}
     marks = {True: "pass", False: "FAIL", None: "-"}
     broken = 0
     for what, verdicts in check_file(file, settings).items():

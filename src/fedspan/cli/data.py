@@ -26,6 +26,8 @@ def command(
     if action is None:
         _list()
         return
+    if action in sets.names():
+        raise typer.BadParameter(f"write `fedspan data get {' '.join([action, *(names or ())])}`")
     one_of("action", action, ("get",))
     if not names:
         raise typer.BadParameter(f"name what to get: {', '.join(sets.names())}")

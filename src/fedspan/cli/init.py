@@ -76,7 +76,8 @@ def command(
         make_dir((name / place).parent)
         write_atomic(name / place, text.encode())
     typer.echo(f"{name}: a project of kind {kind}; next:")
-    for line in (f"cd {name}", "fedspan run spec.toml", "python -m pytest"):
+    tests = ["python -m pytest"] if PathFinder.find_spec("pytest") else []  # where it is installed
+    for line in (f"cd {name}", "fedspan run spec.toml", *tests):
         typer.echo(f"    {line}")
 
 

@@ -66,7 +66,9 @@ def _all(plugins: bool) -> None:
 
 
 def _one(name: str, plugins: bool) -> None:
-    from fedspan.cli._tables import say
+    from rich.markup import escape
+
+    from fedspan.cli._tables import console, say, table
     from fedspan.core.errors import SpecError, did_you_mean
 
     known = _kinds(plugins)
@@ -77,10 +79,10 @@ def _one(name: str, plugins: bool) -> None:
     from fedspan.cli._fields import settings  # imports torch
 
     for kind, text in found.items():
-        say(f"{kind} {name}: {text}")
+        doubled = text.lower().startswith(f"{name}: ")  # as in "FedAvg: federated averaging"
+        say(f"{kind} {name}: {text[len(name) + 2 :] if doubled else text}")
         if kind == "command":
             say(f"  its options: fedspan {name} --help")
-        rows = settings(_entry(kind, name))
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-        for row in rows:
-            say("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
+        if rows := settings(_entry(kind, name)):
+            heads = ("setting", "type", "default", "description")
+            console.print(table(heads, [[escape(cell) for cell in row] for row in rows]))

@@ -68,6 +68,7 @@ def command(
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
     from fedspan.core.config import Settings
+    from fedspan.core.extras import needs
     from fedspan.core.privacy import Privacy
     from fedspan.costs.model import ModelRequest
     from fedspan.costs.plan import plan
@@ -82,11 +83,13 @@ def command(
             frozen_modules=tuple(frozen_modules or ()), optimizer=optimizer, labels=labels,
             checkpointing=checkpointing, recompute=recompute,
         )  # fmt: skip
-    with console.status("a round of each method, without numbers"):
-        found = plan(source, methods.split(",") if methods else None)
-    _plan_table.plan(found, console)
     settings = source.dp if spec is not None and isinstance(source, Settings) else None
     if epsilon is not None:
         settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)
+    if settings is not None and settings.epsilon is not None:
+        needs("privacy", "dp_accounting")
+    with console.status("a round of each method, without numbers"):
+        found = plan(source, methods.split(",") if methods else None)
+    _plan_table.plan(found, console)
     if settings is not None:
         _plan_table.privacy(found, settings, console)

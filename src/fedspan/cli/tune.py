@@ -39,6 +39,7 @@ def command(
     from rich.console import Console
 
     from fedspan.cli._tables import console, say, table
+    from fedspan.core.building import describe
     from fedspan.core.spec import changed
     from fedspan.study.proposal import NOTE, told
     from fedspan.study.propose import propose, varied
@@ -47,7 +48,11 @@ def command(
     found = propose(given, budget, link, varied(vary), Console(stderr=True))
     console.print(table(*told(found), left=0))
     say(f"{NOTE}\n\n{found.summary()}\n")
-    method = changed(found.method) | {"local_steps": found.method.local_steps}  # also where it is the default
+    chosen = {
+        key: value for key, value in found.tried[0].point.items() if key != "bits"
+    }  # also where it is the default
+    codes = {key: one for key, one in describe(found.method).items() if key in ("compressor", "down_compressor")}
+    method = changed(found.method) | codes | chosen
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")
     typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method}), nl=False)

@@ -95,8 +95,12 @@ def sync(path: Path) -> None:
 
 def make_dir(path: Path) -> None:
     """Makes a directory and those above it, where they are missing."""
-    with disk_errors(path):
+    try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; choose another place, or check its rights"
+        ) from error
 
 
 def remove(path: Path) -> None:

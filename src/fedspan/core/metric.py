@@ -46,7 +46,8 @@ def column_of(metric: Any) -> str:
         return column_of(metric.func)
     if isinstance(metric, Metric) or (isinstance(metric, type) and issubclass(metric, Metric)):
         return snake_case((metric if isinstance(metric, type) else type(metric)).__name__)
-    return str(getattr(metric, "__name__", type(metric).__name__))
+    name = str(getattr(metric, "__name__", type(metric).__name__))
+    return "metric" if name == "<lambda>" else name
 
 
 def snake_case(name: str) -> str:

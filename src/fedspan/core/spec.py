@@ -107,6 +107,7 @@ class Spec(Settings):
         metrics = table.pop("metrics", [])
         if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
             raise SpecError(f"`metrics` must be a list of names, got {shown(metrics)}")
+        _check_place(table)
         spec = building.make(Spec, table)
         assert isinstance(spec, Spec)
         return dataclasses.replace(spec, metrics=tuple(metrics))
@@ -148,6 +149,18 @@ class Spec(Settings):
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def _check_place(table: Table) -> None:
+    """Refuses a key of the method or the task that stands outside of its table, and says where it belongs."""
+    known = {one.name for one in dataclasses.fields(Spec)}
+    for kind in ("method", "task"):
+        given = table.get(kind)
+        cls = registry.choices(kind).get(str(given.get("name"))) if isinstance(given, Mapping) else None
+        inside = {one.name for one in dataclasses.fields(cls)} if cls is not None else set()
+        for key in table:
+            if key in inside - known:
+                raise SpecError(f"`[spec]` has no key {shown(key)}; it is `{kind}.{key}`")
+
+
 def _told(metric: Any) -> Any:
     """A metric's name; of a class, an object or a function also what it is, and whether more of it is better."""
     if isinstance(metric, str):
@@ -174,6 +187,8 @@ def changed(value: Any) -> Table:
 
 def read_toml(path: Path) -> Table:
     """The table of a spec file. The data files and modules that its tasks name are relative to its directory."""
+    if path.is_dir():
+        raise SpecError(f"{str(path)!r} is a directory; give the spec file in it")
     if not path.is_file():
         raise SpecError(f"spec file {str(path)!r} does not exist")
     try:

@@ -52,6 +52,10 @@ class PerClient(Sequence[Line]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        clients, rounds = (len({row[key] for row in self.rows}) for key in ("client", "round"))
+        return f"PerClient({clients} clients, {rounds} evaluations of {', '.join(self.metrics) or 'nothing'})"
+
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics."""

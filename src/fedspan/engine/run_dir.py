@@ -303,7 +303,7 @@ def _longer(out: Path, spec: Spec) -> bool:
     if not (out / CHECKPOINT).exists():
         raise CheckpointError(
             f"the run in {str(out)!r} has finished after {last} rounds and kept no checkpoint to go on from; run it "
-            "again in another `run_dir`"
+            "again in another `run_dir`: `keep_checkpoint=True` (fedspan.run) keeps one"
         )
     return True
 

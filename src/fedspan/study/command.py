@@ -76,7 +76,8 @@ def make(
     for entry in (one for entries in found.entries.values() for one in entries):
         for note in entry.notes:
             say(note, console)
-    effort = f"{found.minutes:.1f} core-minutes. {', '.join(map(str, files))}"
+    effort = f"{found.minutes:.1f} core-minutes. " if found.minutes >= 0.1 else ""
+    effort += ", ".join(map(str, files))
     for text in filter(None, [score_line(found), effort, verdict_of(found)]):
         say(text, console)
     return found

@@ -27,7 +27,7 @@ from fedspan.core.method import Method
 from fedspan.core.spec import Spec
 from fedspan.costs.outline import price
 from fedspan.study.bar import Bar, progress_of
-from fedspan.study.budget import Budget
+from fedspan.study.budget import KINDS, Budget
 from fedspan.study.proposal import Candidate, Link, Proposal
 from fedspan.theory.lr_search import TrialRunner, search
 
@@ -44,19 +44,18 @@ def propose(
     console: Console,
 ) -> Proposal:
     """The best rank, bits, local steps and learning rate of the spec's method; `console` shows how far it is."""
+    found, grid = Link.parse(link), _grid(spec, vary)
+    limits = _limits(budget, found)
     with progress_of("trials", console) as bar:
-        return _propose(spec, budget, link, vary, bar)
+        return _propose(_Room(spec, limits, found, bar), grid, vary is None)
 
 
-def _propose(
-    spec: Spec, budget: str | Sequence[str] | None, link: str | Link | None, vary: Mapping[str, Any] | None, bar: Bar
-) -> Proposal:
-    room, grid = _Room(spec, budget, Link.parse(link), bar), _grid(spec, vary)
+def _propose(room: _Room, grid: dict[str, list[Any]], more: bool) -> Proposal:
     k = room.method.local_steps
     steps = grid.pop("local_steps", [k])
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     best = room.race([room.candidate(point | {"local_steps": n}) for point in points for n in steps])
-    if vary is None:
+    if more:
         near = [room.candidate(best.point | {"local_steps": n}) for n in {max(1, k // 2), 2 * k} - {k}]
         best = room.final([best, *near])
     return room.proposal(best)
@@ -65,15 +64,8 @@ def _propose(
 class _Room:
     """The problem, the budget, and all that was tried."""
 
-    def __init__(self, spec: Spec, budget: str | Sequence[str] | None, link: Link, bar: Bar) -> None:
-        texts = [budget] if isinstance(budget, str) else [] if budget is None else budget
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise SpecError(f"`budget` must be a text such as 'total=50MB', or a list of such, got {shown(budget)}")
-        times = [text for text in texts if text.strip().startswith("seconds=")]
-        self.budget = Budget.parse([text for text in texts if text not in times]) or Budget({})
-        self.most = _seconds(times[0]) if times else math.inf
-        if not texts or (times and link == Link()):
-            raise SpecError("`budget` needs bytes such as 'total=50MB'; one of seconds needs a `link` as well")
+    def __init__(self, spec: Spec, limits: tuple[Budget, float], link: Link, bar: Bar) -> None:
+        self.budget, self.most = limits
         self.spec, self.link, self.tried, self.spent = spec, link, list[Candidate](), 0
         self.rates: dict[tuple[Any, ...], float] = {}
         self.method, self.problem, self.cohort = built(spec)
@@ -159,6 +151,21 @@ class _Room:
         words = [self.budget.words()] if self.budget.limits else []
         words += [f"{self.most:g} s"] if self.most < math.inf else []
         return Proposal(method, best.spec.rounds, self.metric, (best, *others), self.spent, " and ".join(words))
+
+
+def _limits(budget: str | Sequence[str] | None, link: Link) -> tuple[Budget, float]:
+    """The budget of bytes or rounds, and that of seconds."""
+    texts = [budget] if isinstance(budget, str) else [] if budget is None else budget
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise SpecError(f"`budget` must be a text such as 'total=50MB', or a list of such, got {shown(budget)}")
+    for text in texts:
+        if text.partition("=")[0].strip() not in (*KINDS, "seconds") or "=" not in text:
+            raise SpecError(f"a budget is written total=50MB, up=10MB, rounds=200 or seconds=3600, got {shown(text)}")
+    times = [text for text in texts if text.strip().startswith("seconds")]
+    if not texts or (times and link == Link()):
+        raise SpecError("`budget` needs bytes such as 'total=50MB'; one of seconds needs a `link` as well")
+    parsed = Budget.parse([text for text in texts if text not in times]) or Budget({})
+    return parsed, _seconds(times[0]) if times else math.inf
 
 
 def _seconds(text: str) -> float:

@@ -114,7 +114,7 @@ class Report:
         study = results.study
         sections = [Section.of_part(part, results.entries[part.name]) for part in study.parts]
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
-        footer = f"{results.minutes:.1f} core-minutes of computing. {made}" if results.minutes else made
+        footer = f"{results.minutes:.1f} core-minutes of computing. {made}" if results.minutes >= 0.1 else made
         title = study.title or titled(study.parts[0])
         told = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
         if len(sections) == 1:  # its verdict stands above it

@@ -207,13 +207,25 @@ def _how(part: Part, entries: Sequence[Entry]) -> str:
     searched = any(one.found_lr for one in entries)
     tuned = any(one.tried for one in entries)
     if not tuned and not searched:
-        return ""
+        return _untuned(part, entries)
     by = name_of(part.tune_metric) if part.tune_metric != TRAIN_LOSS else "the training loss"
     if not tuned:
         validated = part.tune_metric.startswith("validation_")
         return f"Step sizes were searched by {'the validation loss' if validated else by}."
     same = ", the metric of the results" if part.tune_metric == part.metric else ", not by the test set"
     return f"Settings were chosen by {by} on {_first_seeds(part)}{same}."
+
+
+def _untuned(part: Part, entries: Sequence[Entry]) -> str:
+    """That methods have run with one step size, which suits some of them better than others."""
+    rates = [one.series.spec["method"].get("lr") for one in entries]
+    given = isinstance(rates[0], float | int) and rates.count(rates[0]) == len(rates) > 1
+    if not given or part.name != "comparison":  # parts of a study are made as they are on purpose
+        return ""
+    return (
+        f"Not tuned: every method runs with the lr that is given, {rates[0]:g}; give --grid or --set method.lr=search, "
+        "in Python `tune`."
+    )
 
 
 def _first_seeds(part: Part) -> str:
