@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fedspan
 from conftest import RUN
 from fedspan.cli.app import app
+from fedspan.compressors import QSGD
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF, FedAvg
 from fedspan.study.proposal import Link, Proposal
@@ -83,6 +84,15 @@ def test_seconds_over_a_link() -> None:
 def test_what_cannot_be_used_is_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         fedspan.tune(SSF(), SPEC, **settings)
+
+
+def test_codes_that_the_method_has_are_kept() -> None:
+    """A row of 32 bits would have them too, under a wrong name."""
+    method = SSF(rank=0.5, local_steps=2, down_compressor=QSGD(levels=7, bucket=16))
+    with pytest.raises(SpecError, match="'bits' would replace `down_compressor`"):
+        fedspan.tune(method, SPEC, budget="total=60kB", vary={"bits": [32, 8]})
+    found = fedspan.tune(method, SPEC, budget="total=60kB", vary={"rank": [0.5]})
+    assert found.method.down_compressor == method.down_compressor
 
 
 def test_the_command_prints_a_method_for_the_spec(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedspan.api.step_size import built
 from fedspan.core.building import as_choice
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.method import Method
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, changed
 from fedspan.costs.outline import price
 from fedspan.study.bar import Bar, progress_of
 from fedspan.study.budget import KINDS, Budget
@@ -182,10 +182,13 @@ def _seconds(text: str) -> float:
 def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     """What is varied; by default rank and bits, as far as the method has them."""
     fields = {field.name for field in dataclasses.fields(spec.method)}  # type: ignore[arg-type]
-    known = fields | ({"bits"} if "compressor" in fields else set())
+    own = [key for key in ("compressor", "down_compressor") if key in changed(spec.method)]
+    known = fields | ({"bits"} if "compressor" in fields and not own else set())
     usual = {key: values for key, values in {"rank": RANKS, "bits": BITS}.items() if key in known}
     if vary is not None and not isinstance(vary, Mapping):
         raise SpecError(f"`vary` must be a table such as {{'rank': [0.05, 0.1]}}, got {shown(vary)}")
+    if own and "bits" in (vary or ()):
+        raise SpecError(f"`vary` of 'bits' would replace `{own[0]}` of the method; leave one of them out")
     for key in vary or ():
         one_of("vary", key, sorted(known))
     given = (usual if vary is None else vary).items()
