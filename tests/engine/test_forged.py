@@ -337,3 +337,18 @@ def test_an_unfinished_history_is_that_of_its_checkpoint(tmp_path: Path) -> None
     code, told = command("audit", tmp_path)
     assert code == 1
     assert "history.jsonl' is missing or damaged" in told
+
+
+def test_a_run_without_noise_has_no_epsilon_and_is_read(tmp_path: Path) -> None:
+    """Its ε is infinite, which JSON has no word for."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(12, 4, generator=draw), torch.arange(12) % 2) for _ in range(4)]
+    fedspan.fit(
+        torch.nn.Linear(4, 2), clients, method={"name": "fedavg", "lr": 0.1}, rounds=2, test=clients[0],
+        privacy=fedspan.Privacy(clip=1.0, noise=0.0, delta=1e-3), run_dir=tmp_path / "run", progress=False,
+        participation=fedspan.Participation(weights="uniform"),
+    )  # fmt: skip
+    assert fedspan.load(tmp_path / "run").finished
+    for name in ("audit", "report"):
+        code, told = command(name, tmp_path / "run")
+        assert code == 0, told
