@@ -150,6 +150,14 @@ def test_the_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert holding[0].stat().st_mode & 0o077 == 0
 
 
+def test_a_run_without_noise_has_no_epsilon_and_is_loaded(tmp_path: Path) -> None:
+    done = fedspan.run(
+        PRIVATE | {"rounds": 3, "privacy": {"clip": 1.0, "noise": 0.0}}, tmp_path / "run", progress=False
+    )
+    assert done.history[-1]["epsilon"] is None
+    assert fedspan.load(tmp_path / "run").history == done.history
+
+
 def test_several_seeds_have_secrets_of_their_own(tmp_path: Path) -> None:
     spec = PRIVATE | {"rounds": 3, "privacy": {"clip": 1.0, "noise": 1.0}}
     result = fedspan.run(spec, tmp_path / "run", seeds=2, progress=False)

@@ -191,7 +191,9 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
 
 
 def _card(folder: Path) -> Table:
-    return read_table(folder / CARD, CARD_FORM, {"signature": dict[str, str], "epsilon": float}, CHANGED)
+    return read_table(
+        folder / CARD, CARD_FORM, {"signature": dict[str, str], "epsilon": float | None}, CHANGED
+    )  # none without noise
 
 
 def _changes(folder: Path, card: Table, names: Sequence[str]) -> list[str]:
