@@ -447,8 +447,8 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         epochs_as_steps: spec.epochs is not None,
         found_rate: isinstance(method.lr, str),
         private_without_noise: dp is not None and dp.level == "client" and spec.secure is None,
-        private_examples_without_noise: dp is not None and dp.level == "example" and _alike(case),
-        plain_mean: ROBUST in case.row,
+        private_examples_without_noise: dp is not None and dp.level == "example" and steady and _alike(case),
+        plain_mean: ROBUST in case.row and not isinstance(method.lr, str),  # the search may find none without it
         identity_codes: hasattr(method, "down_compressor"),
     }
     return [check for check, applies in checks.items() if applies]
