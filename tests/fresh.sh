@@ -54,12 +54,12 @@ step wheel "$bin/pip" wheel -q --no-deps -w "$place/dist" .
 "$python" -m venv "$place/venv"
 step wheel-torch .ci/install-torch "$place/venv/bin/pip" "$(sed -n 's/^TORCH_VERSION := //p' Makefile)"
 step wheel-install bash -c "'$place'/venv/bin/pip install \"\$(echo '$place'/dist/*.whl)[plot,vision]\""
-mkdir "$place/work"
-sed -n '/^```python$/,/^```$/p' README.md | sed '/^```$/,$d; /^```python$/d' > "$place/work/quickstart.py"
-step wheel-quickstart env -C "$place/work" "$place/venv/bin/python" quickstart.py
+mkdir "$place/user"
+sed -n '/^```python$/,/^```$/p' README.md | sed '/^```$/,$d; /^```python$/d' > "$place/user/quickstart.py"
+step wheel-quickstart env -C "$place/user" "$place/venv/bin/python" quickstart.py
 for kind in tabular images text custom; do
-    step "wheel-init-$kind" env -C "$place/work" "$place/venv/bin/fedspan" init "my-$kind" --kind "$kind"
-    step "wheel-run-$kind" env -C "$place/work/my-$kind" "$place/venv/bin/fedspan" run spec.toml --run-dir out/first
+    step "wheel-init-$kind" env -C "$place/user" "$place/venv/bin/fedspan" init "my-$kind" --kind "$kind"
+    step "wheel-run-$kind" env -C "$place/user/my-$kind" "$place/venv/bin/fedspan" run spec.toml --run-dir out/first
 done
 
 if [ "$quick" != --quick ]; then

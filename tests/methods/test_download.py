@@ -11,7 +11,7 @@ import torch
 from test_equivalences import relative
 
 from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.engine.worker import Replica, opened
@@ -130,3 +130,15 @@ def test_missed_changes_lead_to_the_servers_bits(projector: str) -> None:
     ).sync.model
     assert found.numpy().tobytes() == server.numpy().tobytes()
     assert copy.numpy().tobytes() == before
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_log_that_is_too_short_or_too_long_is_refused(count: int) -> None:
+    """It would lead to another model than the server's, without a word."""
+    method = SSF(rank=0.3, lr=0.1)
+    layout = Layout((Block("w", (8, 20), 1),), torch.float32)
+    copy, rnd = torch.zeros(1, 1, layout.size), Round(5, (0,), 1, layout, np.zeros((1, 1), np.int64), np.zeros((1, 1)))
+    missed = torch.zeros(1, count, method.subspace(rnd).rank)
+    down = {"sync.missed": missed, "probe": torch.zeros(1, 1, 1), "switch": torch.zeros(1, 1, 1)}
+    with pytest.raises(ProtocolError, match=f"the server sent {count} changes of the model, .* is round 5"):
+        opened(method, Replica(method.init_client(copy, layout), copy, 0), down, rnd)
