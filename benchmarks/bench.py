@@ -42,7 +42,9 @@ class Row:
     what: str  # the problem and what is measured, with its unit: "SSF on the toy problem, µs per round"
     peer: str  # the other program and its figure: "NumPy 1650"; "" where there is none
     fedspan: str  # fedspan's figure, in the same unit
-    ratio: float | None  # how many times better fedspan is, or its cost as a multiple; None: not measured here
+    ratio: (
+        float | None
+    )  # how many times better fedspan is, or its cost as a multiple; None: not measured here
     wanted: float  # the bound of the ratio
     larger_is_better: bool = True  # whether the ratio must be at least `wanted`, or at most
 
@@ -51,7 +53,11 @@ class Row:
         """Whether the ratio keeps its bound, as the table says it."""
         if self.ratio is None:
             return "not measured"
-        return "yes" if (self.ratio >= self.wanted if self.larger_is_better else self.ratio <= self.wanted) else "NO"
+        return (
+            "yes"
+            if (self.ratio >= self.wanted if self.larger_is_better else self.ratio <= self.wanted)
+            else "NO"
+        )
 
     def cells(self) -> list[str]:
         """The texts of the columns."""
@@ -76,8 +82,12 @@ def cpu_times(contestants: Mapping[str, Callable[[], object]], repeats: int) -> 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with `--short`, which every benchmark takes."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="a small form that ends in half a minute")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="a small form that ends in half a minute"
+    )
     return parser
 
 
@@ -136,7 +146,9 @@ def table(rows: list[Row]) -> str:
 def files() -> list[str]:
     """The benchmarks that have a short form."""
     return sorted(
-        path.stem for path in HERE.glob("*.py") if "def short(" in path.read_text("utf-8") and path.stem != "bench"
+        path.stem
+        for path in HERE.glob("*.py")
+        if "def short(" in path.read_text("utf-8") and path.stem != "bench"
     )
 
 
@@ -150,8 +162,12 @@ def rows_of(name: str) -> list[Row]:
 def main() -> None:
     """Run the files, one after the other, and print the table."""
     parser = arguments(__doc__)
-    parser.add_argument("names", nargs="*", help=f"which benchmarks; by default all: {', '.join(files())}")
-    parser.add_argument("--check", action="store_true", help="exit with status 1 unless every row is met")
+    parser.add_argument(
+        "names", nargs="*", help=f"which benchmarks; by default all: {', '.join(files())}"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with status 1 unless every row is met"
+    )
     parser.add_argument("--rows", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rows:

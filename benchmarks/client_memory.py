@@ -54,7 +54,11 @@ from fedspan.remote.client import StateFile
 from fedspan.remote.messages import RoundMessage
 
 ROOT = Path(__file__).parents[1]
-STEADY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+STEADY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
 FROZEN = ("*embeddings*", "*.bias", "*LayerNorm*")
 RANK = 8
 KINDS = (
@@ -87,7 +91,10 @@ def tiny(dropout: float) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return without(BertForSequenceClassification(BertConfig(intermediate_size=128, num_labels=77, **sizes)), dropout)
+    return without(
+        BertForSequenceClassification(BertConfig(intermediate_size=128, num_labels=77, **sizes)),
+        dropout,
+    )
 
 
 def without(model: nn.Module, dropout: float) -> nn.Module:
@@ -101,7 +108,13 @@ def without(model: nn.Module, dropout: float) -> nn.Module:
     return model.train()
 
 
-NAMES = {"ssf": "ssf", "ssf, recompute": "ssf", "lora": "fedit", "ffa-lora": "ffalora", "fedavg": "fedavg"}
+NAMES = {
+    "ssf": "ssf",
+    "ssf, recompute": "ssf",
+    "lora": "fedit",
+    "ffa-lora": "ffalora",
+    "fedavg": "fedavg",
+}
 Step = Callable[[], Any]
 
 
@@ -124,17 +137,25 @@ def make(kind: str, model: nn.Module) -> tuple[Step, int]:
         return own_loss(m, batch)
 
     if kind.startswith("full"):
-        return stepper(model, loss, 1), sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return stepper(model, loss, 1), sum(
+            p.numel() for p in model.parameters() if p.requires_grad
+        )
     if kind in ("lora", "ffa-lora"):
         step, _, trained = lora(model, loss, rules, method.footprint(layout_of(rules)))
         return step, trained
-    settings = Settings(batch_size=1, device="cpu", engine=Engine(recompute=kind.endswith("recompute")))
-    weights = torch.cat([dict(model.named_parameters())[b.name].detach().flatten() for b in layout_of(rules).blocks])
+    settings = Settings(
+        batch_size=1, device="cpu", engine=Engine(recompute=kind.endswith("recompute"))
+    )
+    weights = torch.cat(
+        [dict(model.named_parameters())[b.name].detach().flatten() for b in layout_of(rules).blocks]
+    )
     problem = TorchProblem(model, [OneBatch(batch)], own_loss, rules, settings, on_client=True)
     problem.module.checked = True
     problem.module.load(weights)  # a client is sent them
     del weights
-    rnd = Round(0, (0,), 1, problem.layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=1)
+    rnd = Round(
+        0, (0,), 1, problem.layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=1
+    )
     f, x = problem.cohort(rnd), problem.module.flat.view(1, 1, -1)
     if kind.startswith("ssf"):
         P = method.subspace(rnd)
@@ -151,7 +172,9 @@ def predicted(kind: str, dropout: float) -> int:
     if not kind.startswith("full"):
         with torch.device("meta"):
             method, rules, batch = prepared(kind, model)
-        return memory(method, Sketch(model, rules, own_loss, batch, recompute=kind.endswith("recompute"))).peak
+        return memory(
+            method, Sketch(model, rules, own_loss, batch, recompute=kind.endswith("recompute"))
+        ).peak
     with rehearsal() as live:
         step, _ = make(kind, model)
         live.count([*model.parameters(), *model.buffers()])
@@ -165,7 +188,10 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
     """Whole rounds of one SSF client, its state on disk between them."""
     projection_rules(model, frozen_modules=FROZEN)
     choices = projection_rules(model)
-    text = {name: part[0] for name, part in batch_of(model, 1, 64 if model.config.hidden_size > 64 else 8).items()}  # type: ignore[union-attr]
+    text = {
+        name: part[0]
+        for name, part in batch_of(model, 1, 64 if model.config.hidden_size > 64 else 8).items()
+    }  # type: ignore[union-attr]
     size = 16 if model.config.hidden_size > 64 else 2  # type: ignore[union-attr]
     problem = TorchProblem(
         model,
@@ -182,11 +208,30 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
     def step() -> None:
         nonlocal t
         kind, zeros = method.types()[1], torch.zeros(1, 1, 0 if t else problem.layout.size)
-        before = store.load(t, t, kind, "") if t else Replica(without_zeros(method.init_client(zeros, problem.layout)))
-        rnd = Round(t, (0,), 1, problem.layout, np.array([[0]]), np.array([[before.last_round]]), local_steps=2)
-        sync = {"sync.missed": torch.zeros(1, 1, method.subspace(rnd).rank)} if t else {"sync.x": zeros}
+        before = (
+            store.load(t, t, kind, "")
+            if t
+            else Replica(without_zeros(method.init_client(zeros, problem.layout)))
+        )
+        rnd = Round(
+            t,
+            (0,),
+            1,
+            problem.layout,
+            np.array([[0]]),
+            np.array([[before.last_round]]),
+            local_steps=2,
+        )
+        sync = (
+            {"sync.missed": torch.zeros(1, 1, method.subspace(rnd).rank)}
+            if t
+            else {"sync.x": zeros}
+        )
         probe = method.subspace(rnd).probe
-        down: wire.Arrays = sync | {"Pc": torch.zeros(1, 1, method.subspace(rnd).rank), "probe": probe}
+        down: wire.Arrays = sync | {
+            "Pc": torch.zeros(1, 1, method.subspace(rnd).rank),
+            "probe": probe,
+        }
         after, _ = answer(method, problem, before, down, rnd)
         problem.release()
         store.save(RoundMessage("train", t, 0, t, "", mark=t), t + 1, before, after)
@@ -197,7 +242,11 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
 
 def status(key: str) -> int:
     """Bytes that the system counts for this process."""
-    line = next(line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith(key))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text("utf-8").splitlines()
+        if line.startswith(key)
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -302,16 +351,37 @@ def main() -> None:
     found = measured(("ssf", "lora", "full, momentum") if args.short else KINDS, args.dropout)
     seconds = timed(args.repeats, args.dropout) if args.repeats and not args.short else {}
     full, peer = found["full, momentum"]["peak"], found["lora"]["peak"]
-    heads = "client", "trained", "peak, MB", "/ LoRA", "/ full", "predicted, MB", "/ measured", "seconds", "/ LoRA"
-    lines = [f"MiniLM, 16 × 64, dropout {args.dropout:g}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    heads = (
+        "client",
+        "trained",
+        "peak, MB",
+        "/ LoRA",
+        "/ full",
+        "predicted, MB",
+        "/ measured",
+        "seconds",
+        "/ LoRA",
+    )
+    lines = [
+        f"MiniLM, 16 × 64, dropout {args.dropout:g}",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
     for kind, one in found.items():
         peak, cells = one["peak"], ["", ""]
         if not kind.startswith("round"):
             guess = predicted(kind, args.dropout)
             cells = [f"{guess / 1e6:.0f}", f"{guess / peak:.2f}"]
-        cells += [f"{seconds[kind]:.2f}", f"{seconds[kind] / seconds['lora']:.2f}"] if kind in seconds else ["", ""]
+        cells += (
+            [f"{seconds[kind]:.2f}", f"{seconds[kind] / seconds['lora']:.2f}"]
+            if kind in seconds
+            else ["", ""]
+        )
         own = [kind, f"{one['trained']:,}" if one["trained"] else "", f"{peak / 1e6:.0f}"]
-        lines.append(f"| {' | '.join([*own, f'{peak / peer:.2f}', f'{peak / full:.2f}', *cells])} |")
+        lines.append(
+            f"| {' | '.join([*own, f'{peak / peer:.2f}', f'{peak / full:.2f}', *cells])} |"
+        )
     text = "\n".join(lines)
     print(text)
     (ROOT / "out").mkdir(exist_ok=True)

@@ -88,7 +88,9 @@ class _Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, t, w = x.shape
         y = self.norm1(x)
-        q, k, v = (f(y).view(n, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(y).view(n, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
         x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, t, w))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -132,8 +134,16 @@ def kept_inside(model: nn.Module, loss: Loss, layers: list[str]) -> int:
         nonlocal depth
         depth -= 1
 
-    found = [m for name, m in model.named_modules() if any(name == one or name.endswith(f".{one}") for one in layers)]
-    hooks = [hook for m in found for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))]
+    found = [
+        m
+        for name, m in model.named_modules()
+        if any(name == one or name.endswith(f".{one}") for one in layers)
+    ]
+    hooks = [
+        hook
+        for m in found
+        for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
+    ]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         keep = loss(model)
     del keep
@@ -182,7 +192,9 @@ def lora(model: nn.Module, loss: Loss, numbers: int) -> Kind | None:
     covered = [c for c in projection_rules(model) if c.how == "fused"]
     per_rank = sum(c.shape[0] + math.prod(c.shape[1:]) for c in covered)
     config = LoraConfig(
-        r=max(1, round(numbers / per_rank)), target_modules=[c.layer for c in covered], lora_dropout=0.0
+        r=max(1, round(numbers / per_rank)),
+        target_modules=[c.layer for c in covered],
+        lora_dropout=0.0,
     )
     return full(get_peft_model(model, config), loss)
 
@@ -190,13 +202,27 @@ def lora(model: nn.Module, loss: Loss, numbers: int) -> Kind | None:
 def workloads() -> dict[str, tuple[nn.Module, Loss, torch.Tensor]]:
     """Name → (model, loss on a fixed batch, inputs of the batch)."""
     torch.manual_seed(0)
-    flat, images, words = torch.randn(1024, 768), torch.randn(32, 3, 32, 32), torch.randn(16, 64, 256)
-    mlp = nn.Sequential(nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 10))
+    flat, images, words = (
+        torch.randn(1024, 768),
+        torch.randn(32, 3, 32, 32),
+        torch.randn(16, 64, 256),
+    )
+    mlp = nn.Sequential(
+        nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 10)
+    )
     resnet = build("resnet20", (3, 32, 32), 10)
     labels = {n: torch.arange(n) % 10 for n in (1024, 32, 16)}
     return {
-        "MLP 768-768-768-10, batch 1024": (mlp, lambda m: F.cross_entropy(m(flat), labels[1024]), flat),
-        "transformer encoder, 6 × 256, 16 × 64": (Encoder(), lambda m: F.cross_entropy(m(words), labels[16]), words),
+        "MLP 768-768-768-10, batch 1024": (
+            mlp,
+            lambda m: F.cross_entropy(m(flat), labels[1024]),
+            flat,
+        ),
+        "transformer encoder, 6 × 256, 16 × 64": (
+            Encoder(),
+            lambda m: F.cross_entropy(m(words), labels[16]),
+            words,
+        ),
         "ResNet-20, batch 32": (resnet, lambda m: F.cross_entropy(m(images), labels[32]), images),
     }
 
@@ -212,8 +238,16 @@ def short(repeats: int = 8) -> list[bench.Row]:
         }
         best = {kind: 1e3 * seconds for kind, seconds in bench.cpu_times(steps, repeats).items()}
         wanted = next(value for word, value in WANTED.items() if name.startswith(word))
-        peer, own, ratio = f"full step {best['full']:.1f}", f"{best['ssf']:.1f}", best["ssf"] / best["full"]
-        rows.append(bench.Row(f"a client's step, {name}, ms", peer, own, ratio, wanted, larger_is_better=False))
+        peer, own, ratio = (
+            f"full step {best['full']:.1f}",
+            f"{best['ssf']:.1f}",
+            best["ssf"] / best["full"],
+        )
+        rows.append(
+            bench.Row(
+                f"a client's step, {name}, ms", peer, own, ratio, wanted, larger_is_better=False
+            )
+        )
     return rows
 
 
@@ -232,17 +266,31 @@ def main() -> None:
         ready = {"full": full(copy.deepcopy(model), loss)}
         for projector in ("coordinate", "gaussian"):
             for ratio in RATIOS:
-                ready[f"SSF {projector}, ρ = {ratio:g}"] = subspace(copy.deepcopy(model), loss, projector, ratio)
+                ready[f"SSF {projector}, ρ = {ratio:g}"] = subspace(
+                    copy.deepcopy(model), loss, projector, ratio
+                )
         peer = lora(copy.deepcopy(model), loss, ready["SSF coordinate, ρ = 0.1"].trained)
         if peer is not None:
             ready["LoRA (PEFT)"] = peer
         times = bench.cpu_times({kind: one.step for kind, one in ready.items()}, args.repeats)
         memory = {kind: one.memory(loss, batch, layers) for kind, one in ready.items()}
         parts = ["parameters", "gradients", "kept", "optimizer", "sum", "covered"]
-        header = ["step", "trained", "ms", "time / full", *(f"{part}, MB" for part in parts), "covered / full"]
+        header = [
+            "step",
+            "trained",
+            "ms",
+            "time / full",
+            *(f"{part}, MB" for part in parts),
+            "covered / full",
+        ]
         lines += ["", f"**{name}**", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
         for kind, one in ready.items():
-            cells = [kind, f"{one.trained:,}", f"{times[kind] * 1e3:.1f}", f"{times[kind] / times['full']:.2f}"]
+            cells = [
+                kind,
+                f"{one.trained:,}",
+                f"{times[kind] * 1e3:.1f}",
+                f"{times[kind] / times['full']:.2f}",
+            ]
             cells += [f"{memory[kind][part]:.2f}" for part in parts]
             cells.append(f"{memory[kind]['covered'] / memory['full']['covered']:.2f}")
             lines.append(f"| {' | '.join(cells)} |")

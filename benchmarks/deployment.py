@@ -19,7 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
 from cluster import Cluster
 
 MODULE = "fedspan_flower.wide"  # each node names it in its own config
-KINDS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp")
+KINDS = (
+    "flower-superlink",
+    "flower-supernode",
+    "flower-superexec",
+    "flwr-serverapp",
+    "flwr-clientapp",
+)
 
 
 class Memory:
@@ -54,14 +60,27 @@ def spec(rounds: int, rank: float) -> str:
 
 def show(out: Path, status: dict[str, Any], peak: dict[str, int]) -> None:
     """What the run came to."""
-    rows = [json.loads(line) for line in (out / "history.jsonl").read_text("utf-8").splitlines()][1:]
+    rows = [json.loads(line) for line in (out / "history.jsonl").read_text("utf-8").splitlines()][
+        1:
+    ]
     rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text("utf-8").splitlines()]
     for row, one in zip(rows[1:], rounds, strict=True):
-        sizes = "  ".join(f"{key} {one[key] / 1e6:.2f} MB" for key in one if key.startswith(("payload", "records")))
-        print(f"round {row['round']}  {row['seconds']:.0f} s  accuracy {row['accuracy']:.3f}  {sizes}")
+        sizes = "  ".join(
+            f"{key} {one[key] / 1e6:.2f} MB"
+            for key in one
+            if key.startswith(("payload", "records"))
+        )
+        print(
+            f"round {row['round']}  {row['seconds']:.0f} s  accuracy {row['accuracy']:.3f}  {sizes}"
+        )
     print("traffic as the SuperLink counts it:", json.dumps(status.get("network-traffic")))
-    print("disk of a client's state:", _mega(max(p.stat().st_size for p in out.parent.glob("states/*/*"))))
-    print("disk of the server:", _mega(sum(p.stat().st_size for p in out.rglob("*") if p.is_file())))
+    print(
+        "disk of a client's state:",
+        _mega(max(p.stat().st_size for p in out.parent.glob("states/*/*"))),
+    )
+    print(
+        "disk of the server:", _mega(sum(p.stat().st_size for p in out.rglob("*") if p.is_file()))
+    )
     for kind, size in peak.items():
         print(f"peak memory {kind:17} {_mega(size)}")
 
@@ -78,9 +97,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.short:
         given.rounds = 1
-    with tempfile.TemporaryDirectory() as place, Cluster(Path(place), nodes=2, module=MODULE) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Cluster(Path(place), nodes=2, module=MODULE) as cluster,
+    ):
         out, memory = Path(place) / "out", Memory(cluster)
-        status = cluster.wait(cluster.run(run_dir=str(out), set=spec(given.rounds, given.rank)), 1800)
+        status = cluster.wait(
+            cluster.run(run_dir=str(out), set=spec(given.rounds, given.rank)), 1800
+        )
         if status["status"] != "finished:completed":
             raise SystemExit(f"the run ended as {status['status']}: {status.get('status-details')}")
         show(out, status, memory.peak)

@@ -43,7 +43,9 @@ RATIOS = ("moved", "control", "apart")
 def spec_of(lr: float, steps: int) -> Spec:
     """SCAFFOLD on the task above."""
     method = {"name": "scaffold", "lr": lr, "local_steps": steps}
-    return Spec.from_table({"rounds": 1, "method": method, "task": TASK, "participation": {"weights": "uniform"}})
+    return Spec.from_table(
+        {"rounds": 1, "method": method, "task": TASK, "participation": {"weights": "uniform"}}
+    )
 
 
 def measure(problem: Problem, method: Any, rounds: int) -> dict[str, dict[str, float]]:
@@ -62,10 +64,17 @@ def measure(problem: Problem, method: Any, rounds: int) -> dict[str, dict[str, f
             _, up = method.client_step(state, down, problem.cohort(one), one)
         after.append(GradientProbe(problem, np.array([client])).full_grads((x + up.dy).clone()))
     order = np.argsort(rnd.ids[0])
-    others = {"moved": torch.cat([after[i] for i in order], 1), "control": own, "apart": here.mean(1, keepdim=True)}
+    others = {
+        "moved": torch.cat([after[i] for i in order], 1),
+        "control": own,
+        "apart": here.mean(1, keepdim=True),
+    }
     sizes = [block.size for block in problem.layout.blocks]
     head = torch.cat(
-        [torch.full((n,), b.name.startswith("head.")) for n, b in zip(sizes, problem.layout.blocks, strict=True)]
+        [
+            torch.full((n,), b.name.startswith("head."))
+            for n, b in zip(sizes, problem.layout.blocks, strict=True)
+        ]
     )
     return {
         name: {
@@ -86,7 +95,10 @@ def main() -> None:
     if args.short:
         args.rounds, args.lr, args.steps = 1, [0.1], [2]
     torch.set_num_threads(1)
-    lines = ["| η | K | rounds | moved | control | apart | head: moved | control | apart |", "|---" * 9 + "|"]
+    lines = [
+        "| η | K | rounds | moved | control | apart | head: moved | control | apart |",
+        "|---" * 9 + "|",
+    ]
     for steps in args.steps:
         for lr in args.lr:
             spec = spec_of(lr, steps)

@@ -43,14 +43,20 @@ ROOT = Path(__file__).parents[1]
 CURVES = ROOT / "tests" / "study" / "tuning_curves.json"
 WITHOUT = {("options", "disjoint"), ("options", "dirichlet")}
 Needed = tuple[Part, Entry, list[list[Job]]]  # a variant's grid and the runs of each point
-Grid = dict[str, Any]  # one line of CURVES: a variant's grid, with the curve and the end of each point
+Grid = dict[
+    str, Any
+]  # one line of CURVES: a variant's grid, with the curve and the end of each point
 
 
 def needed_by(name: str) -> list[Needed]:
     """The runs of a study's grids."""
     known = results.load(ROOT / "docs" / "results" / name)
     found = [(part, entry) for part in known.study.parts for entry in known.entries[part.name]]
-    return [(part, entry, runs_of(name, part, entry)) for part, entry in found if (name, part.name) not in WITHOUT]
+    return [
+        (part, entry, runs_of(name, part, entry))
+        for part, entry in found
+        if (name, part.name) not in WITHOUT
+    ]
 
 
 def jobs_in(needed: list[Needed]) -> list[Job]:
@@ -64,15 +70,24 @@ def grids(name: str, needed: list[Needed], jobs: int, made: bool) -> Iterator[Gr
         execute(jobs_in(needed), jobs, Console())
     for part, entry, trials in needed:
         if trials and all(job.complete() for trial in trials for job in trial):
-            spec = part.tuning_spec(part.variant(entry.variant), entry.tried[0].point, part.rows[entry.row])
-            about = {"study": name, "part": part.name, "variant": entry.variant, "goal": part.tune_goal}
+            spec = part.tuning_spec(
+                part.variant(entry.variant), entry.tried[0].point, part.rows[entry.row]
+            )
+            about = {
+                "study": name,
+                "part": part.name,
+                "variant": entry.variant,
+                "goal": part.tune_goal,
+            }
             yield about | {
                 "tail": part.tail,
                 "rounds": spec.rounds,
                 "eval_every": spec.eval_every,
                 "points": [one.point for one in entry.tried],
                 "curves": [values(part, trial) for trial in trials],
-                "ends": [end_of(part, one, trial) for one, trial in zip(entry.tried, trials, strict=True)],
+                "ends": [
+                    end_of(part, one, trial) for one, trial in zip(entry.tried, trials, strict=True)
+                ],
             }
 
 
@@ -83,9 +98,15 @@ def runs_of(name: str, part: Part, entry: Entry) -> list[list[Job]]:
     staged = stages(part, variant, specs)
     if not staged:
         return []
-    lengths = [spec.rounds if one.dropped else staged[-1][0][0] for spec, one in zip(specs, entry.tried, strict=True)]
+    lengths = [
+        spec.rounds if one.dropped else staged[-1][0][0]
+        for spec, one in zip(specs, entry.tried, strict=True)
+    ]
     place = ROOT / "out" / "halving" / name
-    trials = [jobs_of(replace(s, rounds=t), place, part.tuning_seeds) for s, t in zip(specs, lengths, strict=True)]
+    trials = [
+        jobs_of(replace(s, rounds=t), place, part.tuning_seeds)
+        for s, t in zip(specs, lengths, strict=True)
+    ]
     return trials
 
 
@@ -104,13 +125,17 @@ def end_of(part: Part, one: Tried, trial: list[Job]) -> float | None:
 def rows_of(trial: list[Job]) -> list[list[Line]]:
     """The history of each seed, no longer than its job."""
     files = [(file, job.spec.rounds) for job in trial for file in job.histories()]
-    return [[row for row in history.read(file)[1] if row["round"] <= rounds] for file, rounds in files]
+    return [
+        [row for row in history.read(file)[1] if row["round"] <= rounds] for file, rounds in files
+    ]
 
 
 def winners(grid: Grid) -> tuple[int, int, float]:
     """(the best point of the whole grid, the best with early stopping, the share of the rounds that it saves)."""
     variant = Variant(grid["variant"], grid["variant"], "", {}, {})
-    part = Part(name=grid["part"], base={}, variants=[variant], goal=grid["goal"], tail=grid["tail"])
+    part = Part(
+        name=grid["part"], base={}, variants=[variant], goal=grid["goal"], tail=grid["tail"]
+    )
     curves = [curve_of(seeds, grid) for seeds in grid["curves"]]
     lengths, left = [grid["rounds"]] * len(curves), set(range(len(curves)))
     for share, behind in STAGES.items():
@@ -118,7 +143,9 @@ def winners(grid: Grid) -> tuple[int, int, float]:
         for n in hopeless(part, {n: curves[n].until(end) for n in left}, share, behind):
             lengths[n] = end
             left.remove(n)
-    ends = [-math.inf if end is None else end if grid["goal"] == "max" else -end for end in grid["ends"]]
+    ends = [
+        -math.inf if end is None else end if grid["goal"] == "max" else -end for end in grid["ends"]
+    ]
     everyone = range(len(curves))
     whole = max(everyone, key=lambda n: ends[n])
     early = max(everyone, key=lambda n: (lengths[n] == grid["rounds"], ends[n]))
@@ -140,16 +167,29 @@ def main() -> None:
     parser = bench.arguments(__doc__)
     parser.add_argument("--studies", nargs="+", default=["options", "privacy", "mnist"])
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--made", action="store_true", help="run nothing; only grids whose runs are there")
+    parser.add_argument(
+        "--made", action="store_true", help="run nothing; only grids whose runs are there"
+    )
     parser.add_argument("--replay", action="store_true", help="from the committed curves")
     given = parser.parse_args()
     given.replay |= given.short
-    known = [json.loads(line) for line in CURVES.read_text("utf-8").splitlines()] if CURVES.exists() else []
+    known = (
+        [json.loads(line) for line in CURVES.read_text("utf-8").splitlines()]
+        if CURVES.exists()
+        else []
+    )
     needed = {name: needed_by(name) for name in given.studies if not given.replay}
     if not given.made:
-        datasets.check(data for some in needed.values() for job in jobs_in(some) for data in job.spec.task.requires())
+        datasets.check(
+            data
+            for some in needed.values()
+            for job in jobs_in(some)
+            for data in job.spec.task.requires()
+        )
     for name, some in needed.items():
-        known = [grid for grid in known if grid["study"] != name] + list(grids(name, some, given.jobs, given.made))
+        known = [grid for grid in known if grid["study"] != name] + list(
+            grids(name, some, given.jobs, given.made)
+        )
         CURVES.write_text("".join(json.dumps(grid) + "\n" for grid in known), "utf-8")
     same = 0
     for grid in known:

@@ -34,7 +34,13 @@ OUT = Path(__file__).parents[1] / "out"
 SHARE = 0.2
 METHODS = {
     "ssf": {"name": "ssf", "rank": 0.1, "lr": 0.3, "local_steps": 10},
-    "ssf, always": {"name": "ssf", "correction": "always", "rank": 0.1, "lr": 0.3, "local_steps": 10},
+    "ssf, always": {
+        "name": "ssf",
+        "correction": "always",
+        "rank": 0.1,
+        "lr": 0.3,
+        "local_steps": 10,
+    },
     "fedavg": {"name": "fedavg", "lr": 0.1, "local_steps": 10},
 }
 AGGREGATORS: dict[str, dict[str, Any]] = {
@@ -74,9 +80,19 @@ def run(method: str, aggregator: str, attack: str, seed: int, rounds: int) -> di
             test=test, metrics=["accuracy"], eval_every=5, seed=seed, progress=False,
             participation={"weights": "uniform", "aggregator": AGGREGATORS[aggregator]},
         )  # fmt: skip
-    accuracy = float(np.mean([line.get("accuracy") or float("nan") for line in result.history[-3:]]))
-    left_out = sum("left out" in event for line in result.history for event in line.get("events", ()))
-    key = {"method": method, "aggregator": aggregator, "attack": attack, "seed": seed, "rounds": rounds}
+    accuracy = float(
+        np.mean([line.get("accuracy") or float("nan") for line in result.history[-3:]])
+    )
+    left_out = sum(
+        "left out" in event for line in result.history for event in line.get("events", ())
+    )
+    key = {
+        "method": method,
+        "aggregator": aggregator,
+        "attack": attack,
+        "seed": seed,
+        "rounds": rounds,
+    }
     seconds = round(time.process_time() - began, 1)
     return key | {
         "accuracy": accuracy,
@@ -93,7 +109,10 @@ def accuracies(lines: list[dict[str, Any]]) -> str:
         text += f"| {method} | {' | '.join(ATTACKS)} |\n|---|{'---|' * len(ATTACKS)}\n"
         for aggregator in AGGREGATORS:
             runs = [chosen(lines, method, aggregator, attack) for attack in ATTACKS]
-            cells = [mean([None if diverged(run) else 100 * run["accuracy"] for run in own], 1) for own in runs]
+            cells = [
+                mean([None if diverged(run) else 100 * run["accuracy"] for run in own], 1)
+                for own in runs
+            ]
             text += f"| {aggregator} | {' | '.join(cells)} |\n"
         text += "\n"
     return text
@@ -129,8 +148,13 @@ def main() -> None:
         return
     OUT.mkdir(exist_ok=True)
     path = OUT / "bench-hostile.jsonl"
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    known = {tuple(line[key] for key in ("method", "aggregator", "attack", "seed", "rounds")) for line in lines}
+    lines = (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    )
+    known = {
+        tuple(line[key] for key in ("method", "aggregator", "attack", "seed", "rounds"))
+        for line in lines
+    }
     for seed in range(given.seeds):
         for method in [given.only] if given.only else METHODS:
             for aggregator in AGGREGATORS:
@@ -141,7 +165,9 @@ def main() -> None:
                     with path.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(lines[-1]) + "\n")
                     print(lines[-1], flush=True)
-    lines = [line for line in lines if line["rounds"] == given.rounds and line["seed"] < given.seeds]
+    lines = [
+        line for line in lines if line["rounds"] == given.rounds and line["seed"] < given.seeds
+    ]
     text = accuracies(lines)
     (OUT / "bench-hostile.md").write_text(text, "utf-8")
     print(text)

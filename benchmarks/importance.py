@@ -44,7 +44,10 @@ class ImportantSSF(SSF):
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         named.clear()
         factors: list[Factor | None] = []
-        rng, parts = np.random.default_rng([*rnd.seeds, rnd.t]), server.c.split([b.size for b in rnd.layout.blocks], -1)
+        rng, parts = (
+            np.random.default_rng([*rnd.seeds, rnd.t]),
+            server.c.split([b.size for b in rnd.layout.blocks], -1),
+        )
         for block, part in zip(rnd.layout.blocks, parts, strict=True):
             if block.axis is None:
                 factors.append(None)
@@ -53,9 +56,18 @@ class ImportantSSF(SSF):
             p = np.full(block.inputs, 1 / block.inputs)
             if norms.any():
                 p = (1 - self.kappa) * norms / norms.sum() + self.kappa * p
-            index = np.sort(rng.choice(block.inputs, self.projector.rank_of(block), replace=False, p=p / p.sum()))
-            factors.append(Picked(torch.from_numpy(index)[None, None], block.inputs, rnd.layout.dtype))
-        probe = sum((f.probe() for f in factors if f is not None), start=torch.zeros(1, 1, 1, dtype=torch.float64))
+            index = np.sort(
+                rng.choice(
+                    block.inputs, self.projector.rank_of(block), replace=False, p=p / p.sum()
+                )
+            )
+            factors.append(
+                Picked(torch.from_numpy(index)[None, None], block.inputs, rnd.layout.dtype)
+            )
+        probe = sum(
+            (f.probe() for f in factors if f is not None),
+            start=torch.zeros(1, 1, 1, dtype=torch.float64),
+        )
         named[rnd.t, *rnd.seeds] = LinearMap(rnd.layout, tuple(factors), probe)
         return super().broadcast(server, rnd)
 
@@ -65,10 +77,17 @@ class ImportantSSF(SSF):
 
 def accuracies(method: SSF, seeds: int, rounds: int) -> list[float]:
     """The mean of the last evaluations of each seed."""
-    plain: dict[str, Any] = {"rounds": rounds, "eval_every": 5, "task": TASK, "participation": {"weights": "uniform"}}
+    plain: dict[str, Any] = {
+        "rounds": rounds,
+        "eval_every": 5,
+        "task": TASK,
+        "participation": {"weights": "uniform"},
+    }
     found = []
     for seed in range(seeds):
-        spec = Spec.from_table(plain | {"seed": seed, "engine": {"simulate": "loop"}, "method": {"name": "ssf"}})
+        spec = Spec.from_table(
+            plain | {"seed": seed, "engine": {"simulate": "loop"}, "method": {"name": "ssf"}}
+        )
         history = fedspan.run(dataclasses.replace(spec, method=method), progress=False).history
         found.append(float(np.mean([row["accuracy"] for row in history[-TAIL:]])))
     return found
@@ -91,7 +110,10 @@ def main() -> None:
             ("important", ImportantSSF(lr=lr, kappa=args.share, **shared)),
         ):
             found = 100 * np.array(accuracies(method, args.seeds, args.rounds))
-            print(f"lr {lr:<4} {name:10} {found.mean():.2f} ± {found.std(ddof=args.seeds > 1):.2f}", flush=True)
+            print(
+                f"lr {lr:<4} {name:10} {found.mean():.2f} ± {found.std(ddof=args.seeds > 1):.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

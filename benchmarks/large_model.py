@@ -28,7 +28,11 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
-STEADY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+STEADY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
 WORDS, TOKENS, CLIENTS = 90, 32, 2
 METHODS = {"ssf": "rank = 0.1, ", "fedavg": ""}
 KINDS = {"server": "flwr-serverapp", "client": "flwr-clientapp"}
@@ -78,7 +82,10 @@ def watched(cluster: Any) -> Iterator[dict[str, int]]:
         looked, pids = 0.0, dict[str, list[int]]()
         while not over.wait(0.02):
             if time.monotonic() - looked > 0.5:
-                pids, looked = {kind: cluster.living(word) for kind, word in KINDS.items()}, time.monotonic()
+                pids, looked = (
+                    {kind: cluster.living(word) for kind, word in KINDS.items()},
+                    time.monotonic(),
+                )
             for kind, own in pids.items():
                 peak[kind] = max([peak[kind], *(status(pid, "RssAnon") for pid in own)])
 
@@ -98,13 +105,20 @@ def run(place: Path, name: str, method: str, rounds: int, sizes: str) -> dict[st
     task = f'{{name = "custom", module = {json.dumps(str(module))}, clients = {CLIENTS}}}'
     chosen = f'{{name = "{method}", {METHODS[method]}lr = 0.01, local_steps = 2}}'
     changes = f"rounds = {rounds}; eval_every = 1; batch_size = 1; task = {task}; method = {chosen}"
-    cluster = Cluster(place / f"{name}-cluster", nodes=CLIENTS, module=str(module))  # nodes choose what they import
+    cluster = Cluster(
+        place / f"{name}-cluster", nodes=CLIENTS, module=str(module)
+    )  # nodes choose what they import
     cluster.env |= STEADY
     with cluster, watched(cluster) as peak:
-        ended = cluster.wait(cluster.run(run_dir=str(place / name), run_name=name, set=changes, timeout=1200.0), 2400)
+        ended = cluster.wait(
+            cluster.run(run_dir=str(place / name), run_name=name, set=changes, timeout=1200.0), 2400
+        )
     if ended["status"] != "finished:completed":
         raise SystemExit(f"the run ended as {ended['status']}: {ended.get('status-details')}")
-    lines = [json.loads(line) for line in (place / name / "history.jsonl").read_text("utf-8").splitlines()][1:]
+    lines = [
+        json.loads(line)
+        for line in (place / name / "history.jsonl").read_text("utf-8").splitlines()
+    ][1:]
     for line in lines:
         print(
             f"{name} round {line['round']}  {line['seconds']:.0f} s  loss {line['loss']:.4f}  {line.get('events', '')}"
@@ -133,11 +147,20 @@ def simulate(method: str, width: int, layers: int, on_disk: bool) -> None:
     def fit(width: int, layers: int) -> int:
         model = network(width, layers)
         clients = [(torch.randn(4, width), torch.arange(4)) for _ in range(4)]
-        chosen: Any = {"name": method, "lr": 0.01, "local_steps": 2} | ({"rank": 0.1} if method == "ssf" else {})
+        chosen: Any = {"name": method, "lr": 0.01, "local_steps": 2} | (
+            {"rank": 0.1} if method == "ssf" else {}
+        )
         with tempfile.TemporaryDirectory() as folder:
             engine = fedspan.Engine(states_dir=folder if on_disk else None)
             fedspan.fit(
-                model, clients, method=chosen, rounds=3, test=clients[0], engine=engine, progress=False, device="cpu"
+                model,
+                clients,
+                method=chosen,
+                rounds=3,
+                test=clients[0],
+                engine=engine,
+                progress=False,
+                device="cpu",
             )
         return sum(p.numel() for p in model.parameters()) * 4
 
@@ -150,7 +173,16 @@ def simulate(method: str, width: int, layers: int, on_disk: bool) -> None:
 
 def simulated(method: str, width: int, layers: int = 8, on_disk: bool = False) -> float:
     """The same in a process of its own."""
-    command = [sys.executable, __file__, "--simulate", method, "--width", str(width), "--layers", str(layers)]
+    command = [
+        sys.executable,
+        __file__,
+        "--simulate",
+        method,
+        "--width",
+        str(width),
+        "--layers",
+        str(layers),
+    ]
     command += ["--on-disk"] if on_disk else []
     return float(bench.output(command, env={**os.environ, **STEADY}))
 
@@ -161,7 +193,9 @@ def rows(width: int) -> list[bench.Row]:
     found["ssf with states on disk"] = simulated("ssf", width, on_disk=True)
     what = f"simulation of {8 * width**2 / 1e6:.0f} M numbers, 4 clients: peak memory in models"
     return [
-        bench.Row(f"{method}, {what}", "", f"{ratio:.2f}", ratio, SIMULATION, larger_is_better=False)
+        bench.Row(
+            f"{method}, {what}", "", f"{ratio:.2f}", ratio, SIMULATION, larger_is_better=False
+        )
         for method, ratio in found.items()
     ]
 

@@ -40,19 +40,32 @@ def accuracies(table: dict[str, Any], problem: Problem, rounds: int) -> list[flo
     """Test accuracy at every evaluation, 0 after a divergence."""
     method = building.build("method", table)
     loop = Loop(method, problem, Simulator(method, problem), problem.seeds, 5)
-    found = [0.0 if row.diverged.any() else float(row.metrics["accuracy"][0]) for row in loop.rows(rounds, EVERY)]
+    found = [
+        0.0 if row.diverged.any() else float(row.metrics["accuracy"][0])
+        for row in loop.rows(rounds, EVERY)
+    ]
     return found + [0.0] * (rounds // EVERY + 1 - len(found))
 
 
-def line(name: str, table: dict[str, Any], rates: tuple[float, ...], problems: list[Problem], rounds: int) -> str:
+def line(
+    name: str, table: dict[str, Any], rates: tuple[float, ...], problems: list[Problem], rounds: int
+) -> str:
     """A row of the table: a variant at its best learning rate."""
-    runs = np.array([[accuracies(table | {"lr": lr}, problem, rounds) for problem in problems] for lr in rates])
+    runs = np.array(
+        [[accuracies(table | {"lr": lr}, problem, rounds) for problem in problems] for lr in rates]
+    )
     tails = 100 * runs[:, :, -max(1, runs.shape[2] // 4) :].mean(2)
     best = int(tails.mean(1).argmax())
     edge = "*" if best in (0, len(rates) - 1) else ""
     half = 100 * runs[best, :, runs.shape[2] // 2].mean()
     spread = tails[best].std(ddof=1) if len(problems) > 1 else 0.0
-    cells = (name, table["refresh"], table.get("moments", "none"), f"{rates[best]:g}{edge}", f"{half:.1f}")
+    cells = (
+        name,
+        table["refresh"],
+        table.get("moments", "none"),
+        f"{rates[best]:g}{edge}",
+        f"{half:.1f}",
+    )
     return "| " + " | ".join(map(str, cells)) + f" | {tails[best].mean():.1f} ± {spread:.1f} |"
 
 
@@ -63,7 +76,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--method", choices=("ssf", "subavg"), default="ssf")
     parser.add_argument("--rank", type=float, default=0.25)
-    parser.add_argument("--projector", choices=("coordinate", "gaussian", "hadamard"), default="coordinate")
+    parser.add_argument(
+        "--projector", choices=("coordinate", "gaussian", "hadamard"), default="coordinate"
+    )
     args = parser.parse_args()
     if args.short:
         args.rounds, args.seeds = 5, 1
@@ -72,14 +87,23 @@ def main() -> None:
         building.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
         for seed in range(args.seeds)
     ]
-    base = {"name": args.method, "local_steps": 5, "projector": {"name": args.projector, "rank": args.rank}}
+    base = {
+        "name": args.method,
+        "local_steps": 5,
+        "projector": {"name": args.projector, "rank": args.rank},
+    }
     base |= {"correction": "always"} if args.method == "ssf" else {}
-    lines = ["| local steps | refresh | moments | best lr | half-way % | accuracy % |", "|---" * 6 + "|"]
+    lines = [
+        "| local steps | refresh | moments | best lr | half-way % | accuracy % |",
+        "|---" * 6 + "|",
+    ]
     print("\n".join(lines))
     for refresh in (1, 5):
         lines.append(line(PLAIN[0], base | {"refresh": refresh}, PLAIN[1], problems, args.rounds))
         print(lines[-1], flush=True)
-    for (name, (settings, rates)), (refresh, moments) in itertools.product(OPTIMIZERS.items(), VARIANTS):
+    for (name, (settings, rates)), (refresh, moments) in itertools.product(
+        OPTIMIZERS.items(), VARIANTS
+    ):
         table = base | settings | {"refresh": refresh, "moments": moments}
         lines.append(line(name, table, rates, problems, args.rounds))
         print(lines[-1], flush=True)

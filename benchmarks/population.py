@@ -62,7 +62,9 @@ def population(clients: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def of_states(states: str, folder: Path) -> Engine:
     """Where client states are kept."""
     return Engine(
-        simulate="loop", states_dir=folder / "states" if states == "disk" else None, compact_states=states == "compact"
+        simulate="loop",
+        states_dir=folder / "states" if states == "disk" else None,
+        compact_states=states == "compact",
     )
 
 
@@ -76,7 +78,12 @@ def measure(states: str, clients: int, rounds: int) -> dict[str, Any]:
         engine = of_states(states, Path(folder))
         task = Custom(objects=Objects.of(model, data))
         spec = fedspan.Spec(
-            rounds=rounds, method=method, task=task, clients_per_round=COHORT, batch_size=10, engine=engine
+            rounds=rounds,
+            method=method,
+            task=task,
+            clients_per_round=COHORT,
+            batch_size=10,
+            engine=engine,
         )
         problem = task.build((0,), spec)
         method, _ = resolve(spec, problem)
@@ -114,12 +121,17 @@ class Replies:
 def replies_per_minute(cohort: int = 200, rounds: int = 3) -> float:
     """How many replies of r = 10,000 the server's end takes, with copies of states of d = 100,000 on disk."""
     layout = Layout((Block("w", (100, 1000), 1),), torch.float32)
-    method, problem = SSF(rank=100, lr=0.1, local_steps=1, correction="always"), FlatProblem(layout, 2 * cohort)
+    method, problem = (
+        SSF(rank=100, lr=0.1, local_steps=1, correction="always"),
+        FlatProblem(layout, 2 * cohort),
+    )
     with tempfile.TemporaryDirectory() as folder:
         agreement, copies = Agreement.of({}, layout, 0), Path(folder)
         x0 = torch.zeros(1, 1, layout.size)
         problem.x0 = x0  # of a large model it has no numbers
-        end = RemoteTransport(method, layout, x0, 2 * cohort, Replies(), agreement, copies_dir=copies)
+        end = RemoteTransport(
+            method, layout, x0, 2 * cohort, Replies(), agreement, copies_dir=copies
+        )
         loop = Loop(method, problem, end, (0,), cohort)
         times = list(_times(loop, rounds + 1))[1:]
         assert not loop.events
@@ -139,24 +151,42 @@ def checkpoint_growth(rounds: tuple[int, int] = (100, 1000)) -> tuple[float, flo
     return sizes[0], sizes[1]
 
 
-def rows(found: list[dict[str, Any]], growth: tuple[float, float], replies: float) -> list[bench.Row]:
+def rows(
+    found: list[dict[str, Any]], growth: tuple[float, float], replies: float
+) -> list[bench.Row]:
     """The table: each population against the smallest with the same states."""
     table = []
     for states in dict.fromkeys(one["states"] for one in found):
         of = [one for one in found if one["states"] == states]
-        few, many = min(of, key=lambda one: int(one["clients"])), max(of, key=lambda one: int(one["clients"]))
+        few, many = (
+            min(of, key=lambda one: int(one["clients"])),
+            max(of, key=lambda one: int(one["clients"])),
+        )
         what = f"{many['clients']:,} clients ({states}) against {few['clients']:,}, ms per round"
         ratio = many["round"] / few["round"]
-        table.append(bench.Row(what, f"{few['round']:.1f}", f"{many['round']:.1f}", ratio, 1.3, False))
+        table.append(
+            bench.Row(what, f"{few['round']:.1f}", f"{many['round']:.1f}", ratio, 1.3, False)
+        )
         size = f"memory of {many['clients']:,} clients ({states}) beyond the model, MB"
-        table.append(bench.Row(size, "1500", f"{many['memory']:.0f}", many["memory"] / 1500, 1.0, False))
+        table.append(
+            bench.Row(size, "1500", f"{many['memory']:.0f}", many["memory"] / 1500, 1.0, False)
+        )
     largest = max(found, key=lambda one: int(one["clients"]))
     start = f"start of {largest['clients']:,} clients, s"
-    table.append(bench.Row(start, "60", f"{largest['start']:.1f}", largest["start"] / 60, 1.0, False))
+    table.append(
+        bench.Row(start, "60", f"{largest['start']:.1f}", largest["start"] / 60, 1.0, False)
+    )
     few_bytes, many_bytes = growth
     what = "checkpoint after ten times the rounds, kB"
     table.append(
-        bench.Row(what, f"{few_bytes / 1e3:.1f}", f"{many_bytes / 1e3:.1f}", many_bytes / few_bytes, 2.0, False)
+        bench.Row(
+            what,
+            f"{few_bytes / 1e3:.1f}",
+            f"{many_bytes / 1e3:.1f}",
+            many_bytes / few_bytes,
+            2.0,
+            False,
+        )
     )
     what = "replies of r = 10,000 that a server takes per minute"
     table.append(bench.Row(what, "10000", f"{replies:.0f}", replies / 10_000, 1.0))
@@ -171,14 +201,20 @@ def in_process(states: str, clients: int, rounds: int) -> dict[str, Any]:
 
 def short() -> list[bench.Row]:
     """For `make bench`."""
-    found = [in_process(states, clients, 15) for states in ("disk", "compact") for clients in (1000, 100_000)]
+    found = [
+        in_process(states, clients, 15)
+        for states in ("disk", "compact")
+        for clients in (1000, 100_000)
+    ]
     return rows(found, checkpoint_growth((50, 500)), replies_per_minute(100))
 
 
 def main() -> None:
     """Measure, print and write the table."""
     parser = bench.arguments(__doc__)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000]
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -186,16 +222,24 @@ def main() -> None:
         print(json.dumps(measure(given.one[0], int(given.one[1]), int(given.one[2]))))
         return
     if given.short:
-        found = [in_process(states, clients, 5) for states in ("disk", "compact") for clients in (100, 1000)]
+        found = [
+            in_process(states, clients, 5)
+            for states in ("disk", "compact")
+            for clients in (100, 1000)
+        ]
         print(bench.table(rows(found, checkpoint_growth((50, 500)), replies_per_minute(20))))
         return
     OUT.mkdir(exist_ok=True)
     kept = OUT / "bench-population.jsonl"
-    found = [json.loads(line) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
+    found = (
+        [json.loads(line) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
+    )
     for states in STATES:
         for clients in given.clients:
             too_many = states == "memory" and clients > IN_MEMORY
-            if not too_many and not any((one["states"], one["clients"]) == (states, clients) for one in found):
+            if not too_many and not any(
+                (one["states"], one["clients"]) == (states, clients) for one in found
+            ):
                 found.append(in_process(states, clients, given.rounds))
                 with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found[-1]) + "\n")

@@ -39,20 +39,35 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def walk(rounds: int) -> None:
     """Prints the distances."""
-    print(f"{CLIENTS} clients, {COHORT} expected per round, σ = 1, C = 1; in units of the noise of one round in c")
-    print(f"{'method':10} {'leak':>5}  " + "  ".join(f"t={t:<5}" for t in MARKS) + "  error at the end")
+    print(
+        f"{CLIENTS} clients, {COHORT} expected per round, σ = 1, C = 1; in units of the noise of one round in c"
+    )
+    print(
+        f"{'method':10} {'leak':>5}  "
+        + "  ".join(f"t={t:<5}" for t in MARKS)
+        + "  error at the end"
+    )
     for name, own in METHODS.items():
-        for noise, leak in ((0.0, 0.0), (1.0, 0.0), (1.0, 0.02), (1.0, 0.1), (1.0, 0.5), (1.0, 0.99)):
+        for noise, leak in (
+            (0.0, 0.0),
+            (1.0, 0.0),
+            (1.0, 0.02),
+            (1.0, 0.1),
+            (1.0, 0.5),
+            (1.0, 0.99),
+        ):
             walked(name, own, noise, leak, rounds)
 
 
 def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: int) -> None:
     """One run: ‖c − mean c_i‖ after some rounds, and how far x is from the optimum."""
-    problem = Regression(clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0).build(
-        (0,), settings(10)
-    )
+    problem = Regression(
+        clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0
+    ).build((0,), settings(10))
     method = building.build("method", {"name": name, "local_steps": 5} | own)
-    made = Mechanism.of(Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds)
+    made = Mechanism.of(
+        Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds
+    )
     end = Simulator(method, problem, participation=Participation(weights="uniform", screen=None))
     loop = Loop(method, problem, end, (0,), COHORT, rounds=rounds, privacy=made)
     found, errors = [], []
@@ -60,14 +75,20 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: in
         while loop.t < rounds:
             loop.step()
             if loop.t in MARKS:
-                kept = torch.from_numpy((1 - leak) ** (loop.t - loop.last_round[0].astype(float)))[None, :, None]
+                kept = torch.from_numpy((1 - leak) ** (loop.t - loop.last_round[0].astype(float)))[
+                    None, :, None
+                ]
                 apart = loop.server.c - (end.clients().c * kept).mean(1, keepdim=True)
                 sent = 20 if name == "ssf" else 40
                 found.append(float(apart.norm()) / (max(noise, 1.0) * sent**0.5 / CLIENTS))
             if loop.t > 0.9 * rounds:
                 errors.append(float(problem.evaluate(loop.model())["rel_err"][0]))
     label = f"{leak:5}" if noise else "none "
-    print(f"{name:10} {label}  " + "  ".join(f"{one:7.2f}" for one in found) + f"  {sum(errors) / len(errors):.3f}")
+    print(
+        f"{name:10} {label}  "
+        + "  ".join(f"{one:7.2f}" for one in found)
+        + f"  {sum(errors) / len(errors):.3f}"
+    )
 
 
 def examples() -> None:
@@ -83,16 +104,24 @@ def examples() -> None:
                     one()
                     times[name].append(1e3 * (time.process_time() - began))
         print(
-            f"MLP 784-{width}-{width}-10: " + ", ".join(f"{name} {min(found):.1f} ms" for name, found in times.items())
+            f"MLP 784-{width}-{width}-10: "
+            + ", ".join(f"{name} {min(found):.1f} ms" for name, found in times.items())
         )
 
 
-WAYS = {"plain, d": (False, False), "plain, r": (False, True), "private, d": (True, False), "private, r": (True, True)}
+WAYS = {
+    "plain, d": (False, False),
+    "plain, r": (False, True),
+    "private, d": (True, False),
+    "private, r": (True, True),
+}
 
 
 def step(width: int, private: bool, inside: bool) -> Any:
     """One gradient of a local step, in d numbers or in r of them."""
-    model = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(
+        nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
     data = as_client_data((torch.randn(16, 784), torch.arange(16) % 10), "client 0")
     privacy = Privacy(level="example", clip=1.0, noise=1.0) if private else None
 

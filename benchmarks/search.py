@@ -36,7 +36,11 @@ ROOT = Path(__file__).parents[1]
 GRID, DIGITS_GRID = np.geomspace(1e-4, 0.3, 12), np.geomspace(0.01, 3, 9)
 COHORT = 10  # clients per round on the toy problem
 HEADER = "| method | found | rounds of the search | error | best of the grid | its error | ratio |"
-DIGITS = {"name": "classification", "data": "digits", "partition": {"name": "classes", "clients": 10}}
+DIGITS = {
+    "name": "classification",
+    "data": "digits",
+    "partition": {"name": "classes", "clients": 10},
+}
 
 
 def tables() -> dict[str, dict[str, Any]]:
@@ -44,12 +48,18 @@ def tables() -> dict[str, dict[str, Any]]:
     return tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text("utf-8"))["variants"]
 
 
-def metrics(method: Any, problem: Problem, lr: float, rounds: int, every: int, cohort: int, name: str) -> list[float]:
+def metrics(
+    method: Any, problem: Problem, lr: float, rounds: int, every: int, cohort: int, name: str
+) -> list[float]:
     """A metric at every evaluation of a run; empty where it diverged."""
     method = dataclasses.replace(method, lr=lr)
     with Simulator(method, problem) as clients:
         rows = list(Loop(method, problem, clients, problem.seeds, cohort).rows(rounds, every))
-    return [] if any(row.diverged.any() for row in rows) else [float(row.metrics[name][0]) for row in rows]
+    return (
+        []
+        if any(row.diverged.any() for row in rows)
+        else [float(row.metrics[name][0]) for row in rows]
+    )
 
 
 def measure(table: dict[str, Any], het: float, rounds: int, seed: int) -> dict[str, Any]:
@@ -77,7 +87,14 @@ def measure(table: dict[str, Any], het: float, rounds: int, seed: int) -> dict[s
 def line(label: str, row: dict[str, Any], rounds: int) -> str:
     """A row of the table."""
     spent = f"{row['rounds']} ({row['rounds'] / rounds:.0%})"
-    cells = (label, f"{row['lr']:.2g}", spent, f"{row['error']:.2e}", f"{row['best']:.2g}", f"{row['least']:.2e}")
+    cells = (
+        label,
+        f"{row['lr']:.2g}",
+        spent,
+        f"{row['error']:.2e}",
+        f"{row['best']:.2g}",
+        f"{row['least']:.2e}",
+    )
     return "| " + " | ".join(cells) + f" | {row['ratio']:.2f} |"
 
 
@@ -89,13 +106,23 @@ def digits(names: list[str], rounds: int, seed: int) -> None:
         sep="\n",
     )
     for name in names:
-        table = {"name": name, "local_steps": 5} | ({"rank": 0.2, "correction": "always"} if name == "ssf" else {})
-        run = {"rounds": rounds, "batch_size": 16, "seed": seed, "participation": {"weights": "uniform"}}
+        table = {"name": name, "local_steps": 5} | (
+            {"rank": 0.2, "correction": "always"} if name == "ssf" else {}
+        )
+        run = {
+            "rounds": rounds,
+            "batch_size": 16,
+            "seed": seed,
+            "participation": {"weights": "uniform"},
+        }
         spec = Spec.from_table(run | {"method": table, "task": DIGITS})
         problem: Any = spec.task.build((seed,), spec)
-        found = search(spec.method, problem, 5, rounds)  # by the training loss: a search sees no test set
+        found = search(
+            spec.method, problem, 5, rounds
+        )  # by the training loss: a search sees no test set
         ends = {
-            float(lr): 100 * (metrics(spec.method, problem, float(lr), rounds, rounds, 5, "accuracy") or [0.0])[-1]
+            float(lr): 100
+            * (metrics(spec.method, problem, float(lr), rounds, rounds, 5, "accuracy") or [0.0])[-1]
             for lr in (found.lr, *DIGITS_GRID)
         }
         best = max(DIGITS_GRID, key=lambda lr: ends[float(lr)])
@@ -111,7 +138,11 @@ def toy(names: list[str], het: float, rounds: int, seed: int, again: bool) -> No
     known, asked = tables(), {"het": het, "of": rounds, "seed": seed}
     kept = ROOT / "out" / "bench-search.jsonl"
     kept.parent.mkdir(exist_ok=True)
-    there = [json.loads(text) for text in kept.read_text("utf-8").splitlines()] if kept.exists() and not again else []
+    there = (
+        [json.loads(text) for text in kept.read_text("utf-8").splitlines()]
+        if kept.exists() and not again
+        else []
+    )
     done = {row["name"]: row for row in there if asked.items() <= row.items()}
     lines = [HEADER, "|---" * 7 + "|"]
     print("\n".join(lines))
@@ -132,7 +163,9 @@ def main() -> None:
     parser.add_argument("--het", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, help="3000 by default, 20 with --digits")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--again", action="store_true", help="measure again what is already in out/")
+    parser.add_argument(
+        "--again", action="store_true", help="measure again what is already in out/"
+    )
     parser.add_argument("--digits", action="store_true", help="a network, in a short run")
     args = parser.parse_args()
     torch.set_num_threads(1)

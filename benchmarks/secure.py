@@ -46,7 +46,12 @@ def measure(clients: int, numbers: int, privacy: Privacy) -> dict[str, float]:
     server = time.process_time() - began - spent
     assert (fixed.signed(total) == len(survivors) * fixed.signed(fixed.encode(values)[0])).all()
     last = survivors[-1]
-    return {"up": local.received[last], "down": local.sent[last], "client": spent / clients, "server": server}
+    return {
+        "up": local.received[last],
+        "down": local.sent[last],
+        "client": spent / clients,
+        "server": server,
+    }
 
 
 def main() -> None:
@@ -60,12 +65,18 @@ def main() -> None:
     if given.short:
         given.clients, given.numbers = [10], [10_000]
     measure(5, 10, Privacy(secure=True))  # loads the libraries
-    print("| clients | numbers | bits | bytes up | more than float32 | bytes down | s per client | s server |")
+    print(
+        "| clients | numbers | bits | bytes up | more than float32 | bytes down | s per client | s server |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for bits in given.bits:
         for clients in given.clients:
             for numbers in given.numbers:
-                found = measure(clients, numbers, Privacy(secure=True, secure_bits=bits, secure_signed=given.signed))
+                found = measure(
+                    clients,
+                    numbers,
+                    Privacy(secure=True, secure_bits=bits, secure_signed=given.signed),
+                )
                 more = found["up"] - numbers * 4
                 print(
                     f"| {clients} | {numbers:,} | {bits} | {found['up']:,.0f} | {more:,.0f} | {found['down']:,.0f} | "

@@ -110,9 +110,21 @@ class Peer:
     """A contestant in a process of its own interpreter."""
 
     def __init__(self, name: str, model: str, method: str, threads: int) -> None:
-        serve = [PEERS, str(Path(__file__).with_name("simulation_peers.py")), name, model, method, str(threads)]
+        serve = [
+            PEERS,
+            str(Path(__file__).with_name("simulation_peers.py")),
+            name,
+            model,
+            method,
+            str(threads),
+        ]
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        pipes: Any = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+            "text": True,
+        }
         self.process = subprocess.Popen(serve, env=env, bufsize=1, **pipes)
 
     def times(self, rounds: int) -> tuple[float, float]:
@@ -136,7 +148,9 @@ class Here:
 
 
 @contextlib.contextmanager
-def contestants(model: str, method: str, threads: int, how: Sequence[Simulate] = ()) -> Iterator[dict[str, Any]]:
+def contestants(
+    model: str, method: str, threads: int, how: Sequence[Simulate] = ()
+) -> Iterator[dict[str, Any]]:
     """Who takes part, by name."""
     clients = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data()]
     found: dict[str, Any] = {}
@@ -145,7 +159,9 @@ def contestants(model: str, method: str, threads: int, how: Sequence[Simulate] =
     if method != "ssf" and Path(PEERS).exists():
         found |= {name: Peer(name, model, method, threads) for name in ("FedJAX", "pfl")}
     found["fedspan"] = Here(ours(model_of(model), clients, METHODS[method]))
-    found |= {f"fedspan, {way}": Here(ours(model_of(model), clients, METHODS[method], way)) for way in how}
+    found |= {
+        f"fedspan, {way}": Here(ours(model_of(model), clients, METHODS[method], way)) for way in how
+    }
     yield found
     for one in found.values():
         if isinstance(one, Peer):
@@ -165,7 +181,12 @@ def rates(found: dict[str, Any], turns: int, by_cpu: bool, warmup: int = 3) -> d
 
 
 def measured(
-    model: str, method: str, turns: int, threads: int = 1, how: Sequence[Simulate] = (), warmup: int = 3
+    model: str,
+    method: str,
+    turns: int,
+    threads: int = 1,
+    how: Sequence[Simulate] = (),
+    warmup: int = 3,
 ) -> dict[str, float]:
     """Rounds per second of all contestants, after `warmup` rounds."""
     torch.set_num_threads(threads)
@@ -186,7 +207,9 @@ def short(turns: int = 4) -> list[bench.Row]:
             rows.append(bench.Row(what, figure, f"{found['fedspan']:.1f}", ratio, wanted))
     inside = measured("mlp", "ssf", turns)["fedspan"]
     what = f"{TITLES['ssf']} on the MLP, rounds per CPU second"
-    rows.append(bench.Row(what, f"its own FedAvg {averaging:.1f}", f"{inside:.1f}", inside / averaging, 1.0))
+    rows.append(
+        bench.Row(what, f"its own FedAvg {averaging:.1f}", f"{inside:.1f}", inside / averaging, 1.0)
+    )
     return rows
 
 
@@ -213,8 +236,13 @@ def main() -> None:
         for method in args.methods:
             found = measured(model, method, args.turns, args.threads, args.how, args.warmup)
             for kind, rate in found.items():
-                ratios = [f"{rate / found[one]:.2f}" if one in found else "" for one in ("FedJAX", "pfl", "plain loop")]
-                lines.append(f"| {model} | {TITLES[method]} | {kind} | {rate:.1f} | {' | '.join(ratios)} |")
+                ratios = [
+                    f"{rate / found[one]:.2f}" if one in found else ""
+                    for one in ("FedJAX", "pfl", "plain loop")
+                ]
+                lines.append(
+                    f"| {model} | {TITLES[method]} | {kind} | {rate:.1f} | {' | '.join(ratios)} |"
+                )
                 print(lines[-1], flush=True)
     (ROOT / "out").mkdir(exist_ok=True)
     (ROOT / "out" / "bench-simulation.md").write_text("\n".join(lines) + "\n", "utf-8")

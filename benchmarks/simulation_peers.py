@@ -29,7 +29,10 @@ def data() -> Arrays:
     """(images, labels) of each client; random, because only the shapes matter here."""
     rng = np.random.default_rng(1)
     shape = EXAMPLES, 1, 28, 28
-    return [(rng.standard_normal(shape, np.float32), rng.integers(0, 10, EXAMPLES)) for _ in range(CLIENTS)]
+    return [
+        (rng.standard_normal(shape, np.float32), rng.integers(0, 10, EXAMPLES))
+        for _ in range(CLIENTS)
+    ]
 
 
 def model_of(name: str) -> Any:
@@ -62,7 +65,11 @@ def fedjax(name: str, method: str) -> Go:
     def block(width: int) -> tuple[Any, ...]:
         return conv(width), stax.Relu, stax.MaxPool((2, 2), strides=(2, 2))
 
-    layers = (stax.Flatten, stax.Dense(128), stax.Relu) if name == "mlp" else (*block(16), *block(32), stax.Flatten)
+    layers = (
+        (stax.Flatten, stax.Dense(128), stax.Relu)
+        if name == "mlp"
+        else (*block(16), *block(32), stax.Flatten)
+    )
     model = fedjax.create_model_from_stax(
         *stax.serial(*layers, stax.Dense(10)),
         (-1, 28, 28, 1),
@@ -86,7 +93,9 @@ def fedjax(name: str, method: str) -> Go:
         return {"y": shared["x"], "u": tree(jnp.subtract, shared["c"], mine["c"]), "c": mine["c"]}
 
     def step(here: Any, batch: Any) -> Any:
-        y = tree(lambda y, g, u: y - LR * (g + u), here["y"], gradient(here["y"], batch, key), here["u"])
+        y = tree(
+            lambda y, g, u: y - LR * (g + u), here["y"], gradient(here["y"], batch, key), here["u"]
+        )
         return {**here, "y": y}
 
     def end(shared: Any, here: Any) -> Any:
@@ -145,18 +154,27 @@ def pfl(name: str, method: str) -> Go:
     model.loss = lambda x, y, **_: F.cross_entropy(model(x), y)
     model.metrics = lambda *_: {}
     users = FederatedDataset(
-        lambda i: Dataset(raw_data=clients[i], user_id=str(i)), lambda: int(np.random.default_rng().integers(CLIENTS))
+        lambda i: Dataset(raw_data=clients[i], user_id=str(i)),
+        lambda: int(np.random.default_rng().integers(CLIENTS)),
     )
     backend = SimulatedBackend(training_data=users, val_data=None)
     wrapped = PyTorchModel(model, torch.optim.SGD, torch.optim.SGD(model.parameters(), 1.0))
-    training = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH)
+    training = NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH
+    )
     storage = InMemoryUserStateStorage()
 
     def go(rounds: int) -> None:
         plan: dict[str, Any] = {"central_num_iterations": rounds, "evaluation_frequency": 10**9}
         plan |= {"train_cohort_size": COHORT, "val_cohort_size": None}
-        own = {"population": CLIENTS, "use_gradient_as_control_variate": False, "user_state_storage": storage}
-        params = SCAFFOLDParams(**plan, **own) if method == "scaffold" else NNAlgorithmParams(**plan)
+        own = {
+            "population": CLIENTS,
+            "use_gradient_as_control_variate": False,
+            "user_state_storage": storage,
+        }
+        params = (
+            SCAFFOLDParams(**plan, **own) if method == "scaffold" else NNAlgorithmParams(**plan)
+        )
         algorithm = SCAFFOLD() if method == "scaffold" else FederatedAveraging()
         algorithm.run(params, backend, wrapped, training, send_metrics_to_platform=False)
 
@@ -174,7 +192,9 @@ def serve(peer: str, name: str, method: str, threads: int) -> None:
     """Answers on a copy of standard output; what the libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])  # JAX has no other bound on its threads
+    os.sched_setaffinity(
+        0, sorted(os.sched_getaffinity(0))[:threads]
+    )  # JAX has no other bound on its threads
     go = {"FedJAX": fedjax, "pfl": pfl}[peer](name, method)
     for line in sys.stdin:
         print(*timed(go, int(line)), file=answers)

@@ -28,7 +28,10 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
     """N = 20, S = 10, K = 5, r = 20, as in toy_numpy."""
     settings = {"name": method, "lr": 1e-3, "local_steps": 5}
     if method == "ssf":
-        settings |= {"projector": {"name": "gaussian", "rank": 20}, "correction": "always"}  # as in toy_numpy
+        settings |= {
+            "projector": {"name": "gaussian", "rank": 20},
+            "correction": "always",
+        }  # as in toy_numpy
     built = building.build("method", settings)
     of_runs = tuple(range(seeds))
     task = building.build("task", {"name": "regression", "het": 2.0, "clients": clients})
@@ -63,7 +66,11 @@ def measure(rounds: int, repeats: int) -> list[bench.Row]:
         method, times = name.split(",")[0].lower(), 3 if "three" in name else 1
         return lambda: [toy_numpy.run(data, method, 1e-3, rounds, seed=s) for s in range(times)]
 
-    work = {(name, who): one for name in WANTED for who, one in (("peer", theirs(name)), ("fedspan", fedspan[name]))}
+    work = {
+        (name, who): one
+        for name in WANTED
+        for who, one in (("peer", theirs(name)), ("fedspan", fedspan[name]))
+    }
     work["SSF, 2,000 clients", "fedspan"] = fedspan["SSF, 2,000 clients"]
     least = {key: 1e6 * seconds / rounds for key, seconds in bench.cpu_times(work, repeats).items()}
 
@@ -74,7 +81,12 @@ def measure(rounds: int, repeats: int) -> list[bench.Row]:
         rows.append(bench.Row(label, f"NumPy {peer:.0f}", f"{own:.0f}", peer / own, wanted))
     few, many = least["SSF", "fedspan"], least["SSF, 2,000 clients", "fedspan"]
     label = "toy, SSF, 2,000 clients against 20, µs per round"
-    return [*rows, bench.Row(label, f"20 clients {few:.0f}", f"{many:.0f}", many / few, 1.2, larger_is_better=False)]
+    return [
+        *rows,
+        bench.Row(
+            label, f"20 clients {few:.0f}", f"{many:.0f}", many / few, 1.2, larger_is_better=False
+        ),
+    ]
 
 
 def short() -> list[bench.Row]:

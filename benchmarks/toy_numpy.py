@@ -38,7 +38,9 @@ def problem(het: float, seed: int = 0) -> Problem:
     truth = rng.standard_normal((INPUTS, OUTPUTS))
     targets = inputs @ truth + NOISE * rng.standard_normal((CLIENTS, EXAMPLES, OUTPUTS))
     rows, goals = inputs.reshape(-1, INPUTS), targets.reshape(-1, OUTPUTS)
-    optimum = np.linalg.solve(rows.T @ rows / len(rows) + RIDGE * np.eye(INPUTS), rows.T @ goals / len(rows))
+    optimum = np.linalg.solve(
+        rows.T @ rows / len(rows) + RIDGE * np.eye(INPUTS), rows.T @ goals / len(rows)
+    )
     return Problem(*(array.astype(np.float32) for array in (inputs, targets, optimum)))
 
 
@@ -53,7 +55,9 @@ def error(x: np.ndarray, optimum: np.ndarray) -> float:
     return float(np.linalg.norm(x - optimum) / np.linalg.norm(optimum))
 
 
-def run(data: Problem, method: str, lr: float, rounds: int, rank: int = 20, seed: int = 1) -> list[float]:
+def run(
+    data: Problem, method: str, lr: float, rounds: int, rank: int = 20, seed: int = 1
+) -> list[float]:
     """Train, and return the error at every hundredth round and at the end."""
     rng, errors = np.random.default_rng(seed), []
     x = np.zeros((INPUTS, OUTPUTS), np.float32)
@@ -63,7 +67,9 @@ def run(data: Problem, method: str, lr: float, rounds: int, rank: int = 20, seed
             errors.append(error(x, data.optimum))
         ids = rng.permutation(CLIENTS)[:COHORT]
         P = subspace(rng, rank) if method == "ssf" else None
-        inside, outside = (P.__matmul__, P.T.__matmul__) if P is not None else (np.asarray, np.asarray)
+        inside, outside = (
+            (P.__matmul__, P.T.__matmul__) if P is not None else (np.asarray, np.asarray)
+        )
         control = inside(own[ids])
         correction = inside(c) - control if method != "fedavg" else np.float32(0)
         moved = np.zeros((COHORT, INPUTS if P is None else rank, OUTPUTS), np.float32)
@@ -86,7 +92,9 @@ def run(data: Problem, method: str, lr: float, rounds: int, rank: int = 20, seed
 
 def main() -> None:
     """Time one run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("method", choices=METHODS, nargs="?", default="ssf")
     parser.add_argument("--het", type=float, default=2.0)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -97,7 +105,9 @@ def main() -> None:
     began = time.process_time()
     errors = run(data, given.method, given.lr, rounds)
     seconds = time.process_time() - began
-    print(f"{given.method}: {1e6 * seconds / rounds:.0f} µs of CPU time per round, error {errors[-1]:.3e}")
+    print(
+        f"{given.method}: {1e6 * seconds / rounds:.0f} µs of CPU time per round, error {errors[-1]:.3e}"
+    )
 
 
 if __name__ == "__main__":

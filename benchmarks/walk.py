@@ -30,7 +30,11 @@ class Trace(Callback):
 
     def _note(self, frame: Any, event: str, _argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and ROOT in path.parents and not frame.f_code.co_filename.endswith("namespace.py"):
+        if (
+            event == "call"
+            and ROOT in path.parents
+            and not frame.f_code.co_filename.endswith("namespace.py")
+        ):
             name = str(path.relative_to(ROOT))
             self.files[name] = self.files.get(name, 0) + 1
 
@@ -39,7 +43,13 @@ def of_run() -> dict[str, int]:
     """A round of `run` on the toy problem."""
     trace = Trace()
     method = {"name": "ssf", "lr": 0.01, "local_steps": 5, "rank": 20}
-    table = {"rounds": 8, "eval_every": 100, "clients_per_round": 10, "batch_size": 20, "method": method}
+    table = {
+        "rounds": 8,
+        "eval_every": 100,
+        "clients_per_round": 10,
+        "batch_size": 20,
+        "method": method,
+    }
     fedspan.run(table | {"task": {"name": "regression"}}, callbacks=[trace], progress=False)
     return trace.files
 
@@ -49,7 +59,15 @@ def of_fit() -> dict[str, int]:
     trace = Trace()
     data = [(torch.randn(64, 16), torch.randint(0, 4, (64,))) for _ in range(4)]
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
-    fedspan.fit(model, data, method=SSF(rank=0.2, lr=0.1), rounds=8, eval_every=100, callbacks=[trace], progress=False)
+    fedspan.fit(
+        model,
+        data,
+        method=SSF(rank=0.2, lr=0.1),
+        rounds=8,
+        eval_every=100,
+        callbacks=[trace],
+        progress=False,
+    )
     return trace.files
 
 

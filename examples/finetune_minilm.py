@@ -39,17 +39,25 @@ tokenizer = AutoTokenizer.from_pretrained(minilm, local_files_only=True)
 
 def rows(split: fedspan.data.Split) -> list[dict]:
     ids = tokenizer(split.x.tolist(), truncation=True, max_length=32)["input_ids"]
-    return [{"input_ids": own, "labels": int(label)} for own, label in zip(ids, split.y, strict=True)]
+    return [
+        {"input_ids": own, "labels": int(label)} for own, label in zip(ids, split.y, strict=True)
+    ]
 
 
 train, test = map(rows, texts)
 clients = [[] for _ in range(20)]
-for label in range(77):  # each intent is shared out in Dirichlet(0.1) proportions: few clients hold most of it
+for label in range(
+    77
+):  # each intent is shared out in Dirichlet(0.1) proportions: few clients hold most of it
     own = [row for row in train if row["labels"] == label]
-    for row, client in zip(own, rng.choice(20, len(own), p=rng.dirichlet(np.full(20, 0.1))), strict=True):
+    for row, client in zip(
+        own, rng.choice(20, len(own), p=rng.dirichlet(np.full(20, 0.1))), strict=True
+    ):
         clients[client].append(row)
 
-model = AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=77, local_files_only=True)
+model = AutoModelForSequenceClassification.from_pretrained(
+    minilm, num_labels=77, local_files_only=True
+)
 result = fedspan.fit(
     model,
     clients,
@@ -61,10 +69,14 @@ result = fedspan.fit(
     projection=Projection(frozen_modules=["embeddings"]),
     test=[test[i] for i in rng.permutation(len(test))[: args.test]],
     eval_every=args.rounds,
-    engine=Engine(compact_states=True),  # controls are kept as the few numbers that were sent, not as 20 models
+    engine=Engine(
+        compact_states=True
+    ),  # controls are kept as the few numbers that were sent, not as 20 models
 )
 for row in result.history:
-    print(f"round {row['round']:3}  accuracy {row['accuracy']:.3f}  {row['up_bytes'] / 1e6:.1f} MB up")
+    print(
+        f"round {row['round']:3}  accuracy {row['accuracy']:.3f}  {row['up_bytes'] / 1e6:.1f} MB up"
+    )
 
 with tempfile.TemporaryDirectory() as folder:
     result.model.save_pretrained(folder)

@@ -21,7 +21,10 @@ SEEDS, ROUNDS, STEPS, BATCH = range(42, 47), 5, 100, 8
 METHODS = {  # the settings of FLamby, and what it published
     "FedAvg": (FedAvg(lr=0.1, local_steps=STEPS), "0.735 ± 0.157"),
     "SCAFFOLD": (Scaffold(lr=0.01, local_steps=STEPS), "0.699 ± 0.031"),
-    "FedAdam": (FedAdam(lr=0.01, server_lr=0.1, beta2=0.999, tau=1e-8, local_steps=STEPS), "0.842 ± 0.015"),
+    "FedAdam": (
+        FedAdam(lr=0.01, server_lr=0.1, beta2=0.999, tau=1e-8, local_steps=STEPS),
+        "0.842 ± 0.015",
+    ),
     "SSF, rank 1/2": (SSF(rank=0.5, lr=0.01, local_steps=STEPS), "-"),
 }
 
@@ -83,7 +86,8 @@ def train(method: fedspan.Method, seed: int, rounds: int = ROUNDS) -> fedspan.Re
     regions = fedspan.data.natural(known.owner)
     batches = flamby_batches([len(rows) for rows in regions.values()], seed, rounds)
     clients = {
-        name: Hospital(x[rows], y[rows], own) for (name, rows), own in zip(regions.items(), batches, strict=True)
+        name: Hospital(x[rows], y[rows], own)
+        for (name, rows), own in zip(regions.items(), batches, strict=True)
     }
     torch.manual_seed(seed)
     model = torch.nn.Linear(39, 1)
@@ -96,7 +100,9 @@ def train(method: fedspan.Method, seed: int, rounds: int = ROUNDS) -> fedspan.Re
 
 def main() -> None:
     """Prints the C-index of each method over the seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1))
     options = parser.parse_args()
@@ -105,7 +111,9 @@ def main() -> None:
         results = [train(method, seed, options.rounds) for seed in SEEDS[: options.seeds]]
         scores = [result.history[-1]["c_index"] for result in results]
         sent = results[0].up_bytes / 1000
-        print(f"{name:14} {np.mean(scores):7.3f} ± {np.std(scores):.3f} {published:>15} {sent:6.2f} kB")
+        print(
+            f"{name:14} {np.mean(scores):7.3f} ± {np.std(scores):.3f} {published:>15} {sent:6.2f} kB"
+        )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
     def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
         return server  # 1
 
-    def client_step(self, client: NoState, down: FullModel, f: Objective, rnd: Round) -> tuple[NoState, Up]:
+    def client_step(
+        self, client: NoState, down: FullModel, f: Objective, rnd: Round
+    ) -> tuple[NoState, Up]:
         x = down.x
         y = self.descend(x, f.direction(plus=lambda y: self.mu * (y - x)), self.rate(rnd))  # 2
         return client, Up(y - x)
@@ -49,7 +51,12 @@ class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
 
 
 if __name__ == "__main__":
-    base = {"rounds": 400, "eval_every": 100, "clients_per_round": 10, "task": {"name": "regression", "het": 0.5}}
+    base = {
+        "rounds": 400,
+        "eval_every": 100,
+        "clients_per_round": 10,
+        "task": {"name": "regression", "het": 0.5},
+    }
     for method in ({"name": "fedavg"}, {"name": "new_method", "mu": 0.1}):
         result = fedspan.run(base | {"method": method | {"lr": 1e-2, "local_steps": 5}})
         print(f"{method['name']:12} {result}")

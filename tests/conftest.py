@@ -23,7 +23,10 @@ torch.set_num_threads(1)
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
 QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
-ADAMW = {"name": "adamw", "eps": 1e-3}  # an eps well above rounding, which a smaller one would scale up
+ADAMW = {
+    "name": "adamw",
+    "eps": 1e-3,
+}  # an eps well above rounding, which a smaller one would scale up
 # One or more settings of every registered method; a method without an entry fails the contract suite.
 METHODS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [
@@ -37,7 +40,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
         {"momentum": 0.5, "schedule": "step", "milestones": [0.1, 0.3], "warmup": 3},
     ],
-    "fedavgm": [{}, {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
+    "fedavgm": [
+        {},
+        {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5},
+        {"optimizer": ADAMW},
+    ],
     "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1, "optimizer": ADAMW}],
     "fedyogi": [{}, {"optimizer": ADAMW}],
     "fedadagrad": [{}, {"beta1": 0.5, "optimizer": ADAMW}],
@@ -53,7 +60,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
         {"rank": 3, "server_momentum": 0.5, "extrapolate": True},
     ],
-    "powersgd": [{"rank": 1}, {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
+    "powersgd": [
+        {"rank": 1},
+        {"rank": 0.4, "server_lr": 0.7, "momentum": 0.5},
+        {"optimizer": ADAMW},
+    ],
     "scaffold": [
         {},
         {"uplink": "classic"},
@@ -71,25 +82,59 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": {"name": "cycle", "rank": 5}, "refresh": 2},
         {"projector": {"name": "identity"}, "correction": "always"},
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "correction": "always"},
-        {"projector": GAUSSIAN, "correction": "always", "compressor": {"name": "qsgd", "levels": 7}},
+        {
+            "projector": GAUSSIAN,
+            "correction": "always",
+            "compressor": {"name": "qsgd", "levels": 7},
+        },
         {"projector": GAUSSIAN, "compressor": {"name": "sign"}, "beta": 0.3},
-        {"projector": {"name": "coordinate", "rank": 0.5}, "compressor": {"name": "topk", "k": 0.5}},
+        {
+            "projector": {"name": "coordinate", "rank": 0.5},
+            "compressor": {"name": "topk", "k": 0.5},
+        },
         {"projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}},
-        {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3, "momentum": 0.5, "moments": "keep"},
+        {
+            "projector": {"name": "coordinate", "rank": 0.3},
+            "refresh": 3,
+            "momentum": 0.5,
+            "moments": "keep",
+        },
         {"projector": GAUSSIAN, "refresh": 2, "optimizer": ADAMW, "moments": "project"},
         {"projector": {"name": "coordinate", "rank": 0.5}, "server_momentum": 0.5, "beta": 0.5},
         {"projector": GAUSSIAN, "compressor": {"name": "qsgd", "levels": 7}},
         {"projector": GAUSSIAN, "correction": "never", "momentum": 0.5, "extrapolate": True},
-        {"projector": GAUSSIAN, "keep_control": True, "server_momentum": 0.5, "correction": "always"},
-        {"projector": GAUSSIAN, "keep_control": True, "down_compressor": {"name": "qsgd", "levels": 7}, "beta": 0.7},
-        {"projector": {"name": "coordinate", "rank": 0.5}, "down_compressor": {"name": "sign"}, "server_momentum": 0.5},
+        {
+            "projector": GAUSSIAN,
+            "keep_control": True,
+            "server_momentum": 0.5,
+            "correction": "always",
+        },
+        {
+            "projector": GAUSSIAN,
+            "keep_control": True,
+            "down_compressor": {"name": "qsgd", "levels": 7},
+            "beta": 0.7,
+        },
+        {
+            "projector": {"name": "coordinate", "rank": 0.5},
+            "down_compressor": {"name": "sign"},
+            "server_momentum": 0.5,
+        },
         {"projector": GAUSSIAN, "preconditioner": "rows", "compressor": QSGD | {"bucket": 3}},
-        {"projector": {"name": "coordinate", "rank": 0.5}, "preconditioner": "rows", "server_momentum": 0.5}
+        {
+            "projector": {"name": "coordinate", "rank": 0.5},
+            "preconditioner": "rows",
+            "server_momentum": 0.5,
+        }
         | {"keep_control": True, "down_compressor": {"name": "qsgd", "levels": 31}},
     ],
     "subavg": [
         {"projector": GAUSSIAN},
-        {"projector": {"name": "coordinate", "rank": 0.5}, "optimizer": ADAMW, "moments": "project"},
+        {
+            "projector": {"name": "coordinate", "rank": 0.5},
+            "optimizer": ADAMW,
+            "moments": "project",
+        },
         {"projector": GAUSSIAN, "server_momentum": 0.5, "extrapolate": True},
         {"projector": GAUSSIAN, "down_compressor": {"name": "topk", "k": 0.5}},
         {"projector": GAUSSIAN, "preconditioner": "rows", "server_momentum": 0.5, "server_lr": 0.7},
@@ -97,7 +142,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedsub": [
         {"projector": GAUSSIAN},
         {"projector": GAUSSIAN, "variant": "stale", "refresh": 2},
-        {"projector": {"name": "coordinate", "rank": 5}, "server_lr": 0.5, "refresh": 1, "momentum": 0.5},
+        {
+            "projector": {"name": "coordinate", "rank": 5},
+            "server_lr": 0.5,
+            "refresh": 1,
+            "momentum": 0.5,
+        },
         {"projector": GAUSSIAN, "server_momentum": 0.5},
     ],
     "compressed": [
@@ -118,7 +168,10 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "qsparse": [
         {},
-        {"optimizer": ADAMW, "compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK}},
+        {
+            "optimizer": ADAMW,
+            "compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK},
+        },
     ],
     "doublesqueeze": [
         {},
@@ -132,7 +185,10 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine"},
         {"compressor": {"name": "identity"}},
     ],
-    "scafcom": [{"compressor": TOPK}, {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7}],
+    "scafcom": [
+        {"compressor": TOPK},
+        {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7},
+    ],
 }
 SMALL = {"name": "regression"} | bench.SMALL
 

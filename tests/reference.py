@@ -49,7 +49,9 @@ class Reference:
     end: list[Array] = field(default_factory=lambda: [np.zeros((R, M)) for _ in range(N)])  # E_i
     before: Array | None = None  # P of the last round
     lora: tuple[Array, Array] | None = None  # B (M × R) and A (R × D)
-    error: list[Array] = field(default_factory=lambda: [np.zeros((D, M)) for _ in range(N)])  # PowerSGD's e_i
+    error: list[Array] = field(
+        default_factory=lambda: [np.zeros((D, M)) for _ in range(N)]
+    )  # PowerSGD's e_i
     turn: Array | None = None  # and its P of the coming round, r = 1
     m: Array = field(default_factory=lambda: np.zeros((D, M)))  # moments of the server's optimizer
     v: Array | None = None
@@ -72,7 +74,13 @@ class Reference:
 
     def clients(self, method: str) -> dict[str, list[Array]]:
         """The same of all clients."""
-        return {"c": self.ci} if method in ("scaffold", "ssf") else {"e": self.error} if method == "powersgd" else {}
+        return (
+            {"c": self.ci}
+            if method in ("scaffold", "ssf")
+            else {"e": self.error}
+            if method == "powersgd"
+            else {}
+        )
 
     def plain(self, rows: Rows, mu: float = 0.0) -> dict[int, Array]:
         """y_i − x after K gradient steps on f_i(y) + (μ/2) ‖y − x‖²."""
@@ -107,7 +115,9 @@ class Reference:
             elif self.option["name"] == "fedadam":
                 v = self.option["beta2"] * v + (1 - self.option["beta2"]) * square
             else:
-                v = v - (1 - self.option["beta2"]) * square * (1 if v > square else -1 if v < square else 0)
+                v = v - (1 - self.option["beta2"]) * square * (
+                    1 if v > square else -1 if v < square else 0
+                )
             self.v[at] = v
             x[at] += self.option["server_lr"] * self.m[at] / (v**0.5 + tau)
         self.x = x
@@ -122,7 +132,10 @@ class Reference:
                 y = y - LR * (self.grad(i, y, batch) - self.ci[i] + self.c)
             two = self.ci[i] - self.c + (self.x - y) / (LR * STEPS)
             new = two if self.option["option"] == "II" else self.grad(i, self.x)
-            delta[i], change = y - self.x, change + self.w[i] * (new - self.ci[i])  # w_i = 1/N, not 1/S
+            delta[i], change = (
+                y - self.x,
+                change + self.w[i] * (new - self.ci[i]),
+            )  # w_i = 1/N, not 1/S
             self.ci[i] = new
         self.x = self.x + self.option["server_lr"] * self.mean(delta)
         self.c = self.c + change
@@ -167,7 +180,10 @@ class Reference:
                 a = a if self.option["name"] == "ffalora" else a - LR * step_a
             ends_b[i], ends_a[i] = b, a
         rate = self.option["server_lr"]
-        self.lora = (1 - rate) * B + rate * self.mean(ends_b), (1 - rate) * A + rate * self.mean(ends_a)
+        self.lora = (
+            (1 - rate) * B + rate * self.mean(ends_b),
+            (1 - rate) * A + rate * self.mean(ends_a),
+        )
         self.x = s * (self.lora[0] @ self.lora[1]).T
 
     fedit = ffalora = adapted
@@ -182,7 +198,9 @@ class Reference:
             kept = np.outer(unit, sent[i]) if len(unit) == D else np.outer(sent[i], unit)
             self.error[i] = whole - kept
         mean = self.mean(sent)
-        self.x = self.x + self.option["server_lr"] * (np.outer(unit, mean) if len(unit) == D else np.outer(mean, unit))
+        self.x = self.x + self.option["server_lr"] * (
+            np.outer(unit, mean) if len(unit) == D else np.outer(mean, unit)
+        )
         self.turn = mean / np.linalg.norm(mean)
 
     def fedsub(self, rows: Rows, P: Array) -> None:
@@ -223,13 +241,22 @@ def compare(
     np.savez(path / "data.npz", A=A, B=B, **({"n": counts} if unequal else {}))
 
     method = building.build("method", {"lr": LR, "local_steps": STEPS, **spec})
-    task = building.build("task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG})
+    task = building.build(
+        "task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG}
+    )
     problem = task.build(SEEDS, settings(batch, weights=weights))
     simulator = Simulator(method, problem)
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)
 
     w = counts / counts.sum() if weights == "examples" else np.full(N, 1 / N)
-    option = {"server_lr": 1.0, "option": "II", "control": "exact", "variant": "zero_sum", "momentum": 0.0, **spec}
+    option = {
+        "server_lr": 1.0,
+        "option": "II",
+        "control": "exact",
+        "variant": "zero_sum",
+        "momentum": 0.0,
+        **spec,
+    }
     own = [[v[i, : counts[i]] for i in range(N)] for v in (A, B)]
     references = [kind(*own, w, option, seed) for seed in SEEDS]
     Ps = [np.eye(D)] * len(SEEDS)
@@ -247,7 +274,9 @@ def compare(
             Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
             picks = (
-                problem.picks(SEEDS, range(t, t + 1), 0, ids[None], STEPS)[0].numpy().reshape(STEPS, *ids.shape, batch)
+                problem.picks(SEEDS, range(t, t + 1), 0, ids[None], STEPS)[0]
+                .numpy()
+                .reshape(STEPS, *ids.shape, batch)
             )
         with torch.inference_mode():
             loop.step()
@@ -263,7 +292,12 @@ def compare(
                 close(matrix(getattr(loop.server, name)[run, 0]), theirs, name, t)
             for name, of_clients in reference.clients(spec["name"]).items():
                 for i in range(N):
-                    close(matrix(getattr(simulator.clients(), name)[run, i]), of_clients[i], f"{name}_{i}", t)
+                    close(
+                        matrix(getattr(simulator.clients(), name)[run, i]),
+                        of_clients[i],
+                        f"{name}_{i}",
+                        t,
+                    )
         seen |= set(ids[0].tolist())
     assert len(seen) == N  # every client came, so every kind of absence was met
     assert 0.1 < np.linalg.norm(references[0].x) < 100

@@ -23,7 +23,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, check=False
+    )
 
 
 def readme(language: str) -> list[str]:
@@ -34,8 +36,12 @@ def test_the_readmes_example_prints_what_the_readme_shows(tmp_path: Path) -> Non
     """But for digits of losses and accuracies, which other processors may round differently."""
     done = python(readme("python")[0], tmp_path)
     assert done.returncode == 0, done.stderr
-    shown = [re.sub(r"(loss|accuracy) [\d.]+", r"\1", line) for line in readme("text")[0].splitlines()]
-    printed = [re.sub(r"(loss|accuracy) [\d.]+", r"\1", line.strip()) for line in done.stderr.splitlines()]
+    shown = [
+        re.sub(r"(loss|accuracy) [\d.]+", r"\1", line) for line in readme("text")[0].splitlines()
+    ]
+    printed = [
+        re.sub(r"(loss|accuracy) [\d.]+", r"\1", line.strip()) for line in done.stderr.splitlines()
+    ]
     assert [line for line in shown if line not in printed] == []
 
 
@@ -46,7 +52,9 @@ COMPARED = [
 
 
 @pytest.mark.parametrize(("seeds", "grid"), COMPARED)
-def test_the_readmes_comparison_runs(seeds: tuple[str, str], grid: tuple[str, str], tmp_path: Path) -> None:
+def test_the_readmes_comparison_runs(
+    seeds: tuple[str, str], grid: tuple[str, str], tmp_path: Path
+) -> None:
     """In full it must give the table and the verdict that the README shows."""
     first, second = readme("python")
     code = (first.split("result = ")[0] + second).replace(*seeds).replace(*grid)
@@ -58,7 +66,12 @@ def test_the_readmes_comparison_runs(seeds: tuple[str, str], grid: tuple[str, st
 
 
 def test_the_example_of_a_new_method_runs() -> None:
-    done = subprocess.run([sys.executable, ROOT / "examples/new_method.py"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/new_method.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "new_method" in done.stdout
     assert len(done.stderr.splitlines()) < 20
 
@@ -82,25 +95,43 @@ def test_the_example_is_a_plugin_of_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_commands_of_the_comparing_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_comparing_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One after another in a fresh folder, as a reader would; a tracker that is not installed is left out."""
     page = (ROOT / "docs/comparing.md").read_text()
-    lines, (_, shown) = re.findall(r"^    (fedspan .*)$", page, re.M), re.findall(r"```text\n(.*?)```", page, re.S)
+    lines, (_, shown) = (
+        re.findall(r"^    (fedspan .*)$", page, re.M),
+        re.findall(r"```text\n(.*?)```", page, re.S),
+    )
     assert len(lines) == 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     for line in lines:
         words = shlex.split(line)
-        if "--callback" in words and importlib.util.find_spec(words[words.index("--callback") + 1]) is None:
+        if (
+            "--callback" in words
+            and importlib.util.find_spec(words[words.index("--callback") + 1]) is None
+        ):
             continue
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:
             cli.main()
         assert end.value.code == 0, line
         if line == lines[0]:
-            assert " ".join(shown.split()) in " ".join(Path("out/side/tables.md").read_text().split())
+            assert " ".join(shown.split()) in " ".join(
+                Path("out/side/tables.md").read_text().split()
+            )
     written = {path.name for path in (tmp_path / "out/side").iterdir()}
-    assert written == {"index.html", "tables.md", "results.csv", "curves.csv", "study.toml", "curves.json.gz", "runs"}
+    assert written == {
+        "index.html",
+        "tables.md",
+        "results.csv",
+        "curves.csv",
+        "study.toml",
+        "curves.json.gz",
+        "runs",
+    }
     assert "SSF small" in (tmp_path / "out/sizes/tables.md").read_text()
     assert (tmp_path / "out/report/results.csv").read_text().count("\n") == 3
 
@@ -119,18 +150,25 @@ def test_the_script_of_the_comparing_page_runs(budget: str, tmp_path: Path) -> N
         assert done.stdout == shown[0]
     assert done.stdout.startswith("method   tuned")
     said = " ".join(done.stdout.split())
-    assert "Settings were chosen by the training loss on the first seed, not by the test set." in said
+    assert (
+        "Settings were chosen by the training loss on the first seed, not by the test set." in said
+    )
     assert (tmp_path / "runs/digits/study.toml").exists()
 
 
 @pytest.mark.skipif(
-    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl or ssh-keygen is not installed"
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+    reason="openssl or ssh-keygen is not installed",
 )
 def test_the_keys_and_certificates_of_the_deployment_page_are_made(tmp_path: Path) -> None:
-    lines = re.findall(r"^ {8}((?:openssl|ssh-keygen) .*)$", (ROOT / "docs/deploy.md").read_text(), re.M)
+    lines = re.findall(
+        r"^ {8}((?:openssl|ssh-keygen) .*)$", (ROOT / "docs/deploy.md").read_text(), re.M
+    )
     assert len(lines) == 4
     for line in lines:
-        done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            shlex.split(line), cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         if line.startswith("openssl verify"):
             assert done.stdout == "server.pem: OK\n"
@@ -143,8 +181,17 @@ def test_the_comparison_file_of_the_comparing_page_is_valid() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/comparing.md").read_text(), re.S)
     (part,) = study_of(tomllib.loads(block)).parts
     assert part.budget is not None
-    free = dataclasses.replace(part, budget=None)  # a budget of bytes is planned on the data, which may not be here
-    assert [free.spec(v, p).method.lr for v in free.variants for p in v.points()] == [0.2, 0.5, 1.0, 0.05, 0.1, 0.2]
+    free = dataclasses.replace(
+        part, budget=None
+    )  # a budget of bytes is planned on the data, which may not be here
+    assert [free.spec(v, p).method.lr for v in free.variants for p in v.points()] == [
+        0.2,
+        0.5,
+        1.0,
+        0.05,
+        0.1,
+        0.2,
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -162,16 +209,25 @@ def test_commands_named_in_the_docs_exist() -> None:
 
 
 def test_no_file_of_the_repository_needs_pickle() -> None:
-    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]:
+    for path in [
+        *ROOT.glob("src/**/*.py"),
+        *ROOT.glob("benchmarks/*.py"),
+        *ROOT.glob("examples/*.py"),
+    ]:
         text = path.read_text()
-        if path.name not in ("pool.py", "processes.py"):  # between a process and its own children, through a pipe
+        if path.name not in (
+            "pool.py",
+            "processes.py",
+        ):  # between a process and its own children, through a pipe
             assert "import pickle\n" not in text, path
             assert "torch.load(" not in text.replace("safetensors.torch.load(", ""), path
         assert "allow_pickle=True" not in text, path
 
 
 def test_the_package_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "fedspan", "version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedspan", "version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("fedspan ")
 
 
@@ -189,13 +245,18 @@ partition = { name = "iid", clients = 4 }
 """
 
 
-@pytest.mark.parametrize("kind", ["projector", "compressor", "aggregator", "metric", "callback", "partition"])
+@pytest.mark.parametrize(
+    "kind", ["projector", "compressor", "aggregator", "metric", "callback", "partition"]
+)
 def test_the_file_of_an_adding_page_runs_as_the_page_says(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One python block is the file, whose name the page gives; every command of the page is run with it."""
     page = (ROOT / f"docs/adding-{'an' if kind[0] in 'aeiou' else 'a'}-{kind}.md").read_text()
-    (block,), name = re.findall(r"```python\n(.*?)```", page, re.S), re.findall(r"`(\w+\.py)`", page)[0]
+    (block,), name = (
+        re.findall(r"```python\n(.*?)```", page, re.S),
+        re.findall(r"`(\w+\.py)`", page)[0],
+    )
     (tmp_path / name).write_text(block)
     (tmp_path / "digits.toml").write_text(DIGITS)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -212,5 +273,11 @@ def test_the_file_of_an_adding_page_runs_as_the_page_says(
             known.pop(name.removesuffix(".py"), None)
         sys.modules.pop(name.removesuffix(".py"), None)
     told = capsys.readouterr().out
-    assert ("FAIL" not in told and "every law holds" in told) or kind not in ("projector", "compressor", "aggregator")
-    assert {"metric": "top2", "callback": "stopped at round", "partition": "finished"}.get(kind, "") in told
+    assert ("FAIL" not in told and "every law holds" in told) or kind not in (
+        "projector",
+        "compressor",
+        "aggregator",
+    )
+    assert {"metric": "top2", "callback": "stopped at round", "partition": "finished"}.get(
+        kind, ""
+    ) in told

@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COUNTED = "clients?|bytes|numbers?|steps?|rounds|time|seconds|once|examples|batch(?:es)?|texts?"
-BRITISH = "optimiser|colour|behaviour|neighbour|favour|centre|normalis|quantis|tokenis|initialis|serialis"
+BRITISH = (
+    "optimiser|colour|behaviour|neighbour|favour|centre|normalis|quantis|tokenis|initialis|serialis"
+)
 FORBIDDEN = {
     rf"\b(?:{COUNTED}) a (?:round|client|run|seed|row|step|class|method)\b": "per",
     r"\ba line a\b": "one line per",
@@ -38,12 +40,22 @@ ALLOWED = {
 
 def texts() -> list[tuple[str, str]]:
     """(where, text) of the docs and of every docstring and message of the package."""
-    found = [(str(p.relative_to(ROOT)), p.read_text()) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]]
+    found = [
+        (str(p.relative_to(ROOT)), p.read_text())
+        for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    ]
     found = [(name, text) for name, text in found if name != "CHANGELOG.md"]
     for path in sorted((ROOT / "src").rglob("*.py")):
-        strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+        strings = [
+            n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+        ]
         comments = re.findall(r"(?<!['\"])#\s(.*)", path.read_text())
-        found.append((str(path.relative_to(ROOT)), "\n".join([s for s in strings if isinstance(s, str)] + comments)))
+        found.append(
+            (
+                str(path.relative_to(ROOT)),
+                "\n".join([s for s in strings if isinstance(s, str)] + comments),
+            )
+        )
     return found
 
 
@@ -53,7 +65,10 @@ def test_readers_do_not_stumble(pattern: str, instead: str) -> None:
     for where, text in texts():
         for phrase in ALLOWED.get(pattern, ()):
             text = text.replace(phrase, "")
-        stumbles += [f"{where}: {found[0]!r}, say {instead!r}" for found in re.finditer(pattern, text, re.IGNORECASE)]
+        stumbles += [
+            f"{where}: {found[0]!r}, say {instead!r}"
+            for found in re.finditer(pattern, text, re.IGNORECASE)
+        ]
     assert not stumbles, "\n".join(stumbles[:20])
 
 
@@ -64,7 +79,9 @@ def test_docs_have_short_lines() -> None:
         in_code = False
         for number, line in enumerate(path.read_text().splitlines(), 1):
             in_code ^= line.startswith("```")
-            plain = not (in_code or line.startswith(("|", "    ", "!", "```")) or "](" in line or "`" in line)
+            plain = not (
+                in_code or line.startswith(("|", "    ", "!", "```")) or "](" in line or "`" in line
+            )
             if plain and len(line) > 100:
                 long.append(f"{path.name}:{number}")
     assert not long, ", ".join(long[:20])

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1]
 @drawn
 def test_the_site_is_searched_in_a_folder(tmp_path: Path) -> None:
     """Without a server: a page of the site's own settings, opened as a file."""
-    config = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed; pip install 'fedspan[docs]'")
+    config = pytest.importorskip(
+        "mkdocs.config", reason="mkdocs is not installed; pip install 'fedspan[docs]'"
+    )
     from mkdocs.commands.build import build
 
     pages = tmp_path / "docs"
@@ -52,9 +54,14 @@ def test_the_check_of_the_reference_can_fail(monkeypatch: pytest.MonkeyPatch) ->
         """Has neither Args nor Returns."""
         return given
 
-    names, pages = api_reference.listed("fedspan") | {"bare": "fedspan.api.fit"}, api_reference.pages()
+    names, pages = (
+        api_reference.listed("fedspan") | {"bare": "fedspan.api.fit"},
+        api_reference.pages(),
+    )
     monkeypatch.setattr(api_reference, "pages", lambda: pages)
-    monkeypatch.setattr(api_reference, "listed", lambda package: names if package == "fedspan" else {})
+    monkeypatch.setattr(
+        api_reference, "listed", lambda package: names if package == "fedspan" else {}
+    )
     monkeypatch.setattr("fedspan.bare", bare, raising=False)
     found = "\n".join(api_reference.problems())
     assert "fedspan.bare is not in the reference" in found
@@ -75,19 +82,29 @@ def test_every_command_is_in_the_reference() -> None:
     assert "| `--run-dir PATH` |" in text
 
 
-@pytest.mark.parametrize("source", sorted((ROOT / "docs/figures").glob("*.mmd")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "source", sorted((ROOT / "docs/figures").glob("*.mmd")), ids=lambda path: path.stem
+)
 def test_pictures_are_drawn_from_their_sources(source: Path) -> None:
     """`python docs/figures/render.py` draws them again."""
-    drawn = set(re.findall(r"[\w./∇ᵀ]+", re.sub(r"<[^>]*>", " ", source.with_suffix(".svg").read_text())))
+    drawn = set(
+        re.findall(r"[\w./∇ᵀ]+", re.sub(r"<[^>]*>", " ", source.with_suffix(".svg").read_text()))
+    )
     labels = re.findall(r'"(.*?)"|\|(\w+)\|', source.read_text())
-    words = {word for label in labels for word in re.findall(r"[\w./∇ᵀ]+", re.sub(r"<br>", " ", "".join(label)))}
+    words = {
+        word
+        for label in labels
+        for word in re.findall(r"[\w./∇ᵀ]+", re.sub(r"<br>", " ", "".join(label)))
+    }
     assert len(words) > 10
     assert not words - drawn
 
 
 def test_the_picture_of_the_packages_has_all_of_them() -> None:
     """In the order of the layers that `lint-imports` checks."""
-    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ][0]["layers"]
     names = [name.rpartition(".")[2] for layer in layers for name in layer.split(" | ")]
     assert {path.parent.name for path in (ROOT / "src/fedspan").glob("*/__init__.py")} == set(names)
     labels = " ".join(re.findall(r'"(.*?)"', (ROOT / "docs/figures/rooms.mmd").read_text()))
@@ -103,11 +120,15 @@ def test_links_to_headings_work_on_github_too() -> None:
             there = (page.parent / target).resolve() if target else page
             if there.suffix == ".md":
                 found += 1
-                assert anchor in github_anchors(there.read_text()), f"{page.name}: {target}#{anchor}"
+                assert anchor in github_anchors(there.read_text()), (
+                    f"{page.name}: {target}#{anchor}"
+                )
     assert found > 10
 
 
 def github_anchors(text: str) -> set[str]:
     """The ids that GitHub gives to headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
+    }

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.S)
 SPEC, CONFIG = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.S)
-COMMANDS = re.findall(r"^    ((?:cp|fedspan|flower-superlink|flower-supernode|flwr|python) .*)$", TUTORIAL, re.M)
+COMMANDS = re.findall(
+    r"^    ((?:cp|fedspan|flower-superlink|flower-supernode|flwr|python) .*)$", TUTORIAL, re.M
+)
 
 
 def run(code: str, folder: Path) -> str:
@@ -32,7 +34,12 @@ def run(code: str, folder: Path) -> str:
     (folder / "script.py").write_text(code)
     env = os.environ | {"MPLBACKEND": "agg"}
     done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, cwd=folder, env=env, check=False
+        [sys.executable, "script.py"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=env,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -47,14 +54,18 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     }
 
 
-def test_the_share_that_tutorial_and_notebook_name_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_that_tutorial_and_notebook_name_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "clinics.py").write_text(BLOCKS[0])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "clinics", raising=False)
     clinics: Any = importlib.import_module("clinics")
     clients = [clinics.data(client) for client in range(3)]
     sent = [
-        fedspan.fit(clinics.model(), clients, method=method, rounds=1, progress=False).history[-1]["up_bytes"]
+        fedspan.fit(clinics.model(), clients, method=method, rounds=1, progress=False).history[-1][
+            "up_bytes"
+        ]
         for method in (SSF(rank=0.2, lr=0.1, correction="always"), FedAvg(lr=0.1))
     ]
     share = f"{100 * sent[0] / sent[1]:.0f} %"
@@ -62,7 +73,9 @@ def test_the_share_that_tutorial_and_notebook_name_is_sent(tmp_path: Path, monke
         assert re.search(r"`SSF\(rank=0.2\)` [^`]*?(\d+ %)", text)[1] == share  # type: ignore[index]
 
 
-def test_the_spec_for_flower_nodes_runs_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spec_for_flower_nodes_runs_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "clinics.py").write_text(BLOCKS[0])
     (tmp_path / "spec.toml").write_text(SPEC)
     monkeypatch.syspath_prepend(tmp_path)
@@ -82,7 +95,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 def test_the_tutorials_nodes_give_the_numbers_of_the_rehearsal(tmp_path: Path) -> None:
     """The commands of the page as they stand, but for the ports, which may be taken, and Flower's home."""
     pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
-    copy, rehearse, link, *nodes, submit, load = [_free(shlex.split(command)) for command in COMMANDS]
+    copy, rehearse, link, *nodes, submit, load = [
+        _free(shlex.split(command)) for command in COMMANDS
+    ]
     (tmp_path / "clinics.py").write_text(BLOCKS[0])
     subprocess.run([*copy[:2], str(ROOT / "examples/flower"), copy[3]], cwd=tmp_path, check=True)
     (tmp_path / "app/fedspan_flower/spec.toml").write_text(SPEC)
@@ -100,13 +115,23 @@ def test_the_tutorials_nodes_give_the_numbers_of_the_rehearsal(tmp_path: Path) -
         for command in ([*link, "--port", port], *nodes):
             words = [word.replace("8000", port) for word in command]
             started.append(
-                subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                subprocess.Popen(
+                    words,
+                    cwd=tmp_path,
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
             )
         subprocess.run(rehearse, cwd=tmp_path, env=env, check=True, capture_output=True)
         _until_open(int(port))
         words = [word.replace("$PWD", str(tmp_path)) for word in submit]
         subprocess.run(
-            [word for word in words if word != "--stream"], cwd=tmp_path, env=env, check=True, capture_output=True
+            [word for word in words if word != "--stream"],
+            cwd=tmp_path,
+            env=env,
+            check=True,
+            capture_output=True,
         )
         until = time.monotonic() + 500
         while time.monotonic() < until and not (tmp_path / "runs/flower/result.json").exists():
@@ -118,7 +143,9 @@ def test_the_tutorials_nodes_give_the_numbers_of_the_rehearsal(tmp_path: Path) -
             process.wait(60)
     done = subprocess.run(load, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
     assert "Result(finished, 4 rounds" in done.stdout
-    here, there = (fedspan.load(tmp_path / "runs" / name).history[-1] for name in ("rehearsal", "flower"))
+    here, there = (
+        fedspan.load(tmp_path / "runs" / name).history[-1] for name in ("rehearsal", "flower")
+    )
     assert here["accuracy"] == there["accuracy"]
     assert here["up_bytes"] == there["up_bytes"]
 

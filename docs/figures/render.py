@@ -35,7 +35,9 @@ def main(script: Path) -> None:
     sources = {path.stem: path.read_text("utf-8") for path in sorted(HERE.glob("*.mmd"))}
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.html")
-        page.write_text(PAGE.format(script=script.resolve().as_uri(), sources=json.dumps(sources)), "utf-8")
+        page.write_text(
+            PAGE.format(script=script.resolve().as_uri(), sources=json.dumps(sources)), "utf-8"
+        )
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         command = ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", page.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -26,7 +26,10 @@ from fedspan.core.namespace import listed
 ROOT = "fedspan"
 # Page of the package's own names → title, and where they are defined in the order in which they are shown.
 GROUPS = {
-    "running": ("Running", ("api.fit", "api.run", "study", "engine", "costs", "api", "core.errors")),
+    "running": (
+        "Running",
+        ("api.fit", "api.run", "study", "engine", "costs", "api", "core.errors"),
+    ),
     "settings": ("Settings of a run", ("core.config", "core.privacy", "core.spec")),
     "huggingface": ("Hugging Face adapters", ("huggingface",)),
     "extending": ("Writing your own", ("",)),  # everything else
@@ -51,12 +54,16 @@ def value(name: str) -> Any:
 
 def is_choice(found: Any) -> bool:
     """Whether a spec can name it."""
-    return isinstance(found, type) and any(found in registry.choices(kind).values() for kind in registry.KINDS)
+    return isinstance(found, type) and any(
+        found in registry.choices(kind).values() for kind in registry.KINDS
+    )
 
 
 def pages() -> dict[str, str]:
     """Path of a page → its Markdown, the overview first."""
-    named = {f"reference/{page}.md": (title, "", names) for page, (title, names) in grouped().items()}
+    named = {
+        f"reference/{page}.md": (title, "", names) for page, (title, names) in grouped().items()
+    }
     for package in namespaces():
         title = package.removeprefix(f"{ROOT}.")
         about = inspect.getdoc(importlib.import_module(package)) or ""
@@ -65,17 +72,23 @@ def pages() -> dict[str, str]:
     about = "The table `[task]` of a spec has the `name` of a task and its settings. `fit` uses the task `custom`."
     named["reference/tasks.md"] = ("Tasks", about, tasks)
     made = {
-        page: f"# {title}\n\n{about}\n\n{''.join(map(entry, names))}" for page, (title, about, names) in named.items()
+        page: f"# {title}\n\n{about}\n\n{''.join(map(entry, names))}"
+        for page, (title, about, names) in named.items()
     }
     return {"reference/index.md": overview(named), **made, "reference/command-line.md": commands()}
 
 
 def grouped() -> dict[str, tuple[str, list[str]]]:
     """Page → its title and its names, of the names that are in no namespace."""
-    found: dict[str, tuple[str, list[str]]] = {page: (title, []) for page, (title, _) in GROUPS.items()}
+    found: dict[str, tuple[str, list[str]]] = {
+        page: (title, []) for page, (title, _) in GROUPS.items()
+    }
     modules = listed(ROOT)
     order = [(page, f"{ROOT}.{place}") for page, (_, places) in GROUPS.items() for place in places]
-    where = {name: next(o for o in order if modules[name.rpartition(".")[2]].startswith(o[1])) for name in public(ROOT)}
+    where = {
+        name: next(o for o in order if modules[name.rpartition(".")[2]].startswith(o[1]))
+        for name in public(ROOT)
+    }
     for name in sorted(where, key=lambda name: order.index(where[name])):
         found[where[name][0]][1].append(name)
     return found
@@ -83,9 +96,19 @@ def grouped() -> dict[str, tuple[str, list[str]]]:
 
 def overview(named: dict[str, tuple[str, str, list[str]]]) -> str:
     """The first page: every name with one line."""
-    text = ["# API reference", "", "Names are imported as shown, such as `from fedspan.methods import SSF`.", ""]
+    text = [
+        "# API reference",
+        "",
+        "Names are imported as shown, such as `from fedspan.methods import SSF`.",
+        "",
+    ]
     for page, (title, _, names) in named.items():
-        text += [f"## [{title}]({page.removeprefix('reference/')})", "", "| name | description |", "|---|---|"]
+        text += [
+            f"## [{title}]({page.removeprefix('reference/')})",
+            "",
+            "| name | description |",
+            "|---|---|",
+        ]
         text += [f"| [`{name}`][{name}] | {summary(name)} |" for name in names] + [""]
     return "\n".join([*text, "## [Command line](command-line.md)", ""])
 
@@ -93,7 +116,11 @@ def overview(named: dict[str, tuple[str, str, list[str]]]) -> str:
 def summary(name: str) -> str:
     """One line on a public name."""
     found = value(name)
-    text = registry.summary(found) if is_choice(found) else " ".join(docstring(name).split("\n\n")[0].split())
+    text = (
+        registry.summary(found)
+        if is_choice(found)
+        else " ".join(docstring(name).split("\n\n")[0].split())
+    )
     return text.replace("|", "\\|")
 
 
@@ -121,7 +148,9 @@ def commands() -> str:
             "|---|---|",
         ]
         context = click.Context(command)
-        for words, meaning in filter(None, (one.get_help_record(context) for one in command.params)):
+        for words, meaning in filter(
+            None, (one.get_help_record(context) for one in command.params)
+        ):
             text.append(f"| `{words}` | {meaning.replace('|', chr(92) + '|')} |")
         text.append("")
     return "\n".join(text)
@@ -136,7 +165,11 @@ def docstring(name: str) -> str:
         return inspect.getdoc(found) or ""
     body = ast.parse(inspect.getsource(module)).body
     for one, below in itertools.pairwise(body):
-        if isinstance(one, ast.Assign) and last in map(ast.unparse, one.targets) and isinstance(below, ast.Expr):
+        if (
+            isinstance(one, ast.Assign)
+            and last in map(ast.unparse, one.targets)
+            and isinstance(below, ast.Expr)
+        ):
             return str(ast.literal_eval(below.value))
     return ""
 
@@ -154,12 +187,20 @@ def problems() -> Iterator[str]:
             yield from _undescribed(name, found)
         elif isinstance(found, type) and found.__module__.startswith(ROOT):
             fields = [
-                row[0] for row in settings(found) if not row[3] and not re.search(rf"^    {row[0]}: ", words, re.M)
+                row[0]
+                for row in settings(found)
+                if not row[3] and not re.search(rf"^    {row[0]}: ", words, re.M)
             ]
             yield from (f"{name}: the field `{field}` has no description" for field in fields)
-            own = {key: member for key, member in vars(found).items() if key[0] != "_" and inspect.isfunction(member)}
+            own = {
+                key: member
+                for key, member in vars(found).items()
+                if key[0] != "_" and inspect.isfunction(member)
+            }
             yield from (
-                f"{name}.{key} has no docstring" for key, one in own.items() if not inspect.getdoc(getattr(found, key))
+                f"{name}.{key} has no docstring"
+                for key, one in own.items()
+                if not inspect.getdoc(getattr(found, key))
             )
 
 
@@ -168,5 +209,8 @@ def _undescribed(name: str, function: Any) -> Iterator[str]:
     for one in inspect.signature(function).parameters:
         if not re.search(rf"^    (?:\w+, )*\*{{0,2}}{one}(?:, \w+)*: ", words, re.M):
             yield f"{name}: the argument `{one}` has no entry in `Args:`"
-    if typing.get_type_hints(function).get("return", type(None)) is not type(None) and "\nReturns:\n" not in words:
+    if (
+        typing.get_type_hints(function).get("return", type(None)) is not type(None)
+        and "\nReturns:\n" not in words
+    ):
         yield f"{name} does not say what it returns"

@@ -26,7 +26,13 @@ class Described(griffe.Extension):
             api_reference.value(name)
             for name in re.findall(r"^::: (.*)$", "\n".join(api_reference.pages().values()), re.M)
         }
-        bases = {base for found in shown if isinstance(found, type) for base in found.__mro__ if _ours(base)}
+        bases = {
+            base
+            for found in shown
+            if isinstance(found, type)
+            for base in found.__mro__
+            if _ours(base)
+        }
         for found in bases:
             cls, rows = (
                 pkg[f"{found.__module__}.{found.__name__}".removeprefix(f"{api_reference.ROOT}.")],
@@ -34,7 +40,9 @@ class Described(griffe.Extension):
             )
             plain_fields(cls, found, rows)
             if found in shown and (rows or api_reference.is_choice(found)):
-                cls.docstring = griffe.Docstring(full_docstring(found, rows), parent=cls, parser="google")
+                cls.docstring = griffe.Docstring(
+                    full_docstring(found, rows), parent=cls, parser="google"
+                )
 
 
 def _ours(cls: type) -> bool:
@@ -48,14 +56,18 @@ def plain_fields(cls: griffe.Class, found: type, rows: list[Row]) -> None:
         if not isinstance(one, griffe.Attribute):
             continue  # inherited
         is_alias = not isinstance(typing.get_type_hints(found)[name], type)
-        one.annotation = kind if is_alias and re.fullmatch(r"[A-Z]\w+", str(one.annotation)) else one.annotation
+        one.annotation = (
+            kind if is_alias and re.fullmatch(r"[A-Z]\w+", str(one.annotation)) else one.annotation
+        )
         one.value = default if re.fullmatch(r"[A-Z_]+", str(one.value)) else one.value
 
 
 def full_docstring(cls: type, rows: list[Row]) -> str:
     """The docstring of a class with every setting in its `Args:`, and with that of its file if it is a choice."""
     own = re.sub(r"^Args:\n(?:[ ]+.*\n?|\n)+", "", inspect.getdoc(cls) or "", flags=re.M).strip()
-    file = (inspect.getdoc(sys.modules[cls.__module__]) or "") if api_reference.is_choice(cls) else ""
+    file = (
+        (inspect.getdoc(sys.modules[cls.__module__]) or "") if api_reference.is_choice(cls) else ""
+    )
     first, _, rest = file.partition("\n\n")
     described = [f"    {name}: {words}" for name, _, _, words in rows if words]
     arguments = "\n".join(["Args:", *described]) if described else ""

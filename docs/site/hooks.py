@@ -22,7 +22,11 @@ import api_reference
 
 ROOT = Path(__file__).parents[2]
 LOG = logging.getLogger("mkdocs.hooks.fedspan")  # a warning fails `mkdocs build --strict`
-COPIES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+COPIES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 ORIGINS = {page: source for source, page in COPIES.items()}
 ALONE = ("index.md", "tutorial.md", "changelog.md")  # a tab with one page needs no list of pages
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
@@ -34,7 +38,9 @@ def on_config(config: Any) -> Any:
     docs = Path(config.docs_dir)
     there = sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
-    config.nav = [_expanded(item, [page for page in there if page not in named], set()) for item in config.nav]
+    config.nav = [
+        _expanded(item, [page for page in there if page not in named], set()) for item in config.nav
+    ]
     return config
 
 
@@ -52,7 +58,11 @@ def _all(items: list[Any], free: list[str], taken: set[str]) -> list[Any]:
     for item in items:
         if isinstance(item, str) and "*" in item:
             depth = item.count("/")
-            pages = [p for p in free if fnmatch.fnmatch(p, item) and p.count("/") == depth and p not in taken]
+            pages = [
+                p
+                for p in free
+                if fnmatch.fnmatch(p, item) and p.count("/") == depth and p not in taken
+            ]
             taken.update(pages)
             found += [{p.split("/")[-2]: p} if depth else p for p in pages]
         else:
@@ -69,7 +79,10 @@ def on_files(files: Files, config: Any) -> Files:
     for page, text in api_reference.pages().items():
         files.append(File.generated(config, page, content=text))
     outside = {
-        path for file in files.documentation_pages() for path in _linked(file) if _page_of(path).startswith("source/")
+        path
+        for file in files.documentation_pages()
+        for path in _linked(file)
+        if _page_of(path).startswith("source/")
     }
     for path in sorted(outside):
         file = File.generated(config, _page_of(path), content=_shown(ROOT / path))
@@ -86,7 +99,10 @@ def _origin(page: str) -> str:
 def _linked(file: File) -> list[str]:
     """The paths in the repository that a page links to."""
     folder = posixpath.dirname(_origin(file.src_uri))
-    return [posixpath.normpath(posixpath.join(folder, target)) for target in LINK.findall(file.content_string)]
+    return [
+        posixpath.normpath(posixpath.join(folder, target))
+        for target in LINK.findall(file.content_string)
+    ]
 
 
 def _page_of(path: str) -> str:
@@ -107,18 +123,28 @@ def _shown(path: Path) -> str:
     if path.is_file():
         return f"# {name}\n\n{_fenced(path)}"
     inside = sorted(file for file in path.rglob("*") if file.suffix in SHOWN)
-    return f"# {name}\n\n" + "\n".join(f"## {file.relative_to(path)}\n\n{_fenced(file)}" for file in inside)
+    return f"# {name}\n\n" + "\n".join(
+        f"## {file.relative_to(path)}\n\n{_fenced(file)}" for file in inside
+    )
 
 
 def _notebook(path: Path) -> str:
     """A notebook as a page; links in its cells are relative to its own folder."""
-    folder, depth = path.parent.relative_to(ROOT).as_posix(), "../" * len(path.relative_to(ROOT).parts)
+    folder, depth = (
+        path.parent.relative_to(ROOT).as_posix(),
+        "../" * len(path.relative_to(ROOT).parts),
+    )
 
     def on_site(target: re.Match[str]) -> str:
         return depth + _page_of(posixpath.normpath(posixpath.join(folder, target[0])))
 
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text("utf-8"))["cells"]]
-    return "\n\n".join(f"```python\n{s}\n```" if kind == "code" else LINK.sub(on_site, s) for kind, s in cells)
+    cells = [
+        (cell["cell_type"], "".join(cell["source"]))
+        for cell in json.loads(path.read_text("utf-8"))["cells"]
+    ]
+    return "\n\n".join(
+        f"```python\n{s}\n```" if kind == "code" else LINK.sub(on_site, s) for kind, s in cells
+    )
 
 
 def _fenced(path: Path) -> str:
@@ -150,8 +176,14 @@ def _titled(text: str) -> str:
     """`[docs/networks.md](…)`, which suits a reader of files, with the title of the page in place of its path."""
 
     def title(found: re.Match[str]) -> str:
-        source = ROOT / (found[1] if found[1] in COPIES else f"docs/{found[1].removeprefix('docs/')}")
-        return f"[{source.read_text('utf-8').partition(chr(10))[0].lstrip('# ')}]" if source.exists() else found[0]
+        source = ROOT / (
+            found[1] if found[1] in COPIES else f"docs/{found[1].removeprefix('docs/')}"
+        )
+        return (
+            f"[{source.read_text('utf-8').partition(chr(10))[0].lstrip('# ')}]"
+            if source.exists()
+            else found[0]
+        )
 
     return re.sub(r"\[([\w/-]+\.md)\](?=\()", title, text)
 
@@ -159,13 +191,21 @@ def _titled(text: str) -> str:
 def _named(text: str) -> str:
     """`fedspan.fit` and `fedspan plan` as links to where they are described."""
     public = {
-        name for package in (api_reference.ROOT, *api_reference.namespaces()) for name in api_reference.public(package)
+        name
+        for package in (api_reference.ROOT, *api_reference.namespaces())
+        for name in api_reference.public(package)
     }
     commands = api_reference.command_line.commands()
 
     def link(found: re.Match[str]) -> str:
         name = found[1]
-        target = name if name in public else name.replace(" ", "-") if name.removeprefix("fedspan ") in commands else ""
+        target = (
+            name
+            if name in public
+            else name.replace(" ", "-")
+            if name.removeprefix("fedspan ") in commands
+            else ""
+        )
         return f"[`{name}`][{target}]" if target else found[0]
 
     return re.sub(r"(?<![\[`])`(fedspan[. ][\w.]+)`(?!\])", link, text)
@@ -181,13 +221,18 @@ def _check_lists(text: str, uri: str) -> None:
             before.strip() and before[0] not in " -*0123456789",
         )
         if (is_item and (indent % 4 or follows_text)) or (not before.strip() and 0 < indent < 4):
-            LOG.warning("%s: put a blank line before a list, and indent what is inside an item by four: %r", uri, line)
+            LOG.warning(
+                "%s: put a blank line before a list, and indent what is inside an item by four: %r",
+                uri,
+                line,
+            )
 
 
 def on_post_build(config: Any) -> None:
     """The site works without a network: no page loads anything from another server."""
     for page in Path(config.site_dir).rglob("*.html"):
         for found in re.findall(
-            r'<(?:script|link|img|iframe)[^>]* (?:src|href)="https?://[^"]*"', page.read_text("utf-8")
+            r'<(?:script|link|img|iframe)[^>]* (?:src|href)="https?://[^"]*"',
+            page.read_text("utf-8"),
         ):
             LOG.warning("%s loads %s", page.relative_to(config.site_dir), found)

@@ -41,7 +41,13 @@ class Cluster:
         simulation: bool = False,
         module: str = "",
     ) -> None:
-        self.folder, self.count, self.database, self.tls, self.simulation = folder, nodes, database, tls, simulation
+        self.folder, self.count, self.database, self.tls, self.simulation = (
+            folder,
+            nodes,
+            database,
+            tls,
+            simulation,
+        )
         self.port, self.module = free_port(), module
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = os.environ | {
@@ -53,7 +59,9 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave the cluster, so that everything is ended
+            signal.signal(
+                signal.SIGTERM, lambda *_: sys.exit(143)
+            )  # leave the cluster, so that everything is ended
         (self.folder / "home").mkdir(parents=True, exist_ok=True)
         if self.tls:
             make_certificates(self.folder)
@@ -103,11 +111,24 @@ class Cluster:
         more += ["--simulation"] if self.simulation else []
         if self.tls:
             own = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
-            safety = [part for name, file in own.items() for part in (f"--ssl-{name}", str(self.folder / file))]
+            safety = [
+                part
+                for name, file in own.items()
+                for part in (f"--ssl-{name}", str(self.folder / file))
+            ]
             safety.append("--enable-supernode-auth")
         else:
             safety = ["--insecure"]
-        self._start("link", "flower-superlink", *safety, "--host", "127.0.0.1", "--port", str(self.port), *more)
+        self._start(
+            "link",
+            "flower-superlink",
+            *safety,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *more,
+        )
         until = time.monotonic() + 60
         while time.monotonic() < until:
             with socket.socket() as one:
@@ -136,7 +157,12 @@ class Cluster:
         safety = ["--insecure"]
         if self.tls:
             mine = str(key or self.key(number))
-            safety = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", mine]
+            safety = [
+                "--root-certificates",
+                str(self.folder / "ca.crt"),
+                "--auth-supernode-private-key",
+                mine,
+            ]
         self._start(
             f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
             "--host", "127.0.0.1", "--port", str(free_port()),
@@ -146,7 +172,11 @@ class Cluster:
     def _start(self, name: str, command: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as out:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / command), *arguments], stdout=out, stderr=out, env=self.env, start_new_session=True
+                [str(BIN / command), *arguments],
+                stdout=out,
+                stderr=out,
+                env=self.env,
+                start_new_session=True,
             )
 
     def crash(self, name: str) -> None:
@@ -157,13 +187,20 @@ class Cluster:
 
     def run(self, app: Path = APP, **config: Any) -> str:
         """Submit a run; its id."""
-        settings = self.folder / "run.toml"  # a file: on the command line Flower takes no quotes inside a value
+        settings = (
+            self.folder / "run.toml"
+        )  # a file: on the command line Flower takes no quotes inside a value
         settings.write_text(
-            "".join(f"{key.replace('_', '-')} = {json.dumps(value)}\n" for key, value in config.items()), "utf-8"
+            "".join(
+                f"{key.replace('_', '-')} = {json.dumps(value)}\n" for key, value in config.items()
+            ),
+            "utf-8",
         )
         virtual = f"num-supernodes={self.count} client-resources-num-cpus=1"
         more = ["--federation-config", virtual] if self.simulation else []
-        done = self._flwr("run", str(app), "dep", "--run-config", str(settings), *more, "--format", "json")
+        done = self._flwr(
+            "run", str(app), "dep", "--run-config", str(settings), *more, "--format", "json"
+        )
         said = json.loads(done)
         if "run-id" not in said:
             raise RuntimeError(f"flwr run failed: {said}")
@@ -179,15 +216,23 @@ class Cluster:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if not self.living("flwr-serverapp") and not self.living("flwr-simulation"):
-                found = self.status(run)  # takes a second of computing: only when there is something to learn
+                found = self.status(
+                    run
+                )  # takes a second of computing: only when there is something to learn
                 if str(found["status"]).startswith("finished"):
                     return found
             time.sleep(0.5)
-        raise TimeoutError(f"run {run} is not over after {seconds} s; see the logs in {self.folder}")
+        raise TimeoutError(
+            f"run {run} is not over after {seconds} s; see the logs in {self.folder}"
+        )
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
-            [str(BIN / "flwr"), *arguments], capture_output=True, text=True, env=self.env, check=False
+            [str(BIN / "flwr"), *arguments],
+            capture_output=True,
+            text=True,
+            env=self.env,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"flwr {arguments[0]} failed: {done.stdout} {done.stderr}")
@@ -204,7 +249,18 @@ def make_certificates(folder: Path) -> None:
     """A certificate authority of one's own and a certificate for 127.0.0.1."""
     ca, server = folder / "ca", folder / "server"
     short = ["-days", "2", "-nodes", "-newkey", "rsa:2048"]
-    quietly("openssl", "req", "-x509", *short, "-subj", "/CN=fedspan-ca", "-keyout", f"{ca}.key", "-out", f"{ca}.crt")
+    quietly(
+        "openssl",
+        "req",
+        "-x509",
+        *short,
+        "-subj",
+        "/CN=fedspan-ca",
+        "-keyout",
+        f"{ca}.key",
+        "-out",
+        f"{ca}.crt",
+    )
     quietly(
         "openssl", "req", "-x509", *short, "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
         "-addext", "basicConstraints=critical,CA:FALSE", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key",

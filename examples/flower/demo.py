@@ -28,15 +28,27 @@ def main() -> None:
                 lines = history.read_text("utf-8").splitlines() if history.exists() else []
                 for line in lines[seen:]:
                     row = json.loads(line)
-                    sizes = f"{row['up_bytes'] / 1e3:.0f} kB up, {row['down_bytes'] / 1e3:.0f} kB down"
-                    print(f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}", flush=True)
+                    sizes = (
+                        f"{row['up_bytes'] / 1e3:.0f} kB up, {row['down_bytes'] / 1e3:.0f} kB down"
+                    )
+                    print(
+                        f"round {row['round']:2}  accuracy {row['accuracy']:.3f}  {sizes}",
+                        flush=True,
+                    )
                 seen = max(seen, len(lines))
             print(status)
-            rounds = [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text("utf-8").splitlines()]
+            rounds = [
+                json.loads(line)
+                for line in (folder / "out" / "rounds.jsonl").read_text("utf-8").splitlines()
+            ]
             messages = sum(len(one["sampled"]) for one in rounds)
             for way, counter in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
-                payload, records = (sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records"))
-                print(f"{way}: {payload:,} bytes of numbers in {messages} messages, {records:,} with their records,")
+                payload, records = (
+                    sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records")
+                )
+                print(
+                    f"{way}: {payload:,} bytes of numbers in {messages} messages, {records:,} with their records,"
+                )
                 print(f"    {found['network-traffic'][counter]:,} as the SuperLink counts")
         print("everything is stopped")
 

@@ -108,7 +108,10 @@ def drift(runs: list[Run]) -> list[Claim]:
         assert float(run.spec.method.lr) <= 1 / (2 * s.local_steps * s.L)
         out.append(
             Claim(
-                f"Lemma 2, ρ = {s.rho:g}: drift within its bound", "ratio ≤ 1", f"{ratio.max():.2g}", ratio.max() <= 1
+                f"Lemma 2, ρ = {s.rho:g}: drift within its bound",
+                "ratio ≤ 1",
+                f"{ratio.max():.2g}",
+                ratio.max() <= 1,
             )
         )
     return out
@@ -139,7 +142,11 @@ def floor(runs: list[Run]) -> list[Claim]:
         text = f"Lemma 4, ρ = {rho:g}: C_t settles below 6σ²/(ρK)"
         out.append(Claim(text, f"≤ {limit:.3g}", f"{seen:.3g}", seen <= limit))
         text = f"ours, ρ = {rho:g}: it settles at σ²/K, noise tightened by ρ"
-        out.append(Claim(text, f"{sigma2 / steps:.3g}", f"{seen:.3g}", abs(seen * steps / sigma2 - 1) < 0.1))
+        out.append(
+            Claim(
+                text, f"{sigma2 / steps:.3g}", f"{seen:.3g}", abs(seen * steps / sigma2 - 1) < 0.1
+            )
+        )
     return out
 
 
@@ -153,27 +160,47 @@ def bound(runs: list[Run]) -> list[Claim]:
         limits = {"corollary": corollary.bound(s), "ours": theorem.bound_proved(s, steps)}
         for name, limit in limits.items():
             text = f"{name}, ρ = {s.rho:g}, T = {s.rounds:,}: min ‖∇F‖² within the bound"
-            out.append(Claim(text, f"≤ {limit:.3g}", f"{seen:.3g}, {limit / seen:.0f} times below", seen <= limit))
+            out.append(
+                Claim(
+                    text,
+                    f"≤ {limit:.3g}",
+                    f"{seen:.3g}, {limit / seen:.0f} times below",
+                    seen <= limit,
+                )
+            )
     return out
 
 
-def _slope_claim(text: str, predicted: float, x: Sequence[float], y: Floats, allowance: float) -> Claim:
+def _slope_claim(
+    text: str, predicted: float, x: Sequence[float], y: Floats, allowance: float
+) -> Claim:
     found, half = slope(x, y)
     return Claim(
-        text, f"slope {predicted:g}", f"{found:.2f} ± {half:.2f}", abs(found - predicted) <= max(half, allowance)
+        text,
+        f"slope {predicted:g}",
+        f"{found:.2f} ± {half:.2f}",
+        abs(found - predicted) <= max(half, allowance),
     )
 
 
 def clients(runs: list[Run]) -> list[Claim]:
     """Linear speed-up in N."""
     x = [run.point["task.clients"] * run.spec.method.local_steps for run in runs]
-    return [_slope_claim("‖∇F‖² falls as 1/N at constant η̃", -1, x, np.stack([floors(run) for run in runs]), 0.1)]
+    return [
+        _slope_claim(
+            "‖∇F‖² falls as 1/N at constant η̃", -1, x, np.stack([floors(run) for run in runs]), 0.1
+        )
+    ]
 
 
 def steps(runs: list[Run]) -> list[Claim]:
     """Linear speed-up in K."""
     x = [8 * run.point["method.local_steps"] for run in runs]
-    return [_slope_claim("‖∇F‖² falls as 1/K at constant η̃", -1, x, np.stack([floors(run) for run in runs]), 0.1)]
+    return [
+        _slope_claim(
+            "‖∇F‖² falls as 1/K at constant η̃", -1, x, np.stack([floors(run) for run in runs]), 0.1
+        )
+    ]
 
 
 def share_floor(runs: list[Run]) -> list[Claim]:
@@ -183,7 +210,10 @@ def share_floor(runs: list[Run]) -> list[Claim]:
     found, half = slope(x, y)
     return [
         Claim(
-            "noise floor grows no faster than 1/ρ at constant η̃", "slope ≥ −1", f"{found:.2f} ± {half:.2f}", found >= -1
+            "noise floor grows no faster than 1/ρ at constant η̃",
+            "slope ≥ −1",
+            f"{found:.2f} ± {half:.2f}",
+            found >= -1,
         ),
         _slope_claim("ours: it does not depend on ρ", 0, x, y, 0.1),
     ]
@@ -210,16 +240,24 @@ def heterogeneity(runs: list[Run]) -> list[Claim]:
     rates = [linear_rate(run) for run in own]
     spread = max(rates) / min(rates) - 1
     levels = ", ".join(f"{run.point['task.target_het']:g}" for run in own)
-    out = [Claim(f"linear rate of SSF alike at target_het {levels}", "same", f"± {50 * spread:.1f} %", spread < 0.1)]
+    out = [
+        Claim(
+            f"linear rate of SSF alike at target_het {levels}",
+            "same",
+            f"± {50 * spread:.1f} %",
+            spread < 0.1,
+        )
+    ]
     for run in runs:
         ends, far = run.mean("grad_sq"), run.point["task.target_het"]
         left = float(ends[-1] / ends[0])
         if far > 0:
             ssf = run.point["method.name"] == "ssf"
-            text = (
-                f"{'SSF goes on' if ssf else 'without controls it stops'}, target_het {far:g}: ‖∇F‖² left of the start"
+            what = "SSF goes on" if ssf else "without controls it stops"
+            text = f"{what}, target_het {far:g}: ‖∇F‖² left of the start"
+            out.append(
+                Claim(text, "→ 0" if ssf else "a floor", f"{left:.1e}", (left < 1e-9) == ssf)
             )
-            out.append(Claim(text, "→ 0" if ssf else "a floor", f"{left:.1e}", (left < 1e-9) == ssf))
     return out
 
 
@@ -230,8 +268,10 @@ def sampling(runs: list[Run]) -> list[Claim]:
         control, s = run.point["method.control"], run.point["clients_per_round"]
         values = run.mean("grad_sq")
         left, exact = float(values[-1] / values[0]), control == "exact" or s == 20
-        text = f"ours, control = '{control}', S = {s} of 20: ‖∇F‖² left of the start"
-        out.append(Claim(text, "→ 0" if exact else "a floor", f"{left:.1e}", (left < 1e-6) == exact))
+        text = f"ours, control = '{control}', S = {s} of 20: ‖∇F‖² that is left"
+        out.append(
+            Claim(text, "→ 0" if exact else "a floor", f"{left:.1e}", (left < 1e-6) == exact)
+        )
     return out
 
 
@@ -242,7 +282,13 @@ def predicted_error(run: Run, model: transient.Model) -> Floats:
     start = problem.optimum().numpy().reshape(problem.layout.blocks[0].shape).T
     share = rank(run) / problem.layout.blocks[0].inputs
     return transient.relative_error(
-        hessian, start, run.rounds, lr=float(method.lr), local_steps=method.local_steps, rho=share, model=model
+        hessian,
+        start,
+        run.rounds,
+        lr=float(method.lr),
+        local_steps=method.local_steps,
+        rho=share,
+        model=model,
     )
 
 
@@ -258,7 +304,10 @@ def plateau(runs: list[Run]) -> list[Claim]:
             text = f"ours, r = {rank(run)}: transient by the {model} formula, at T = {run.rounds[busy][-1]:,.0f}"
             out.append(
                 Claim(
-                    text, f"{ahead[busy][-1]:.3g}", f"{seen[busy][-1]:.3g}, at most {100 * off:.0f} % off", off < 0.15
+                    text,
+                    f"{ahead[busy][-1]:.3g}",
+                    f"{seen[busy][-1]:.3g}, at most {100 * off:.0f} % off",
+                    off < 0.15,
                 )
             )
     return out

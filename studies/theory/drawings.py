@@ -29,7 +29,12 @@ def draw(name: str, runs: list[Run], path: Path) -> Path | None:
 
 def _drift(axis: Any, runs: list[Run]) -> None:
     for run, color in zip(runs, COLORS, strict=False):
-        axis.plot(run.rounds, claims.drift_ratio(run), color=color, label=f"ρ = {claims.rank(run) / 100:g}")
+        axis.plot(
+            run.rounds,
+            claims.drift_ratio(run),
+            color=color,
+            label=f"ρ = {claims.rank(run) / 100:g}",
+        )
     axis.axhline(1, color="#888888", lw=0.8, ls=":")
     _named(axis, "round", "drift / Lemma 2's bound")
 
@@ -41,7 +46,11 @@ def _contraction(axis: Any, runs: list[Run]) -> None:
         values = run.metrics["control_error"]
         start = band(axis, run.rounds, values, color, label)[0]
         axis.plot(
-            run.rounds, start * lemmas.contraction_sampled(rho, share) ** run.rounds, color=color, ls="--", lw=0.8
+            run.rounds,
+            start * lemmas.contraction_sampled(rho, share) ** run.rounds,
+            color=color,
+            ls="--",
+            lw=0.8,
         )
     _named(axis, "round", "C_t; dashed: (1 − ρS/N)^t")
 
@@ -55,12 +64,21 @@ def _floor(axis: Any, runs: list[Run]) -> None:
     _named(axis, "round", "C_t; dotted: 6σ²/(ρK), dashed: σ²/K")
 
 
-def _power(of: Callable[[Run], float], slope: float, x_name: str, y_name: str, floor: bool = True) -> Any:
+def _power(
+    of: Callable[[Run], float], slope: float, x_name: str, y_name: str, floor: bool = True
+) -> Any:
     def drawn(axis: Any, runs: list[Run]) -> None:
         x = np.array([of(run) for run in runs])
         y = np.stack([claims.floors(run) if floor else claims.rounds_to(run, 0.01) for run in runs])
         band(axis, x, y.T, COLORS[0], "measured")
-        axis.plot(x, y.mean(1)[0] * (x / x[0]) ** slope, color="#888888", ls="--", lw=0.8, label=f"slope {slope:g}")
+        axis.plot(
+            x,
+            y.mean(1)[0] * (x / x[0]) ** slope,
+            color="#888888",
+            ls="--",
+            lw=0.8,
+            label=f"slope {slope:g}",
+        )
         axis.set_xscale("log")
         _named(axis, x_name, y_name)
 
@@ -99,10 +117,16 @@ FIGURES: dict[str, Callable[[Any, list[Run]], None]] = {
     "drift": _drift,
     "contraction": _contraction,
     "floor": _floor,
-    "clients": _power(lambda run: 4 * run.point["task.clients"], -1, "N·K, K = 4", "floor of ‖∇F‖²"),
-    "steps": _power(lambda run: 8 * run.point["method.local_steps"], -1, "N·K, N = 8", "floor of ‖∇F‖²"),
+    "clients": _power(
+        lambda run: 4 * run.point["task.clients"], -1, "N·K, K = 4", "floor of ‖∇F‖²"
+    ),
+    "steps": _power(
+        lambda run: 8 * run.point["method.local_steps"], -1, "N·K, N = 8", "floor of ‖∇F‖²"
+    ),
     "share_floor": _power(lambda run: claims.rank(run) / 20, -1, "ρ", "floor of ‖∇F‖²"),
-    "share_rate": _power(lambda run: claims.rank(run) / 40, -1, "ρ", "rounds to ‖∇F‖²/100", floor=False),
+    "share_rate": _power(
+        lambda run: claims.rank(run) / 40, -1, "ρ", "rounds to ‖∇F‖²/100", floor=False
+    ),
     "heterogeneity": _curves(
         "grad_sq",
         lambda run: f"{run.point['method.name']}, target_het {run.point['task.target_het']:g}",

@@ -63,7 +63,9 @@ def contraction_sampled(rho: float, share: float) -> float:
     return 1 - rho * share
 
 
-def control_error(s: Setting, steps: Steps, control: float, grad_sq: float, drifted: float) -> float:
+def control_error(
+    s: Setting, steps: Steps, control: float, grad_sq: float, drifted: float
+) -> float:
     """C_{t+1} ≤ (1 − ρ/2)C_t + 3σ²/K + 3L²E_t + (12L²/ρ)η̃²‖∇F‖² + (6L²/ρ)η̃²σ²/NK + (12L⁴/ρ)η̃²E_t (Lemma 4)."""
     moved = (steps.effective * s.L) ** 2 / s.rho
     noise = 3 * s.sigma2 / s.local_steps + 6 * moved * s.sigma2 / (s.clients * s.local_steps)

@@ -55,8 +55,18 @@ def printed(s: Setting, steps: Steps) -> Descent:
     B = 1.5 * L**2 * eta + M * (3 * L**2 + 12 * L**4 * eta**2 / rho)
     drifts = 24 * B * K**2 * local**2
     share = eta**2 * s.sigma2 / (s.clients * K)
-    noise = L * share / 2 + M * (3 * s.sigma2 / K + 6 * L**2 * share / rho) + 6 * B * K * local**2 * s.sigma2
-    return Descent(rho * eta / 4 - 12 * M * L**2 * eta**2 / rho - drifts, M * rho / 2 - drifts, noise, M, rho * eta / 8)
+    noise = (
+        L * share / 2
+        + M * (3 * s.sigma2 / K + 6 * L**2 * share / rho)
+        + 6 * B * K * local**2 * s.sigma2
+    )
+    return Descent(
+        rho * eta / 4 - 12 * M * L**2 * eta**2 / rho - drifts,
+        M * rho / 2 - drifts,
+        noise,
+        M,
+        rho * eta / 8,
+    )
 
 
 def noise_claimed(s: Setting, steps: Steps) -> float:
@@ -65,7 +75,9 @@ def noise_claimed(s: Setting, steps: Steps) -> float:
     return direct + 1000 * s.L**2 * steps.effective * s.local_steps * steps.local**2 * s.sigma2
 
 
-def repaired(s: Setting, steps: Steps, *, nu: float = 1.0, low: float = 1.0, high: float = 1.0) -> Descent:
+def repaired(
+    s: Setting, steps: Steps, *, nu: float = 1.0, low: float = 1.0, high: float = 1.0
+) -> Descent:
     """The same from our lemmas, with M = 36L²η̃K²η_l²b³/ρ; E‖𝒫ξ‖² ≤ νσ² is assumed.
 
     a = `low` and b = `high` are the bounds of a shared preconditioner, a ≤ D ≤ b.
@@ -76,7 +88,11 @@ def repaired(s: Setting, steps: Steps, *, nu: float = 1.0, low: float = 1.0, hig
     B = 0.75 * L**2 * eta * high + M * (3 * L**2 + 6 * L**4 * moved / rho)
     drifts = 12 * B * K**2 * local**2
     share = moved * s.sigma2 / (s.clients * K)
-    noise = L * share + M * (3 * nu * s.sigma2 / K + 6 * L**2 * share / rho) + 6 * B * K * local**2 * s.sigma2
+    noise = (
+        L * share
+        + M * (3 * nu * s.sigma2 / K + 6 * L**2 * share / rho)
+        + 6 * B * K * local**2 * s.sigma2
+    )
     gradient = low * rho * eta / 4 - 6 * M * L**2 * moved - drifts
     return Descent(gradient, M * rho / 2 - drifts, noise, M, low * rho * eta / 8)
 
@@ -91,12 +107,26 @@ def limits_without_share(s: Setting) -> Steps:
 
 def sampled(s: Setting, steps: Steps) -> Descent:
     """The same for S of N clients per round, with M = max(36L²η̃K²η_l²/ρ', 12Lη̃²N/S²) and ρ' = ρS/N."""
-    N, S, K, L, eta, local = round(s.clients / s.share), s.clients, s.local_steps, s.L, steps.effective, steps.local
+    N, S, K, L, eta, local = (
+        round(s.clients / s.share),
+        s.clients,
+        s.local_steps,
+        s.L,
+        steps.effective,
+        steps.local,
+    )
     rho, reached = s.rho, s.rho * S / N
     theta = (N - S) / (S * max(1, N - 1))
-    M = max(36 * L**2 * eta * K**2 * local**2 / reached, 12 * L * eta**2 * N / S**2 if S < N else 0.0)
+    M = max(
+        36 * L**2 * eta * K**2 * local**2 / reached, 12 * L * eta**2 * N / S**2 if S < N else 0.0
+    )
     moving = 3 * M * L**2 / reached * eta**2  # what E‖x⁺ − x‖² costs, over η̃²
-    B = 0.75 * L**2 * eta + 1.5 * theta * L**3 * eta**2 + 3 * M * L**2 * S / N + moving * L**2 * (2 + 3 * theta)
+    B = (
+        0.75 * L**2 * eta
+        + 1.5 * theta * L**3 * eta**2
+        + 3 * M * L**2 * S / N
+        + moving * L**2 * (2 + 3 * theta)
+    )
     drifts = 12 * B * K**2 * local**2
     noise = L * eta**2 / N + 1.5 * theta * L * eta**2 + 3 * M * S / N + moving * (2 / N + 3 * theta)
     noise = noise * s.sigma2 / K + 6 * B * K * local**2 * s.sigma2
@@ -116,9 +146,13 @@ def failures(settings: int, seed: int) -> dict[str, tuple[int, int]]:
             L=1.0, sigma2=1.0, gap=1.0, control=1.0, rho=rho, clients=cohort, share=cohort / clients, local_steps=K,
             rounds=1,
         )  # fmt: skip
-        within = np.where(rng.random(2) < 0.5, 1.0, rng.uniform(1e-3, 1, 2))  # at a limit, or below it
+        within = np.where(
+            rng.random(2) < 0.5, 1.0, rng.uniform(1e-3, 1, 2)
+        )  # at a limit, or below it
         for name, most in (("ρ", limits_without_share(s)), ("ρS/N", largest_steps(s))):
-            descent = sampled(s, Steps(local=most.local * within[0], effective=most.effective * within[1]))
+            descent = sampled(
+                s, Steps(local=most.local * within[0], effective=most.effective * within[1])
+            )
             found[name][0] += not descent.control_falls
             found[name][1] += not descent.gradient_falls
     return {name: (a, b) for name, (a, b) in found.items()}

@@ -29,7 +29,9 @@ from runs import Trial, load
 HEADER = ["claim", "predicted", "observed", "holds"]
 
 
-def reproduce(trial: Trial, out: Path, *, jobs: int, console: Console, command: str = "") -> list[Claim]:
+def reproduce(
+    trial: Trial, out: Path, *, jobs: int, console: Console, command: str = ""
+) -> list[Claim]:
     """Make the runs, judge the claims, and write table, figures and page."""
     runs = out / "runs"
     todo = [job for one in trial.experiments for job in one.jobs(runs, trial.seeds)]
@@ -46,10 +48,16 @@ def reproduce(trial: Trial, out: Path, *, jobs: int, console: Console, command: 
     about = f"{trial.about} {trial.seeds} seeds, scale `{trial.scale}`."
     head = "\n\n".join([f"# {trial.title}", *verdict, about])
     write_atomic(out / "tables.md", f"{head}\n\n{_grid(claims).markdown()}".encode())
-    missed = [f"{one.text}: predicted {one.predicted}, observed {one.observed}" for one in claims if not one.holds]
+    missed = [
+        f"{one.text}: predicted {one.predicted}, observed {one.observed}"
+        for one in claims
+        if not one.holds
+    ]
     made = ", ".join(f"{name} {number}" for name, number in versions().items())
     footer = f"{seconds(todo) / 60:.1f} core-minutes of computing. {made}"
-    made_page = page.template(trial.title, [about], sections, command, footer, missed, verdict=verdict)
+    made_page = page.template(
+        trial.title, [about], sections, command, footer, missed, verdict=verdict
+    )
     write_atomic(out / "index.html", made_page.encode())
     shown = Table(*HEADER, title=trial.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for one in claims:
@@ -81,7 +89,13 @@ def main() -> None:
     args = parser.parse_args()
     command = shlex.join(["python", "studies/theory/reproduce.py", *sys.argv[1:]])
     try:
-        reproduce(load(args.scale, args.seeds), args.out, jobs=args.jobs, console=Console(), command=command)
+        reproduce(
+            load(args.scale, args.seeds),
+            args.out,
+            jobs=args.jobs,
+            console=Console(),
+            command=command,
+        )
     except FedspanError as error:
         sys.exit(f"error: {error}")
 

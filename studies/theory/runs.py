@@ -55,7 +55,10 @@ class Experiment:
 
     def read(self, runs: Path, seeds: int) -> list[Run]:
         """Its runs once they are complete; a step size that was found is filled in."""
-        return [_read(point, job) for (point, _), job in zip(self.specs, self.jobs(runs, seeds), strict=True)]
+        return [
+            _read(point, job)
+            for (point, _), job in zip(self.specs, self.jobs(runs, seeds), strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -108,5 +111,8 @@ def _read(point: Point, job: Job) -> Run:
     if isinstance(spec.method.lr, str):
         values = json.loads((job.run_dir / LR).read_text("utf-8"))["values"]
         spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, **values))  # type: ignore[type-var]
-    metrics = {name: np.array([[row[name] for row in one[:rows]] for one in found], float) for name in names}
+    metrics = {
+        name: np.array([[row[name] for row in one[:rows]] for one in found], float)
+        for name in names
+    }
     return Run(point, spec, np.array([row["round"] for row in found[0][:rows]], float), metrics)

@@ -24,7 +24,9 @@ Floats = npt.NDArray[np.float64]
 Model = Literal["mean field", "narrow"]
 
 
-def factors(eigenvalues: Floats, lr: float, local_steps: int, rho: float, model: Model = "mean field") -> Floats:
+def factors(
+    eigenvalues: Floats, lr: float, local_steps: int, rho: float, model: Model = "mean field"
+) -> Floats:
     """The factor by which a round shrinks the error, per eigendirection."""
     if model == "mean field":
         return 1 - rho * (1 - (1 - lr * eigenvalues) ** local_steps)
@@ -39,7 +41,9 @@ def relative_error(
     """‖e_T‖/‖e_0‖ at each T of `rounds`, for e_0 = `start`, (d, m)."""
     eigenvalues, vectors = np.linalg.eigh(hessian)
     weight = ((vectors.T @ start) ** 2).sum(1)
-    left = np.abs(factors(eigenvalues, lr, local_steps, rho, model))[:, None] ** (2 * rounds[None, :])
+    left = np.abs(factors(eigenvalues, lr, local_steps, rho, model))[:, None] ** (
+        2 * rounds[None, :]
+    )
     found: Floats = np.sqrt(weight @ left / weight.sum())
     return found
 
@@ -57,7 +61,9 @@ def main() -> None:
         print(
             f"seed {seed}: 20 eigenvalues from {values[80]:.1f} to {values[-1]:.1f}, 80 near {values[:80].mean():.2f}"
         )
-        print(f"  the 80 lose {lost:.1e} of their error per round; mean error from round 22,500 on {error.mean():.3f}")
+        print(
+            f"  the 80 lose {lost:.1e} of their error per round; mean error from round 22,500 on {error.mean():.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ import torch
 
 import fedspan
 from conftest import RUN, advance, build, close, small
-from fedspan.aggregators import CenteredClipping, GeometricMedian, Krum, Mean, Median, NormBound, TrimmedMean
+from fedspan.aggregators import (
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    NormBound,
+    TrimmedMean,
+)
 from fedspan.checks import aggregator_laws, part_laws
 from fedspan.checks.aggregator_laws import replies, round_of
 from fedspan.checks.law import BrokenError
@@ -42,7 +50,14 @@ EVERY = pytest.mark.parametrize(
         for i, one in enumerate(some)
     ],
 )
-ROBUST = [Median(), TrimmedMean(share=0.3), GeometricMedian(), Krum(), CenteredClipping(), NormBound()]
+ROBUST = [
+    Median(),
+    TrimmedMean(share=0.3),
+    GeometricMedian(),
+    Krum(),
+    CenteredClipping(),
+    NormBound(),
+]
 
 
 def test_every_registered_aggregator_is_tested() -> None:
@@ -64,7 +79,9 @@ class First(Aggregator):
 
 
 @pytest.mark.parametrize(
-    "law", [law for law in aggregator_laws.LAWS if law.__name__ != "runs_apart"], ids=lambda x: x.__name__
+    "law",
+    [law for law in aggregator_laws.LAWS if law.__name__ != "runs_apart"],
+    ids=lambda x: x.__name__,
 )
 def test_the_laws_can_fail(law: Any) -> None:
     class Plain(Mean):
@@ -92,15 +109,21 @@ def test_what_each_computes() -> None:
         Krum(hostile=0.2).combine(v, rnd).item() == 2
     )  # the nearest two of 2 are 1 and 3; those of 3 are 2 and 4, too
     assert Krum(hostile=0.2, keep=3).combine(v, rnd).item() == (2 + 3 + 1) / 3
-    assert CenteredClipping(radius=1.0, steps=1).combine(v, rnd).item() == 3 + (-1 - 1 + 0 + 1 + 1) / 5
-    assert GeometricMedian(steps=50, smoothing=1e-9).combine(v, rnd).item() == pytest.approx(3, abs=1e-3)
+    assert (
+        CenteredClipping(radius=1.0, steps=1).combine(v, rnd).item() == 3 + (-1 - 1 + 0 + 1 + 1) / 5
+    )
+    assert GeometricMedian(steps=50, smoothing=1e-9).combine(v, rnd).item() == pytest.approx(
+        3, abs=1e-3
+    )
 
 
 def test_the_geometric_median_minimizes_the_sum_of_distances() -> None:
     v = replies()
     for weighted in (False, True):
         rnd = round_of(v, weighted)
-        weights = torch.full((2, 9, 1), 1 / 9, dtype=v.dtype) if rnd.weights is None else rnd.weights
+        weights = (
+            torch.full((2, 9, 1), 1 / 9, dtype=v.dtype) if rnd.weights is None else rnd.weights
+        )
         m = GeometricMedian().combine(v, rnd)
         pull = (weights * (v - m) / (v - m).norm(dim=-1, keepdim=True)).sum(1)
         assert float(pull.norm(dim=-1).max()) < 1e-8
@@ -126,7 +149,9 @@ def points(kind: str, trial: int) -> tuple[Vector, Any]:
     return replies, replace(round_of(replies, weighted=True), weights=shares)
 
 
-@pytest.mark.parametrize("kind", ["plain", "outliers", "ties", "one reply often", "a line, weighted", "weighted"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "outliers", "ties", "one reply often", "a line, weighted", "weighted"]
+)
 def test_the_geometric_median_is_as_good_as_a_reference_minimization(kind: str) -> None:
     """Nelder and Mead's method from the best reply; eight steps of Weiszfeld end up to 1 % above it and more."""
     optimize = pytest.importorskip("scipy.optimize")
@@ -138,7 +163,10 @@ def test_the_geometric_median_is_as_good_as_a_reference_minimization(kind: str) 
 
         best = min(v[0].numpy(), key=total)
         found = optimize.minimize(
-            total, best, method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 4000}
+            total,
+            best,
+            method="Nelder-Mead",
+            options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 4000},
         )
         lowest = min(total(best), float(found.fun))
         assert total(GeometricMedian().combine(v, rnd)) <= (1 + 1e-6) * lowest, trial
@@ -152,7 +180,9 @@ def test_the_geometric_median_of_each_run_is_that_of_the_run_alone() -> None:
     assert easy.shape == hard.shape
     both = GeometricMedian().combine(torch.cat([easy, hard]), replace(rnd, weights=None))
     for run, v in enumerate((easy, hard)):
-        assert torch.equal(both[run : run + 1], GeometricMedian().combine(v, replace(rnd, weights=None)))
+        assert torch.equal(
+            both[run : run + 1], GeometricMedian().combine(v, replace(rnd, weights=None))
+        )
 
 
 def test_huge_replies_do_not_blur_the_geometric_median() -> None:
@@ -181,11 +211,16 @@ def test_huge_replies_do_not_blur_the_geometric_median() -> None:
 )
 def test_which_aggregators_use_the_clients_weights(aggregator: Aggregator, counts: bool) -> None:
     v = replies()
-    plain, weighted = aggregator.combine(v, round_of(v)), aggregator.combine(v, round_of(v, weighted=True))
+    plain, weighted = (
+        aggregator.combine(v, round_of(v)),
+        aggregator.combine(v, round_of(v, weighted=True)),
+    )
     assert torch.allclose(plain, weighted) != counts
 
 
-def loops(name: str, aggregator: Aggregator | None, rounds: int = 15, task: Any = None, **own: Any) -> tuple[Loop, Any]:
+def loops(
+    name: str, aggregator: Aggregator | None, rounds: int = 15, task: Any = None, **own: Any
+) -> tuple[Loop, Any]:
     problem = small(**(task or {}))
     method = build(name, **own)
     transport = Simulator(method, problem)
@@ -211,17 +246,28 @@ def test_all_vectors_of_a_reply_are_one(own: dict[str, Any]) -> None:
     close(loops("ssf", Other(), **own)[0].model(), loops("ssf", None, **own)[0].model(), 1e-10)
 
 
-@pytest.mark.parametrize("aggregator", ["median", "geometric_median", {"name": "krum", "keep": 0.6}], ids=str)
+@pytest.mark.parametrize(
+    "aggregator", ["median", "geometric_median", {"name": "krum", "keep": 0.6}], ids=str
+)
 @pytest.mark.parametrize("correction", ["always", "tested"])
-def test_honest_clients_with_controls_learn_under_a_robust_aggregator(aggregator: Any, correction: str) -> None:
+def test_honest_clients_with_controls_learn_under_a_robust_aggregator(
+    aggregator: Any, correction: str
+) -> None:
     """As well as without controls. When c added up what was combined, the error grew from round to round."""
-    run = RUN | {"rounds": 400, "clients_per_round": 6, "task": {"name": "regression", "clients": 12, "het": 2.0}}
+    run = RUN | {
+        "rounds": 400,
+        "clients_per_round": 6,
+        "task": {"name": "regression", "clients": 12, "het": 2.0},
+    }
     run |= {"participation": {"aggregator": aggregator}, "eval_every": 100, "batch_size": 20}
     step = {"rank": 20, "lr": 2e-3, "local_steps": 5}
     methods = {"ssf": {"correction": correction, "control": "paper"}, "subavg": {}}
     errors = {
         name: [
-            line["loss"] for line in fedspan.run(run | {"method": {"name": name} | step | own}, progress=False).history
+            line["loss"]
+            for line in fedspan.run(
+                run | {"method": {"name": name} | step | own}, progress=False
+            ).history
         ]
         for name, own in methods.items()
     }
@@ -230,19 +276,36 @@ def test_honest_clients_with_controls_learn_under_a_robust_aggregator(aggregator
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [("ssf", {}), ("ssf", {"correction": "always"}), ("scaffold", {}), ("fedsub", {})]
+    ("name", "own"),
+    [("ssf", {}), ("ssf", {"correction": "always"}), ("scaffold", {}), ("fedsub", {})],
 )
-def test_methods_that_add_up_replies_are_refused_with_the_reason(name: str, own: dict[str, Any]) -> None:
+def test_methods_that_add_up_replies_are_refused_with_the_reason(
+    name: str, own: dict[str, Any]
+) -> None:
     """c = mean c_i needs every reply in full: what an aggregator leaves out would be missing for ever."""
-    with pytest.raises(SpecError, match=f"'median' is not for {name} .* missing for ever.* ssf with control = 'paper'"):
-        fedspan.run(RUN | {"method": {"name": name} | own, "participation": {"aggregator": "median"}}, progress=False)
+    with pytest.raises(
+        SpecError,
+        match=f"'median' is not for {name} .* missing for ever.* ssf with control = 'paper'",
+    ):
+        fedspan.run(
+            RUN | {"method": {"name": name} | own, "participation": {"aggregator": "median"}},
+            progress=False,
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "own"),
-    [("ssf", {"compressor": "topk"}), ("ssf", {"extrapolate": True}), ("ef", {}), ("powersgd", {}), ("compressed", {})],
+    [
+        ("ssf", {"compressor": "topk"}),
+        ("ssf", {"extrapolate": True}),
+        ("ef", {}),
+        ("powersgd", {}),
+        ("compressed", {}),
+    ],
 )
-def test_methods_that_need_single_replies_are_refused_by_name(name: str, own: dict[str, Any]) -> None:
+def test_methods_that_need_single_replies_are_refused_by_name(
+    name: str, own: dict[str, Any]
+) -> None:
     with pytest.raises(SpecError, match=f"`participation.aggregator` 'median' .* {name} "):
         loops(name, Median(), **own)
 
@@ -262,7 +325,10 @@ def test_a_spec_names_its_aggregator() -> None:
     ("wrong", "words"),
     [
         ({"aggregator": "middle"}, "`participation.aggregator` must be one of"),
-        ({"aggregator": {"name": "trimmed_mean", "share": 0.5}}, "`participation.aggregator.share` must be below 0.5"),
+        (
+            {"aggregator": {"name": "trimmed_mean", "share": 0.5}},
+            "`participation.aggregator.share` must be below 0.5",
+        ),
         ({"aggregator": {"name": "krum", "keep": 0}}, "`participation.aggregator.keep`"),
         ({"screen": 0.5}, "`participation.screen` must be at least 1"),
         ({"aggregator": 3}, "`participation.aggregator` must be an aggregator"),
@@ -275,7 +341,9 @@ def test_wrong_settings_are_refused_by_key(wrong: dict[str, Any], words: str) ->
 
 
 @pytest.mark.parametrize("aggregator", ROBUST, ids=lambda one: type(one).__name__)
-def test_a_liar_cannot_lead_the_run_away(aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_liar_cannot_lead_the_run_away(
+    aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Client 2 of 7 sends a thousand times its reply, turned around. With the mean the run diverges."""
     from fedspan.engine import simulator
 
@@ -284,10 +352,17 @@ def test_a_liar_cannot_lead_the_run_away(aggregator: Aggregator, monkeypatch: py
     def lying(method: Any, problem: Any, state: Any, down: Any, buffers: Any, rnd: Round) -> Any:
         new, up, beside = honest(method, problem, state, down, buffers, rnd)
         sign = torch.from_numpy(np.where(rnd.ids == 2, -1000.0, 1.0)).unsqueeze(-1)
-        return new, type(up)(**{k: None if v is None else v * sign for k, v in vars(up).items()}), beside
+        return (
+            new,
+            type(up)(**{k: None if v is None else v * sign for k, v in vars(up).items()}),
+            beside,
+        )
 
     alike = {"het": 0.1, "target_het": 0.1}
-    start, good = loops("fedavg", aggregator, rounds=0, task=alike)[0], loops("fedavg", None, rounds=40, task=alike)[0]
+    start, good = (
+        loops("fedavg", aggregator, rounds=0, task=alike)[0],
+        loops("fedavg", None, rounds=40, task=alike)[0],
+    )
     monkeypatch.setattr(simulator, "local_work", lying)
     bad, held = (loops("fedavg", one, rounds=40, task=alike)[0] for one in (None, aggregator))
     loss = {

@@ -45,7 +45,11 @@ def run(*given: Any, **settings: Any) -> Any:
 
 
 def fit(**settings: Any) -> Any:
-    usual: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.1}, "rounds": 2, "test": data(1)[0]}
+    usual: dict[str, Any] = {
+        "method": {"name": "fedavg", "lr": 0.1},
+        "rounds": 2,
+        "test": data(1)[0],
+    }
     return fedspan.fit(nn.Linear(3, 2), data(), **{"progress": False} | usual | settings)
 
 
@@ -84,14 +88,26 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
-    (lambda v: fedspan.diagnose(spec(), target=v), [NAN, "a", 0, -1, True, float("inf"), 1e-300], "`target`"),
+    (
+        lambda v: fedspan.diagnose(spec(), target=v),
+        [NAN, "a", 0, -1, True, float("inf"), 1e-300],
+        "`target`",
+    ),
     (fedspan.diagnose, [None, 3, [], b"x"], "`spec` must be"),
     (fedspan.plan, [None, 3, [], b"x"], "`source` must be"),
     (lambda v: fedspan.plan(spec(), methods=v), ["ssf", [], 3, [3], ["nope"]], "`methods`"),
     (lambda v: fedspan.plan(spec())[v], ["nope", 3], "`method` must be one of"),
     (lambda v: compare(tail=v), ["a", NAN, -1, 0, 2.5, True, None, []], "`tail`"),
-    (lambda v: compare(budget=v), [1, 0, True, [1], {"up": 1}, b"up=1MB", [[]]], "`budget` must be a text"),
-    (lambda v: compare(budget=v), ["rounds=٣", "rounds=0", "rounds=10000000000", "rounds=1.5"], "rounds"),
+    (
+        lambda v: compare(budget=v),
+        [1, 0, True, [1], {"up": 1}, b"up=1MB", [[]]],
+        "`budget` must be a text",
+    ),
+    (
+        lambda v: compare(budget=v),
+        ["rounds=٣", "rounds=0", "rounds=10000000000", "rounds=1.5"],
+        "rounds",
+    ),
     (lambda v: compare(budget=v), ["up=1_0MB", "up=1e400GB", "up=nanMB"], ", got '"),
     (lambda v: compare(budget=v), [["up=1MB", "up=2MB"]], "given twice"),
     (lambda v: compare(seeds=v), [0, 1.5, "a", None, True, 10**9, [1]], "`seeds`"),
@@ -102,15 +118,35 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: compare(training=v), [3, "a", {"nope": 1}], "training"),
     (lambda v: compare(callbacks=v), [[3], 3, "nope"], "`callbacks`"),
     (lambda v: compare(engine=v), ["pool", 3], "`engine`"),
-    (lambda v: fedspan.compare(["fedavg"], v, seeds=1), [None, 3, [], nn.Linear], "`model` must be"),
-    (lambda v: fedspan.compare(v, spec(), seeds=1), [{"": "ssf"}, {"a\nb": "ssf"}, {"a" * 5000: "ssf"}], "label"),
+    (
+        lambda v: fedspan.compare(["fedavg"], v, seeds=1),
+        [None, 3, [], nn.Linear],
+        "`model` must be",
+    ),
+    (
+        lambda v: fedspan.compare(v, spec(), seeds=1),
+        [{"": "ssf"}, {"a\nb": "ssf"}, {"a" * 5000: "ssf"}],
+        "label",
+    ),
     (tune, [None, 1, [], {}, "lr", {1: [1]}, {"lr": None}, {"lr": b"1"}, {"fedavg": 3}], "`tune`"),
     (tune, [{"lr": range(10**6)}, {"lr": []}, {"nope": [1]}], "`tune`"),
     (lambda v: fit(device=v), [np.array([1, 2]), torch.zeros(0)], "`device`"),
-    (lambda v: fit(engine={"simulate": v}), [np.array([1, 2]), Unshown(), None, 3], "`engine.simulate`"),
+    (
+        lambda v: fit(engine={"simulate": v}),
+        [np.array([1, 2]), Unshown(), None, 3],
+        "`engine.simulate`",
+    ),
     (lambda v: fit(privacy={"secure_bits": v}), [None, 16, "32"], "`privacy.secure_bits` must be"),
-    (lambda v: fit(method={"name": "fedavg", "local_steps": v}), [2**70], "`method.local_steps` must be at most"),
-    (lambda v: fit(test=v), [(torch.zeros(4, 3, dtype=torch.complex64), torch.zeros(4).long())], "complex numbers"),
+    (
+        lambda v: fit(method={"name": "fedavg", "local_steps": v}),
+        [2**70],
+        "`method.local_steps` must be at most",
+    ),
+    (
+        lambda v: fit(test=v),
+        [(torch.zeros(4, 3, dtype=torch.complex64), torch.zeros(4).long())],
+        "complex numbers",
+    ),
     (lambda v: fit(batch_size=v), [np.array([1, 2]), torch.zeros(0), Unshown()], "`batch_size`"),
     (lambda v: fit(loss=v), [Unshown()], "`loss` must be a function"),
     (lambda v: fit(objective=v), [Unshown()], "`objective` must be a function"),
@@ -120,9 +156,17 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: propose(link=v), [Unshown(), 3, [], b"x"], "`link`"),
     (lambda v: propose(vary=v), [True, False, torch.zeros(0), "rank", [3]], "`vary`"),
     (tune, [torch.zeros(0), np.array([1, 2])], "`tune`"),
-    (lambda v: fit(device=v), ["mps", "meta", [], 1, b"cpu", "cuda:99", "", "tpu", torch.device("meta")], "`device`"),
+    (
+        lambda v: fit(device=v),
+        ["mps", "meta", [], 1, b"cpu", "cuda:99", "", "tpu", torch.device("meta")],
+        "`device`",
+    ),
     (lambda v: run(spec(device=v)), ["mps", "meta", [], 1, "cuda", "hpu", "auto "], "`device`"),
-    (lambda v: fit(run_dir=v), [1, b"x", [], True, "", "a\0b", "x" * 5000, "x" * 300, {}], "`run_dir`"),
+    (
+        lambda v: fit(run_dir=v),
+        [1, b"x", [], True, "", "a\0b", "x" * 5000, "x" * 300, {}],
+        "`run_dir`",
+    ),
     (lambda v: run(spec(), v), [1, b"x", [], True, "", "a\0b", "x" * 5000], "`run_dir`"),
     (lambda v: compare(run_dir=v), [1, b"x", "", "x" * 300], "`run_dir`"),
     (fedspan.load, [None, 1, b"x", [], "", "a\0b", "x" * 5000], "`run_dir`"),
@@ -135,7 +179,11 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: run(spec(task={"dim": v})), [10**7, 10**9, 10**20], "memory"),
     (lambda v: fedspan.plan(spec(task={"dim": v})), [10**9], "memory"),
     (lambda v: run(spec(metrics=v)), [["accuracy"]], "`metrics` is for tasks with a torch model"),
-    (lambda v: run(spec(training=v)), [{"clip": 1.0}], "`training` is for tasks with a torch model"),
+    (
+        lambda v: run(spec(training=v)),
+        [{"clip": 1.0}],
+        "`training` is for tasks with a torch model",
+    ),
     (lambda v: fedspan.compressors.QSGD(levels=v), [10**20, 1e20, 0, 2**24], "`levels`"),
     (lambda v: fedspan.optimizers.AdamW(decay=v), [1e300, -1, NAN], "`decay`"),
     (lambda v: fit(engine=fedspan.Engine(states_dir=v)), [3, [], {}], "`states_dir`"),
@@ -169,7 +217,11 @@ def test_every_setting_takes_a_wrong_value_or_refuses_it_in_one_line(kind: str) 
         bare = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
         usual = {name: NEEDED.get(name) for name in bare}
         for field in fields:
-            owner = next(base for base in cls.__mro__[::-1] if field.name in vars(base).get("__annotations__", {}))
+            owner = next(
+                base
+                for base in cls.__mro__[::-1]
+                if field.name in vars(base).get("__annotations__", {})
+            )
             for value in WRONG if (owner, field.name) not in seen else ():
                 told = ""
                 try:
@@ -183,16 +235,30 @@ def test_every_setting_takes_a_wrong_value_or_refuses_it_in_one_line(kind: str) 
 
 @pytest.mark.parametrize("name", ["FedAvg", "fedAvg", "FEDAVG", "fed-avg", "fed_avg"])
 def test_a_method_may_be_written_as_in_its_paper(name: str) -> None:
-    assert fedspan.run(spec(method={"name": name, "lr": 0.01}), progress=False).spec["method"]["name"] == "fedavg"
+    assert (
+        fedspan.run(spec(method={"name": name, "lr": 0.01}), progress=False).spec["method"]["name"]
+        == "fedavg"
+    )
     assert fit(method=fedspan.methods.FedAvg(lr=0.1), callbacks=["EarlyStopping"]).finished
 
 
 def test_a_setting_in_the_wrong_place_is_told_its_place() -> None:
-    refused(lambda: fit(lr=0.1, rank=0.2, method="ssf"), "`lr` is a setting of the method: give SSF(lr=0.1, rank=0.2)")
+    refused(
+        lambda: fit(lr=0.1, rank=0.2, method="ssf"),
+        "`lr` is a setting of the method: give SSF(lr=0.1, rank=0.2)",
+    )
     refused(lambda: fedspan.fit(nn.Linear(3, 2), data(), lr=0.1), "give SSF(lr=0.1)")  # type: ignore[call-arg]
     refused(lambda: compare(lr=0.1), "`lr` is a setting of the method: give FedAvg(lr=0.1)")
-    refused(lambda: fit(weight_decay=0.01), "`weight_decay` is a setting of `training`: give training=Training(weight")
+    refused(
+        lambda: fit(weight_decay=0.01),
+        "`weight_decay` is a setting of `training`: give training=Training(weight",
+    )
     refused(lambda: fit(round=3), "there is no argument 'round' (did you mean 'rounds'?)")
-    refused(lambda: fedspan.methods.FedAvg(learning_rate=0.1), "FedAvg has no setting 'learning_rate'")  # type: ignore[call-arg]
+    refused(
+        lambda: fedspan.methods.FedAvg(learning_rate=0.1), "FedAvg has no setting 'learning_rate'"
+    )  # type: ignore[call-arg]
     early: Any = fedspan.callbacks.EarlyStopping
-    refused(lambda: early("accuracy", patence=3), "EarlyStopping has no setting 'patence' (did you mean 'patience'?)")
+    refused(
+        lambda: early("accuracy", patence=3),
+        "EarlyStopping has no setting 'patence' (did you mean 'patience'?)",
+    )

@@ -24,7 +24,9 @@ def fit(**changes: Any) -> fedspan.Result:
     usual: dict[str, Any] = {
         "method": fedspan.methods.FedAvg(lr=0.5, local_steps=3), "rounds": 6, "progress": False, "test": (X, Y),
     }  # fmt: skip
-    return fedspan.fit(nn.Linear(4, 2), {"a": (X[:30], Y[:30]), "b": (X[30:], Y[30:])}, **usual | changes)
+    return fedspan.fit(
+        nn.Linear(4, 2), {"a": (X[:30], Y[:30]), "b": (X[30:], Y[30:])}, **usual | changes
+    )
 
 
 def brier(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -36,19 +38,26 @@ def test_a_function_without_a_direction_is_reported_but_chooses_nothing() -> Non
     assert result.history[-1]["brier"] < result.history[0]["brier"]
     unknown = "more or less of the metric 'brier' is better is not known; "
     for callback in (KeepBest(), KeepBest("brier"), EarlyStopping("brier", patience=1)):
-        with pytest.raises(SpecError, match=f"{unknown}give mode='min' or 'max', or set brier.higher_is_better"):
+        with pytest.raises(
+            SpecError, match=f"{unknown}give mode='min' or 'max', or set brier.higher_is_better"
+        ):
             fit(metrics=[brier], callbacks=[callback])
     with pytest.raises(SpecError, match=f"{unknown}set brier.higher_is_better"):
         _ = result.best
     grid = {"lr": [0.01, 0.5]}
     clients: list[Any] = [(X, Y)]
     with pytest.raises(SpecError, match=f"{unknown}give goal='min' or 'max'"):
-        fedspan.compare(["fedavg"], nn.Linear(4, 2), clients, test=(X, Y), metrics=[brier], tune=grid, rounds=2)
+        fedspan.compare(
+            ["fedavg"], nn.Linear(4, 2), clients, test=(X, Y), metrics=[brier], tune=grid, rounds=2
+        )
 
 
 def test_a_direction_is_read_from_mode_from_the_function_and_from_scikit_learn() -> None:
     assert fit(metrics=[brier], callbacks=[KeepBest("brier", mode="min")]).model_rounds[0] > 0
-    assert fit(metrics=[brier], callbacks=[EarlyStopping("brier", patience=2, mode="min")]).status == "finished"
+    assert (
+        fit(metrics=[brier], callbacks=[EarlyStopping("brier", patience=2, mode="min")]).status
+        == "finished"
+    )
 
     def own(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return brier(outputs, targets)
@@ -69,21 +78,45 @@ def test_a_direction_against_that_of_the_metric_is_refused() -> None:
 
     own.higher_is_better = False  # type: ignore[attr-defined]
     against = "`mode` is 'max', but less of the metric '{}' is better; leave `mode` out"
-    for name, callback in (("own", KeepBest(mode="max")), ("loss", EarlyStopping("loss", mode="max"))):
+    for name, callback in (
+        ("own", KeepBest(mode="max")),
+        ("loss", EarlyStopping("loss", mode="max")),
+    ):
         with pytest.raises(SpecError, match=against.format(name)):
             fit(metrics=[own], callbacks=[callback])
-    with pytest.raises(SpecError, match="`mode` is 'min', but more of the metric 'accuracy' is better"):
+    with pytest.raises(
+        SpecError, match="`mode` is 'min', but more of the metric 'accuracy' is better"
+    ):
         fit(metrics=["accuracy"], callbacks=[KeepBest("accuracy", mode="min")])
-    with pytest.raises(SpecError, match="`goal` is 'min', but more of the metric 'accuracy' is better"):
-        fedspan.compare(["fedavg"], nn.Linear(4, 2), [(X, Y)], test=(X, Y), metric="accuracy", goal="min", rounds=2)
+    with pytest.raises(
+        SpecError, match="`goal` is 'min', but more of the metric 'accuracy' is better"
+    ):
+        fedspan.compare(
+            ["fedavg"],
+            nn.Linear(4, 2),
+            [(X, Y)],
+            test=(X, Y),
+            metric="accuracy",
+            goal="min",
+            rounds=2,
+        )
 
 
 def test_compare_takes_the_setting_with_the_lower_error() -> None:
-    usual: dict[str, Any] = {"test": (X, Y), "metrics": [brier], "seeds": 2, "rounds": 8, "goal": "min"}
+    usual: dict[str, Any] = {
+        "test": (X, Y),
+        "metrics": [brier],
+        "seeds": 2,
+        "rounds": 8,
+        "goal": "min",
+    }
     methods = {"a": fedspan.methods.FedAvg(lr=0.5), "b": fedspan.methods.FedAvg(lr=0.001)}
     found = fedspan.compare(methods, nn.Linear(4, 2), [(X[:30], Y[:30]), (X[30:], Y[30:])], **usual)
     assert "b is" not in str(found.verdict)
-    with pytest.raises(SpecError, match="`goal` of 'brier' is 'min', but KeepBest goes by 'max'; give both the same"):
+    with pytest.raises(
+        SpecError,
+        match="`goal` of 'brier' is 'min', but KeepBest goes by 'max'; give both the same",
+    ):
         fedspan.compare(
             methods, nn.Linear(4, 2), [(X, Y)], **usual | {"callbacks": [KeepBest("brier", mode="max")]}
         )  # fmt: skip
@@ -104,13 +137,23 @@ def test_columns_of_a_method_do_not_choose() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_everything_describes_the_model_that_was_kept(tmp_path: Path, seeds: int) -> None:
-    run: dict[str, Any] = {"callbacks": [KeepBest("loss")], "eval_clients_every": 5, "rounds": 5, "test": (X, 1 - Y)}
+    run: dict[str, Any] = {
+        "callbacks": [KeepBest("loss")],
+        "eval_clients_every": 5,
+        "rounds": 5,
+        "test": (X, 1 - Y),
+    }
     result = fit(**run, run_dir=tmp_path, seeds=seeds)
-    assert set(result.model_rounds.values()) == {0}  # the labels of the test set are wrong: training only worsens it
+    assert set(result.model_rounds.values()) == {
+        0
+    }  # the labels of the test set are wrong: training only worsens it
     for one in (result, fedspan.load(tmp_path)):
         assert one.best is not None
         assert one.best["round"] == one.per_client.worst()["round"] == 0
-        assert {(row["round"], row["client"]) for row in one.per_client.last} == {(0, "a"), (0, "b")}
+        assert {(row["round"], row["client"]) for row in one.per_client.last} == {
+            (0, "a"),
+            (0, "b"),
+        }
         assert "the model is that of round 0" in repr(one)
         assert f"loss={one.best['loss']:.4g}" in repr(one) or seeds > 1
 
@@ -121,10 +164,17 @@ def test_clients_are_evaluated_with_the_kept_model_in_a_round_between(tmp_path: 
         return -abs(len(seen) - 3)
 
     seen: list[int] = []
-    result = fit(metrics=[best_at_two], callbacks=[KeepBest(mode="max")], run_dir=tmp_path / "r", rounds=4)
+    result = fit(
+        metrics=[best_at_two], callbacks=[KeepBest(mode="max")], run_dir=tmp_path / "r", rounds=4
+    )
     assert result.model_rounds == {0: 2}
     seen.clear()
-    result = fit(metrics=["accuracy"], callbacks=[KeepBest("loss")], eval_clients_every=6, run_dir=tmp_path / "s")
+    result = fit(
+        metrics=["accuracy"],
+        callbacks=[KeepBest("loss")],
+        eval_clients_every=6,
+        run_dir=tmp_path / "s",
+    )
     (kept,) = result.model_rounds.values()
     assert {row["round"] for row in result.per_client.last} == {kept}
     with torch.no_grad():
@@ -139,7 +189,9 @@ def test_metrics_of_scikit_learn_get_the_truth_first() -> None:
         metrics=[sk.r2_score, "r2"],
     )  # fmt: skip
     with torch.no_grad():
-        assert result.history[-1]["r2_score"] == pytest.approx(sk.r2_score(NUMBERS, result.model(X)))
+        assert result.history[-1]["r2_score"] == pytest.approx(
+            sk.r2_score(NUMBERS, result.model(X))
+        )
     labels = fit(metrics=[sk.accuracy_score, "accuracy", sk.roc_auc_score, "auroc"]).history[-1]
     assert labels["accuracy_score"] == pytest.approx(labels["accuracy"])
     assert labels["roc_auc_score"] == pytest.approx(labels["auroc"])
@@ -162,14 +214,25 @@ def test_torchmetrics_get_labels_and_probabilities() -> None:
 def test_metrics_of_clients_with_parts_are_measured_or_refused() -> None:
     for part in ("test", "validation"):
         clients = {"a": {"train": (X[:30], Y[:30]), part: (X[30:], Y[30:])}}
-        run: dict[str, Any] = {"method": "fedavg", "rounds": 2, "progress": False, "metrics": ["auroc"]}
+        run: dict[str, Any] = {
+            "method": "fedavg",
+            "rounds": 2,
+            "progress": False,
+            "metrics": ["auroc"],
+        }
         result = fedspan.fit(nn.Linear(4, 2), clients, eval_clients_every=1, **run)
         assert [row["data"] for row in result.per_client.last] == [part]
         assert "auroc" in result.per_client.last[0]
-        with pytest.raises(SpecError, match="`metrics` need `eval_clients_every` to be measured on the clients' own"):
+        with pytest.raises(
+            SpecError,
+            match="`metrics` need `eval_clients_every` to be measured on the clients' own",
+        ):
             fedspan.fit(nn.Linear(4, 2), clients, **run)
 
 
 def test_a_loss_beside_an_objective_is_refused() -> None:
     with pytest.raises(SpecError, match="`loss` and `objective` are two ways"):
-        fit(loss=nn.CrossEntropyLoss(), objective=lambda model, batch: model(batch[0]).square().mean())
+        fit(
+            loss=nn.CrossEntropyLoss(),
+            objective=lambda model, batch: model(batch[0]).square().mean(),
+        )

@@ -41,7 +41,9 @@ def blobs(
 
 def net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(
+        nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+    )
 
 
 def ssf(**settings: Any) -> Any:
@@ -61,7 +63,13 @@ def test_every_method_learns(name: str) -> None:
     extra = {"projector": COORDINATE} if takes(name, "projector") else {}
     method = build(name, lr=0.1, local_steps=4, **extra)
     result = fedspan.fit(
-        net(), blobs(), method=method, rounds=60, test=together(blobs(seed=1)), eval_every=20, clients_per_round=2
+        net(),
+        blobs(),
+        method=method,
+        rounds=60,
+        test=together(blobs(seed=1)),
+        eval_every=20,
+        clients_per_round=2,
     )
     assert [row["round"] for row in result.history] == [0, 20, 40, 60]
     assert result.history[-1]["accuracy"] > 0.9
@@ -76,14 +84,17 @@ def test_the_callers_module_gets_the_weights_and_nothing_else() -> None:
     assert list(model.state_dict()) == keys
     assert not torch.equal(flat(model), before)
     assert not any("forward" in module.__dict__ for module in model.modules())
-    assert all(p.requires_grad and p.grad is None and not p.is_inference() for p in model.parameters())
+    assert all(
+        p.requires_grad and p.grad is None and not p.is_inference() for p in model.parameters()
+    )
     model(torch.randn(2, 20)).sum().backward()  # it can be trained on
     assert "output head" in summary(projection_rules(model))
 
 
 def test_same_seed_same_weights() -> None:
     one, two, other = (
-        fedspan.fit(net(), blobs(), method=ssf(), rounds=5, clients_per_round=2, seed=s).model for s in (1, 1, 2)
+        fedspan.fit(net(), blobs(), method=ssf(), rounds=5, clients_per_round=2, seed=s).model
+        for s in (1, 1, 2)
     )
     assert torch.equal(flat(one), flat(two))
     assert not torch.equal(flat(one), flat(other))
@@ -92,7 +103,10 @@ def test_same_seed_same_weights() -> None:
 def test_in_the_whole_space_it_is_scaffold() -> None:
     whole = ssf(projector={"name": "identity"}, correction="always")
     scaffold = build("scaffold", lr=0.1, local_steps=4)
-    a, b = (fedspan.fit(net(), blobs(), method=m, rounds=10, clients_per_round=2).model for m in (whole, scaffold))
+    a, b = (
+        fedspan.fit(net(), blobs(), method=m, rounds=10, clients_per_round=2).model
+        for m in (whole, scaffold)
+    )
     torch.testing.assert_close(flat(a), flat(b), rtol=1e-4, atol=1e-5)
 
 
@@ -113,13 +127,19 @@ def test_tensors_datasets_and_loaders_are_the_same_clients() -> None:
         lambda x, y: (x.numpy(), y.numpy()),
         TensorDataset,
         Pairs,
-        lambda x, y: DataLoader(Pairs(x, y), batch_size=8, shuffle=True),  # 8 divides the 40 examples of a client
+        lambda x, y: DataLoader(
+            Pairs(x, y), batch_size=8, shuffle=True
+        ),  # 8 divides the 40 examples of a client
         lambda x, y: list(zip(x, y, strict=True)),
         lambda x, y: (x.tolist(), y.to(torch.int32)),
     )
     settings = {"method": ssf(), "rounds": 3, "batch_size": 8}
     found = [
-        flat(fedspan.fit(net(), [kind(*c) for c in blobs()], **settings, engine=Engine(simulate="loop")).model)
+        flat(
+            fedspan.fit(
+                net(), [kind(*c) for c in blobs()], **settings, engine=Engine(simulate="loop")
+            ).model
+        )
         for kind in kinds
     ]
     for other in found[1:]:
@@ -151,7 +171,9 @@ def test_regression_and_any_callable() -> None:
     y = x @ torch.randn(20, 1)
     clients = [(x[:30], y[:30]), (x[30:], y[30:])]
     model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 1))
-    result = fedspan.fit(model, clients, F.mse_loss, method=ssf(), rounds=60, test=(x, y), eval_every=30)
+    result = fedspan.fit(
+        model, clients, F.mse_loss, method=ssf(), rounds=60, test=(x, y), eval_every=30
+    )
     assert "accuracy" not in result.history[-1]
     assert result.history[-1]["loss"] < 0.2 * result.history[0]["loss"]
 
@@ -166,7 +188,12 @@ def test_the_best_model_is_kept_and_a_run_that_stalls_ends() -> None:
     test = together(blobs(seed=1))
     hot = build("fedavg", lr=0.5, local_steps=8)
     result = fedspan.fit(
-        net(), blobs(), method=hot, rounds=40, test=test, callbacks=[KeepBest(), EarlyStopping(patience=4)]
+        net(),
+        blobs(),
+        method=hot,
+        rounds=40,
+        test=test,
+        callbacks=[KeepBest(), EarlyStopping(patience=4)],
     )
     assert result.best is not None
     assert result.best["accuracy"] == max(row["accuracy"] for row in result.history)
@@ -176,11 +203,19 @@ def test_the_best_model_is_kept_and_a_run_that_stalls_ends() -> None:
         )
     assert len(result.history) < 41
     assert result.finished
-    assert result.status == f"stopped at round {result.history[-1]['round']}: no better accuracy in 4 evaluations"
+    assert (
+        result.status
+        == f"stopped at round {result.history[-1]['round']}: no better accuracy in 4 evaluations"
+    )
 
 
 def test_a_run_that_is_interrupted_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"method": ssf(), "rounds": 12, "clients_per_round": 2, "eval_every": 3}
+    settings: dict[str, Any] = {
+        "method": ssf(),
+        "rounds": 12,
+        "clients_per_round": 2,
+        "eval_every": 3,
+    }
     whole = fedspan.fit(net(), blobs(), **settings)
     with pytest.raises(KeyboardInterrupt):
         fedspan.fit(net(), blobs(), **settings, run_dir=tmp_path / "o", callbacks=[Interrupt(5)])
@@ -193,12 +228,20 @@ def test_a_run_that_is_interrupted_resumes_to_the_same_weights(tmp_path: Path) -
 
 def test_decay_and_clipping() -> None:
     plain, small = (
-        flat(fedspan.fit(net(), blobs(), method=ssf(), rounds=20, training=Training(weight_decay=decay)).model).norm()
+        flat(
+            fedspan.fit(
+                net(), blobs(), method=ssf(), rounds=20, training=Training(weight_decay=decay)
+            ).model
+        ).norm()
         for decay in (0.0, 0.3)
     )
     assert small < 0.9 * plain
     held = fedspan.fit(
-        net(), blobs(), method=build("fedavg", lr=1.0, local_steps=1), rounds=1, training=Training(clip=1e-3)
+        net(),
+        blobs(),
+        method=build("fedavg", lr=1.0, local_steps=1),
+        rounds=1,
+        training=Training(clip=1e-3),
     ).model
     assert float((flat(held) - flat(net())).norm()) <= 1e-3 * 1.001
 
@@ -208,7 +251,9 @@ def test_augmentation_is_repeatable() -> None:
         return batch[0] + torch.randn(batch[0].shape, generator=generator), batch[1]
 
     one, two, plain = (
-        flat(fedspan.fit(net(), blobs(), method=ssf(), rounds=3, training=Training(augment=a)).model)
+        flat(
+            fedspan.fit(net(), blobs(), method=ssf(), rounds=3, training=Training(augment=a)).model
+        )
         for a in (noisy, noisy, None)
     )
     assert torch.equal(one, two)
@@ -226,13 +271,37 @@ def test_a_convolutional_network_with_few_numbers_up() -> None:
 
 MISTAKES = {
     "nobody": ({"clients": []}, DataError, "`clients` is empty"),
-    "empty client": ({"clients": [(torch.zeros(0, 20), torch.zeros(0))]}, DataError, "client 0 has no examples"),
-    "lengths": ({"clients": [(torch.zeros(3, 20), torch.zeros(2))]}, DataError, "different lengths"),
-    "not finite": ({"clients": [(torch.full((3, 20), torch.nan), torch.zeros(3))]}, DataError, "not finite"),
+    "empty client": (
+        {"clients": [(torch.zeros(0, 20), torch.zeros(0))]},
+        DataError,
+        "client 0 has no examples",
+    ),
+    "lengths": (
+        {"clients": [(torch.zeros(3, 20), torch.zeros(2))]},
+        DataError,
+        "different lengths",
+    ),
+    "not finite": (
+        {"clients": [(torch.full((3, 20), torch.nan), torch.zeros(3))]},
+        DataError,
+        "not finite",
+    ),
     "no data": ({"clients": [7]}, DataError, "client 0 must be"),
-    "too many": ({"clients_per_round": 9}, SpecError, "`clients_per_round` is 9, but there are 4 clients"),
-    "no such layer": ({"projection": Projection(full_modules=["7.weight"])}, SpecError, "matches no trained tensor"),
-    "rank": ({"method": ssf(projector={"name": "coordinate", "rank": 25})}, SpecError, "larger than the 20 inputs"),
+    "too many": (
+        {"clients_per_round": 9},
+        SpecError,
+        "`clients_per_round` is 9, but there are 4 clients",
+    ),
+    "no such layer": (
+        {"projection": Projection(full_modules=["7.weight"])},
+        SpecError,
+        "matches no trained tensor",
+    ),
+    "rank": (
+        {"method": ssf(projector={"name": "coordinate", "rank": 25})},
+        SpecError,
+        "larger than the 20 inputs",
+    ),
 }
 
 
@@ -248,7 +317,9 @@ def test_mistakes_are_named(name: str) -> None:
 @pytest.mark.slow
 def test_the_quickstart_runs(tmp_path: Path) -> None:
     path = Path(__file__).parents[2] / "examples/quickstart.py"
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     scores = {line.split()[0]: float(line.split()[3]) for line in done.stdout.splitlines()[1:5]}
     assert scores["SSF"] > scores["FedAvg"]

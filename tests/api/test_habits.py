@@ -39,7 +39,9 @@ class Share(fedspan.Metric):
 
 def fit(**settings: Any) -> fedspan.Result:
     torch.manual_seed(0)
-    return fedspan.fit(torch.nn.Linear(8, 4), CLIENTS, **({"method": FedAvg(lr=0.1), "rounds": 2} | settings))
+    return fedspan.fit(
+        torch.nn.Linear(8, 4), CLIENTS, **({"method": FedAvg(lr=0.1), "rounds": 2} | settings)
+    )
 
 
 def test_a_metric_by_name_needs_no_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +107,14 @@ def test_clients_count_by_their_examples() -> None:
     def step(clients: list[Any], weights: Any = "examples") -> torch.Tensor:
         torch.manual_seed(0)
         model = nn.Linear(8, 4)
-        settings: Any = {"rounds": 1, "batch_size": "full", "participation": fedspan.Participation(weights=weights)}
-        return fedspan.fit(model, clients, method=FedAvg(lr=0.5, local_steps=1), **settings).weights[0]["weight"]
+        settings: Any = {
+            "rounds": 1,
+            "batch_size": "full",
+            "participation": fedspan.Participation(weights=weights),
+        }
+        return fedspan.fit(
+            model, clients, method=FedAvg(lr=0.5, local_steps=1), **settings
+        ).weights[0]["weight"]
 
     parts = [(X[:10], Y[:10]), (X[10:], Y[10:])]
     assert torch.allclose(step(parts), step([(X, Y)]), atol=1e-6)
@@ -163,13 +171,22 @@ def test_callbacks_and_settings_as_they_come_to_mind() -> None:
     stopping = fedspan.callbacks.EarlyStopping(patience=1)
     for callbacks in (stopping, [stopping], "keep_best", ["keep_best", stopping]):
         assert fit(test=(X, Y), callbacks=callbacks).history
-    with pytest.raises(SpecError, match=r"`callbacks` must be a callback.*write EarlyStopping\(…\)"):
+    with pytest.raises(
+        SpecError, match=r"`callbacks` must be a callback.*write EarlyStopping\(…\)"
+    ):
         fit(callbacks=[fedspan.callbacks.EarlyStopping])
-    clipped = [fit(training=one).weights[0]["weight"] for one in ({"clip": 0.01}, fedspan.Training(clip=0.01))]
+    clipped = [
+        fit(training=one).weights[0]["weight"]
+        for one in ({"clip": 0.01}, fedspan.Training(clip=0.01))
+    ]
     assert torch.equal(*clipped)
-    with pytest.raises(SpecError, match=r"`participation` must be Participation\(…\), got 'uniform'"):
+    with pytest.raises(
+        SpecError, match=r"`participation` must be Participation\(…\), got 'uniform'"
+    ):
         fit(participation="uniform")
-    with pytest.raises(SpecError, match=r"`metrics` must be one of .* \(did you mean 'accuracy'\?\)"):
+    with pytest.raises(
+        SpecError, match=r"`metrics` must be one of .* \(did you mean 'accuracy'\?\)"
+    ):
         fit(test=(X, Y), metrics=["acuracy"])
     assert len(fit(rounds=np.int64(2), seed=np.int64(1)).history) == 3
     if not torch.cuda.is_available():
@@ -180,12 +197,17 @@ def test_callbacks_and_settings_as_they_come_to_mind() -> None:
 def test_a_batch_that_batchnorm_cannot_train_on_names_its_client() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     clients = {"Bern": (X, Y), "Graz": (X[:1], Y[:1])}
-    with pytest.raises(DataError, match="client 'Graz' has a batch of one example, on which BatchNorm"):
+    with pytest.raises(
+        DataError, match="client 'Graz' has a batch of one example, on which BatchNorm"
+    ):
         fedspan.fit(model, clients, method=FedAvg(lr=0.1), rounds=1)
 
 
 def test_the_step_size_that_was_found_shows() -> None:
     found = fit(method=FedAvg(local_steps=2), rounds=3)
     assert found.lr_search is not None
-    assert f"lr={found.lr_search['values']['lr']:.3g} (search: {len(found.lr_search['trials'])} trials, " in repr(found)
+    assert (
+        f"lr={found.lr_search['values']['lr']:.3g} (search: {len(found.lr_search['trials'])} trials, "
+        in repr(found)
+    )
     assert "searched" not in repr(fit())

@@ -43,7 +43,10 @@ def test_the_table_of_the_example(hospitals: ModuleType) -> None:
         0.96,
         0.55,
     ]  # 6 regions of 40 numbers; 1 + 20 + 2 with SSF
-    assert [score for name, score, _ in rows if name in ("FedAvg", "SCAFFOLD")] != ["0.500", "0.500"]
+    assert [score for name, score, _ in rows if name in ("FedAvg", "SCAFFOLD")] != [
+        "0.500",
+        "0.500",
+    ]
 
 
 def test_the_data_are_the_official_split(hospitals: ModuleType) -> None:
@@ -55,7 +58,9 @@ def test_the_data_are_the_official_split(hospitals: ModuleType) -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD"])
 def test_one_seed_is_the_published_one(hospitals: ModuleType, name: str) -> None:
     method, _ = hospitals.METHODS[name]
-    assert hospitals.train(method, 42).history[-1]["c_index"] == pytest.approx(PUBLISHED[name][0], abs=0.002)
+    assert hospitals.train(method, 42).history[-1]["c_index"] == pytest.approx(
+        PUBLISHED[name][0], abs=0.002
+    )
 
 
 @pytest.mark.slow

@@ -24,9 +24,16 @@ def net(outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs))
 
 
-def fit(model: nn.Module, targets: Any, loss: Any = None, inputs: Any = X, **settings: Any) -> fedspan.Result:
+def fit(
+    model: nn.Module, targets: Any, loss: Any = None, inputs: Any = X, **settings: Any
+) -> fedspan.Result:
     clients = [(inputs[i::3], targets[i::3]) for i in range(3)]
-    settings = {"method": FedAvg(lr=0.3), "rounds": 5, "test": (inputs, targets), "progress": False} | settings
+    settings = {
+        "method": FedAvg(lr=0.3),
+        "rounds": 5,
+        "test": (inputs, targets),
+        "progress": False,
+    } | settings
     return fedspan.fit(model, clients, loss, **settings)
 
 
@@ -70,7 +77,9 @@ def test_a_column_of_targets_and_a_row_of_them_are_the_same() -> None:
 
 
 def test_one_hot_targets_are_classes_for_metrics() -> None:
-    one_hot, numbers = (fit(net(4), targets, CE).history[-1] for targets in (F.one_hot(CLASS, 4), CLASS))
+    one_hot, numbers = (
+        fit(net(4), targets, CE).history[-1] for targets in (F.one_hot(CLASS, 4), CLASS)
+    )
     assert one_hot["accuracy"] == pytest.approx(numbers["accuracy"])
 
 
@@ -81,24 +90,48 @@ def test_one_hot_targets_are_classes_for_metrics() -> None:
         (MANY.float(), None, 4, r"client 0 has floating-point targets.*BCEWithLogitsLoss\(\)"),
         (CLASS, None, 1, r"client 0 has the target [23].*one output per class"),
         (CLASS, BCE, 1, r"client 0 has the target [23], and `loss` BCEWithLogitsLoss needs 0 to 1"),
-        (CLASS, CE, 3, r"client 0 has a target of class 3, but the model has 3 outputs, for classes 0 to 2"),
+        (
+            CLASS,
+            CE,
+            3,
+            r"client 0 has a target of class 3, but the model has 3 outputs, for classes 0 to 2",
+        ),
         (CLASS - 1, CE, 4, r"client 0 has a target of class -1"),
         (NUMBER, CE, 4, r"client 0 has targets that are not class numbers"),
-        (NUMBER, CE, 1, r"the model gives one output per example, and cross-entropy needs one per class"),
-        (CLASS, MSE, 4, r"client 0 has targets of shape one per example.*shape \(4,\).*MSELoss compares"),
+        (
+            NUMBER,
+            CE,
+            1,
+            r"the model gives one output per example, and cross-entropy needs one per class",
+        ),
+        (
+            CLASS,
+            MSE,
+            4,
+            r"client 0 has targets of shape one per example.*shape \(4,\).*MSELoss compares",
+        ),
         (CLASS, nn.CrossEntropyLoss, 4, r"write CrossEntropyLoss\(\)"),
         (CLASS, "mse", 4, r"`loss` must be a function of \(outputs, targets\), got 'mse'"),
         (CLASS, nn.CrossEntropyLoss(reduction="sum"), 4, r"reduction='sum'"),
-        (np.array(list("abcd"))[CLASS.numpy()], None, 4, r"client 0 has text where numbers are needed"),
+        (
+            np.array(list("abcd"))[CLASS.numpy()],
+            None,
+            4,
+            r"client 0 has text where numbers are needed",
+        ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(targets: Any, loss: Any, outputs: int, message: str) -> None:
+def test_what_cannot_be_meant_is_refused(
+    targets: Any, loss: Any, outputs: int, message: str
+) -> None:
     with pytest.raises(FedspanError, match=message):
         fit(net(outputs), targets, loss)
 
 
 def test_labels_of_numbers_are_refused() -> None:
-    with pytest.raises(SpecError, match="'accuracy' is for classes, and `loss` for numbers; use 'r2'"):
+    with pytest.raises(
+        SpecError, match="'accuracy' is for classes, and `loss` for numbers; use 'r2'"
+    ):
         fit(net(1), YES.long(), MSE, metrics=["accuracy"])
     assert fit(net(1), YES.long(), MSE, metrics=["auroc", "r2"]).history[-1]["auroc"] > 0.9
 
@@ -106,7 +139,10 @@ def test_labels_of_numbers_are_refused() -> None:
 def test_a_client_that_disagrees_is_named() -> None:
     good = [(X[:20], CLASS[:20]), (X[20:40], CLASS[20:40])]
     cases = {
-        r"client 2 has inputs of shape \(7,\) per example that the model refuses": (X[40:, :7], CLASS[40:]),
+        r"client 2 has inputs of shape \(7,\) per example that the model refuses": (
+            X[40:, :7],
+            CLASS[40:],
+        ),
         r"client 2 has a target of class [6-9]": (X[40:], CLASS[40:] + 6),
         r"client 2 has inputs but no targets": (X[40:],),
         r"client 2 has 3 parts": (X[40:], CLASS[40:], CLASS[40:]),
@@ -116,7 +152,9 @@ def test_a_client_that_disagrees_is_named() -> None:
     for message, wrong in cases.items():
         with pytest.raises(DataError, match=message):
             fedspan.fit(net(4), [*good, wrong], method=FedAvg(lr=0.1), rounds=1)
-    named = dict(zip(("Bern", "Graz", "Lyon"), [*good, DataLoader(TensorDataset(X, CLASS + 6))], strict=True))
+    named = dict(
+        zip(("Bern", "Graz", "Lyon"), [*good, DataLoader(TensorDataset(X, CLASS + 6))], strict=True)
+    )
     with pytest.raises(DataError, match=r"client 'Lyon' has a target of class [6-9]"):
         fedspan.fit(net(4), named, method=FedAvg(lr=0.1), rounds=1)
     with pytest.raises(DataError, match=r"test set has inputs of shape \(3,\)"):
@@ -125,9 +163,14 @@ def test_a_client_that_disagrees_is_named() -> None:
 
 def test_inputs_become_the_models_numbers() -> None:
     expected = fit(net(4), CLASS).weights[0]["0.weight"]
-    assert torch.equal(fit(net(4), CLASS, inputs=X.double().numpy()).weights[0]["0.weight"], expected)
+    assert torch.equal(
+        fit(net(4), CLASS, inputs=X.double().numpy()).weights[0]["0.weight"], expected
+    )
     whole = (10 * X).round()
-    same = [fit(net(4), CLASS, inputs=x).weights[0]["0.weight"] for x in (whole, whole.int(), whole.short().numpy())]
+    same = [
+        fit(net(4), CLASS, inputs=x).weights[0]["0.weight"]
+        for x in (whole, whole.int(), whole.short().numpy())
+    ]
     assert torch.equal(same[0], same[1])
     assert torch.equal(same[0], same[2])
 
@@ -177,7 +220,10 @@ def test_tables() -> None:
 
 def test_hugging_face_data() -> None:
     datasets = pytest.importorskip("datasets")
-    rows = [datasets.Dataset.from_dict({"x": X[i::3].numpy(), "label": CLASS[i::3].numpy()}) for i in range(3)]
+    rows = [
+        datasets.Dataset.from_dict({"x": X[i::3].numpy(), "label": CLASS[i::3].numpy()})
+        for i in range(3)
+    ]
     names = dict(zip(("Bern", "Graz", "Lyon"), rows, strict=True))
     settings: Any = {"method": FedAvg(lr=0.3), "rounds": 2, "progress": False}
     expected = fedspan.fit(net(4), [(X[i::3], CLASS[i::3]) for i in range(3)], **settings)

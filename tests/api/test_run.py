@@ -44,12 +44,18 @@ def fedspan(
 ) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 def rows(place: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in history.read(place / "history.jsonl")[1]]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for row in history.read(place / "history.jsonl")[1]
+    ]
 
 
 def test_rows_and_files(tmp_path: Path) -> None:
@@ -80,7 +86,9 @@ def test_seeds_at_once_are_the_seeds_one_by_one(tmp_path: Path) -> None:
         table = spec.table() | {"seed": seed}
         run(Spec.from_table(table), tmp_path / f"one{seed}")
         many, one = rows(tmp_path / "many" / f"seed-{seed}"), rows(tmp_path / f"one{seed}")
-        np.testing.assert_allclose([r["rel_err"] for r in many], [r["rel_err"] for r in one], rtol=1e-4)
+        np.testing.assert_allclose(
+            [r["rel_err"] for r in many], [r["rel_err"] for r in one], rtol=1e-4
+        )
         assert [r["down_bytes"] for r in many] == [r["down_bytes"] for r in one]
 
 
@@ -94,7 +102,9 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
     assert result.status == f"diverged at round {found[-1]['round']}"
     for line in (tmp_path / "o" / "history.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    longer = run(Spec.load(spec_file(tmp_path, 800), ("method.lr=5.0",)), tmp_path / "o", resume=True)
+    longer = run(
+        Spec.load(spec_file(tmp_path, 800), ("method.lr=5.0",)), tmp_path / "o", resume=True
+    )
     assert longer.status == result.status
     assert rows(tmp_path / "o") == found
 
@@ -135,9 +145,15 @@ def test_own_data(tmp_path: Path) -> None:
 BAD_DATA = {
     "no B": ({"A": np.ones((2, 3, 4))}, "has no array 'B'"),
     "flat": ({"A": np.ones((2, 3)), "B": np.ones((2, 3, 1))}, "must be (N, n, d) and (N, n, m)"),
-    "other n": ({"A": np.ones((2, 3, 4)), "B": np.ones((2, 4, 1))}, "must be (N, n, d) and (N, n, m)"),
+    "other n": (
+        {"A": np.ones((2, 3, 4)), "B": np.ones((2, 4, 1))},
+        "must be (N, n, d) and (N, n, m)",
+    ),
     "nan": ({"A": np.full((2, 3, 4), np.nan), "B": np.ones((2, 3, 1))}, "not finite"),
-    "counts": ({"A": np.ones((2, 3, 4)), "B": np.ones((2, 3, 1)), "n": np.array([3, 9])}, "from 1 to 3"),
+    "counts": (
+        {"A": np.ones((2, 3, 4)), "B": np.ones((2, 3, 1)), "n": np.array([3, 9])},
+        "from 1 to 3",
+    ),
     "pickle": ({"A": np.array([{}], object), "B": np.ones((2, 3, 1))}, "not a plain .npz"),
 }
 
@@ -159,14 +175,21 @@ def test_a_spec_survives_toml(tmp_path: Path) -> None:
 
 def test_compressors_inside_compressors_survive_toml(tmp_path: Path) -> None:
     """Tables inside tables, in a file and on the command line."""
-    inner, outer = {"name": "topk", "k": 0.2}, {"name": "qsgd", "levels": 15, "bucket": 8, "unbiased": False}
+    inner, outer = (
+        {"name": "topk", "k": 0.2},
+        {"name": "qsgd", "levels": 15, "bucket": 8, "unbiased": False},
+    )
     changes = (
         'method={name="ef", lr=0.01, local_steps=2}',
         'method.compressor={name="compose", outer={name="qsgd", levels=15, bucket=8, unbiased=false}}',
         'method.compressor.inner={name="topk", k=0.2}',
     )
     spec = Spec.load(spec_file(tmp_path), changes)
-    assert spec.table()["method"]["compressor"] == {"name": "compose", "outer": outer, "inner": inner}
+    assert spec.table()["method"]["compressor"] == {
+        "name": "compose",
+        "outer": outer,
+        "inner": inner,
+    }
     assert Spec.from_table(tomllib.loads(spec.toml())) == spec
     with pytest.raises(SpecError, match=r"compressor\.inner\.k` must be"):
         Spec.load(spec_file(tmp_path), (*changes, "method.compressor.inner.k=true"))

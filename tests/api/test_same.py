@@ -26,12 +26,22 @@ def data(client):
 def test():
     return together(blobs(seed=1))
 """
-METHOD = {"name": "ssf", "lr": 0.1, "local_steps": 4, "projector": {"name": "coordinate", "rank": 0.25}}
+METHOD = {
+    "name": "ssf",
+    "lr": 0.1,
+    "local_steps": 4,
+    "projector": {"name": "coordinate", "rank": 0.25},
+}
 
 
 def test_objects_and_a_module_are_the_same_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
-    table = {"rounds": 4, "clients_per_round": 2, "method": METHOD, "training": {"clip": 0.5, "weight_decay": 0.01}}
+    table = {
+        "rounds": 4,
+        "clients_per_round": 2,
+        "method": METHOD,
+        "training": {"clip": 0.5, "weight_decay": 0.01},
+    }
     task = {"name": "custom", "module": str(tmp_path / "mine.py"), "clients": 4}
     ran = fedspan.run(table | {"task": task})
     fitted = fedspan.fit(
@@ -67,7 +77,10 @@ def loaders(size: int) -> Any:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "augment": ({"training": fedspan.Training(augment=second)}, r"training.augment = 'first#\w+', not 'second#\w+'"),
+    "augment": (
+        {"training": fedspan.Training(augment=second)},
+        r"training.augment = 'first#\w+', not 'second#\w+'",
+    ),
     "loss": ({"loss": absolute}, "task.loss = its default, not 'absolute#"),
     "data": ({"clients": moved()}, "task.data = "),
     "batches of a loader": ({"clients": loaders(4)}, "task.data = "),
@@ -79,7 +92,12 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_run_is_not_resumed_with_something_else(name: str, tmp_path: Path) -> None:
     change, words = CHANGES[name]
-    settings: dict[str, Any] = {"clients": blobs(), "method": ssf(), "rounds": 6, "run_dir": tmp_path / "o"}
+    settings: dict[str, Any] = {
+        "clients": blobs(),
+        "method": ssf(),
+        "rounds": 6,
+        "run_dir": tmp_path / "o",
+    }
     settings |= {"training": fedspan.Training(augment=first)}
     settings |= {"clients": loaders(8)} if name == "batches of a loader" else {}
     with pytest.raises(KeyboardInterrupt):

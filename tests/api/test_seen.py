@@ -35,7 +35,9 @@ def test_the_first_line_says_how_much_is_projected(capsys: pytest.CaptureFixture
 
 
 def test_a_comparison_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    found = fedspan.compare({"SSF": SSF(rank=0.1, lr=0.1), "FedAvg": FedAvg(lr=0.1)}, small(), CLIENTS, seeds=2, **TEST)
+    found = fedspan.compare(
+        {"SSF": SSF(rank=0.1, lr=0.1), "FedAvg": FedAvg(lr=0.1)}, small(), CLIENTS, seeds=2, **TEST
+    )
     assert "0 of 178" in capsys.readouterr().err
     assert "SSF projects none of the 178 parameters and has nothing to gain" in found.verdict()
     assert "0 of 178" in found._repr_html_()
@@ -44,7 +46,9 @@ def test_a_comparison_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_event_is_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
     clients = [*CLIENTS[:3], (CLIENTS[3][0] * 1e6, CLIENTS[3][1])]
-    result = fedspan.fit(nn.Linear(8, 2), clients, method=FedAvg(lr=0.01), progress=False, **TEST | {"rounds": 4})
+    result = fedspan.fit(
+        nn.Linear(8, 2), clients, method=FedAvg(lr=0.01), progress=False, **TEST | {"rounds": 4}
+    )
     events = [event for line in result.history for event in line.get("events", ())]
     assert len(events) > 1
     told = [record.getMessage() for record in caplog.records if record.name == "fedspan"]
@@ -52,9 +56,13 @@ def test_an_event_is_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> N
     assert told[0].startswith("round 0: client 3: reply left out: its norm, ")
 
 
-def test_events_of_a_comparison_are_printed_and_on_its_page(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_a_comparison_are_printed_and_on_its_page(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     clients = [*CLIENTS[:3], (CLIENTS[3][0] * 1e6, CLIENTS[3][1])]
-    found = fedspan.compare({"A": FedAvg(lr=0.01)}, nn.Linear(8, 2), clients, seeds=1, progress=False, **TEST)
+    found = fedspan.compare(
+        {"A": FedAvg(lr=0.01)}, nn.Linear(8, 2), clients, seeds=1, progress=False, **TEST
+    )
     assert not caplog.records
     for text in (found.page(tmp_path / "index.html").read_text(), str(found), found._repr_html_()):
         assert "A, seed 0: round 0: client 3: reply left out" in text
@@ -76,6 +84,8 @@ def test_events_of_every_kind_are_printed() -> None:
     large = torch.ones(2, 8)
     large[0, 1] = large[1, 0] = 1e6
     clients = [(x * large[n], y) for n, (x, y) in zip((0, 1), CLIENTS[2:], strict=True)]
-    found = fedspan.compare([FedAvg(lr=0.01)], Partly(), [*CLIENTS[:2], *clients], seeds=1, progress=False, **TEST)
+    found = fedspan.compare(
+        [FedAvg(lr=0.01)], Partly(), [*CLIENTS[:2], *clients], seeds=1, progress=False, **TEST
+    )
     assert "client 2: reply left out: its norm" in str(found)
     assert "client 3: reply left out: the norm of its buffers" in str(found)

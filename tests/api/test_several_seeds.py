@@ -20,16 +20,26 @@ CLIENTS = [(X[i:60:3], Y[i:60:3]) for i in range(3)]
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+    )
 
 
 def fit(model: nn.Module | None = None, **settings: Any) -> fedspan.Result:
-    defaults = {"method": FedAvg(lr=0.1), "rounds": 3, "batch_size": 8, "test": (X[60:], Y[60:]), "progress": False}
+    defaults = {
+        "method": FedAvg(lr=0.1),
+        "rounds": 3,
+        "batch_size": 8,
+        "test": (X[60:], Y[60:]),
+        "progress": False,
+    }
     return fedspan.fit(model or network(), CLIENTS, **(defaults | settings))
 
 
 def values(result: fedspan.Result, run: int = 0) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in result.runs[run]]
+    return [
+        {key: value for key, value in line.items() if key != "seconds"} for line in result.runs[run]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,15 +53,22 @@ def values(result: fedspan.Result, run: int = 0) -> list[dict[str, Any]]:
     ids=["fedavg", "scaffold", "keep_best", "early_stopping"],
 )
 @pytest.mark.parametrize("kept", [False, True], ids=["in_memory", "run_dir"])
-def test_each_seed_is_the_run_of_that_seed_alone(settings: dict[str, Any], kept: bool, tmp_path: Path) -> None:
+def test_each_seed_is_the_run_of_that_seed_alone(
+    settings: dict[str, Any], kept: bool, tmp_path: Path
+) -> None:
     model = network()
     together = fit(model, seeds=3, run_dir=tmp_path / "o" if kept else None, **settings)
     for number in range(3):
         alone = fit(seed=number, **settings)
         assert values(together, number) == values(alone)
-        assert all(torch.equal(together.weights[number][name], value) for name, value in alone.weights[0].items())
+        assert all(
+            torch.equal(together.weights[number][name], value)
+            for name, value in alone.weights[0].items()
+        )
     assert together.model is model
-    assert all(torch.equal(together.weights[0][name], value) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(together.weights[0][name], value) for name, value in model.state_dict().items()
+    )
 
 
 def test_each_seed_has_states_on_disk_of_its_own(tmp_path: Path) -> None:

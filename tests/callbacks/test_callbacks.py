@@ -49,14 +49,22 @@ def test_early_stopping_counts_on_after_an_interruption(tmp_path: Path) -> None:
     assert whole.finished
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(TABLE, tmp_path / "o", callbacks=[*callbacks, Interrupt(7)])
-    assert clean(fedspan.run(TABLE, tmp_path / "o", resume=True, callbacks=callbacks)) == clean(whole)
+    assert clean(fedspan.run(TABLE, tmp_path / "o", resume=True, callbacks=callbacks)) == clean(
+        whole
+    )
     again = fedspan.run(TABLE | {"rounds": 60}, tmp_path / "o", resume=True, callbacks=callbacks)
-    assert (again.status, clean(again)) == (whole.status, clean(whole))  # a run that was stopped stays so
+    assert (again.status, clean(again)) == (
+        whole.status,
+        clean(whole),
+    )  # a run that was stopped stays so
 
 
 def test_early_stopping_does_not_wait_for_a_seed_that_diverged() -> None:
     class Run:
-        lines: ClassVar[Any] = [[{"score": 0.0, "diverged": True}], [{"score": 1.0}, {"score": 0.5}, {"score": 0.4}]]
+        lines: ClassVar[Any] = [
+            [{"score": 0.0, "diverged": True}],
+            [{"score": 1.0}, {"score": 0.5}, {"score": 0.4}],
+        ]
         metrics = ()
         reason = ""
 
@@ -115,12 +123,19 @@ def test_hooks_come_in_order() -> None:
 
 
 def test_diagnostics_add_columns_and_change_nothing_else(tmp_path: Path) -> None:
-    table = TABLE | {"rounds": 3, "method": {"name": "ssf", "lr": 0.02, "local_steps": 3, "rank": 0.5}}
+    table = TABLE | {
+        "rounds": 3,
+        "method": {"name": "ssf", "lr": 0.02, "local_steps": 3, "rank": 0.5},
+    }
     plain = fedspan.run(table)
-    watched = fedspan.run(table | {"callbacks": [{"name": "diagnostics"}]}, tmp_path / "o", keep_checkpoint=True)
+    watched = fedspan.run(
+        table | {"callbacks": [{"name": "diagnostics"}]}, tmp_path / "o", keep_checkpoint=True
+    )
     added = {"grad_sq", "drift", "control_error", "control_gap", "correction_cos"}
     assert added <= set(watched.metrics)
-    assert [{k: v for k, v in line.items() if k not in added} for line in clean(watched)] == clean(plain)
+    assert [{k: v for k, v in line.items() if k not in added} for line in clean(watched)] == clean(
+        plain
+    )
     with pytest.raises(CheckpointError, match="callbacks"):
         fedspan.run(table | {"rounds": 5}, tmp_path / "o", resume=True)
     assert isinstance(fedspan.Spec.from_table(watched.spec).callbacks[0], Diagnostics)
@@ -137,7 +152,12 @@ def test_models_are_kept_every_so_many_rounds(tmp_path: Path) -> None:
 
 
 def test_a_table_of_the_evaluations(tmp_path: Path) -> None:
-    fedspan.run(TABLE | {"rounds": 4, "callbacks": [{"name": "csv"}]}, tmp_path / "run", callbacks=[EndAt(2)], seeds=2)
+    fedspan.run(
+        TABLE | {"rounds": 4, "callbacks": [{"name": "csv"}]},
+        tmp_path / "run",
+        callbacks=[EndAt(2)],
+        seeds=2,
+    )
     rows = list(csv.DictReader((tmp_path / "run" / "history.csv").read_text().splitlines()))
     assert [(row["seed"], row["round"]) for row in rows] == [(s, r) for s in "01" for r in "012"]
     history = fedspan.load(tmp_path / "run").history
@@ -172,7 +192,9 @@ def test_without_test_data_callbacks_go_by_the_training_loss() -> None:
 
 def test_mistakes_are_named() -> None:
     for wrong in (0, -1, 1.5):
-        with pytest.raises(SpecError, match=f"`every` must be a whole number of at least 1, got {wrong}"):
+        with pytest.raises(
+            SpecError, match=f"`every` must be a whole number of at least 1, got {wrong}"
+        ):
             Checkpoint(every=wrong)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="`patience` must be a whole number of at least 1, got -1"):
         EarlyStopping(patience=-1)
@@ -180,7 +202,9 @@ def test_mistakes_are_named() -> None:
         EarlyStopping(patience=0)
     with pytest.raises(SpecError, match="`min_delta` must be a number of at least 0, got -1"):
         EarlyStopping(min_delta=-1)
-    with pytest.raises(SpecError, match=r"`metric` must be one of loss, rel_err, got 'los'.*did you mean 'loss'"):
+    with pytest.raises(
+        SpecError, match=r"`metric` must be one of loss, rel_err, got 'los'.*did you mean 'loss'"
+    ):
         fedspan.run(TABLE, callbacks=[KeepBest("los")])
     with pytest.raises(SpecError, match="did you mean 'early_stopping'"):
         fedspan.Spec.from_table(TABLE | {"callbacks": [{"name": "early_stoping"}]})

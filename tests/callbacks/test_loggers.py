@@ -59,7 +59,9 @@ def rows(place: Path) -> list[tuple[int, dict[str, float]]]:
 
 def test_wandb_hears_every_row_of_every_seed(wandb: list[Run], tmp_path: Path) -> None:
     fedspan.run(Spec.from_table(TABLE), tmp_path / "o", seeds=2, callbacks=[WandB()])
-    assert [run.logged for run in wandb] == [rows(tmp_path / "o" / f"seed-{seed}") for seed in (3, 4)]
+    assert [run.logged for run in wandb] == [
+        rows(tmp_path / "o" / f"seed-{seed}") for seed in (3, 4)
+    ]
     assert [step for step, _ in wandb[0].logged] == [0, 2, 4, 6]
     assert [run.options["name"] for run in wandb] == ["o/seed-3", "o/seed-4"]
     assert [run.options["config"]["seed"] for run in wandb] == [3, 4]
@@ -86,13 +88,21 @@ def test_a_run_that_diverges_is_closed_with_its_last_row(wandb: list[Run], tmp_p
     assert wandb[0].finished
 
 
-def test_fit_without_a_run_directory_needs_a_place_to_log_to(wandb: list[Run], tmp_path: Path) -> None:
+def test_fit_without_a_run_directory_needs_a_place_to_log_to(
+    wandb: list[Run], tmp_path: Path
+) -> None:
     x, y = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
-    settings: dict[str, Any] = {"method": FedAvg(lr=0.1, local_steps=1), "rounds": 2, "test": (x, y)}
+    settings: dict[str, Any] = {
+        "method": FedAvg(lr=0.1, local_steps=1),
+        "rounds": 2,
+        "test": (x, y),
+    }
     clients = [(x[:6], y[:6]), (x[6:], y[6:])]
     with pytest.raises(SpecError, match="WandB needs `log_dir` where the run has no `run_dir`"):
         fedspan.fit(mlp((1, 8, 8), 3), clients, callbacks=[WandB()], **settings)
-    result = fedspan.fit(mlp((1, 8, 8), 3), clients, callbacks=[WandB(log_dir=tmp_path)], **settings)
+    result = fedspan.fit(
+        mlp((1, 8, 8), 3), clients, callbacks=[WandB(log_dir=tmp_path)], **settings
+    )
     assert [(step, values["accuracy"]) for step, values in wandb[0].logged] == [
         (line["round"], line["accuracy"]) for line in result.history
     ]
@@ -101,7 +111,9 @@ def test_fit_without_a_run_directory_needs_a_place_to_log_to(wandb: list[Run], t
 @pytest.mark.parametrize(("name", "kind"), [("tensorboard", TensorBoard), ("wandb", WandB)])
 def test_what_is_missing_is_named(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(FedspanError, match=rf"{name} is not installed; pip install 'fedspan\[{name}\]'"):
+    with pytest.raises(
+        FedspanError, match=rf"{name} is not installed; pip install 'fedspan\[{name}\]'"
+    ):
         kind()
     with pytest.raises(FedspanError, match="is not installed"):
         Spec.from_table(TABLE | {"callbacks": [{"name": name}]})
@@ -115,7 +127,9 @@ def test_a_spec_that_is_refused_logs_nothing(wandb: list[Run], tmp_path: Path) -
 
 
 def test_tensorboard_keeps_every_row(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'fedspan[tensorboard]'")
+    pytest.importorskip(
+        "tensorboard", reason="tensorboard is not installed: pip install 'fedspan[tensorboard]'"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     short, whole = (Spec.from_table(TABLE | {"rounds": rounds}) for rounds in (4, 8))
@@ -129,4 +143,6 @@ def test_tensorboard_keeps_every_row(tmp_path: Path) -> None:
         for name in ("rel_err", "up_bytes"):
             events = [(event.step, event.value) for event in found.Scalars(name)]
             assert [step for step, _ in events] == [0, 2, 4, 6, 8]
-            assert [value for _, value in events] == pytest.approx([values[name] for _, values in wanted], rel=1e-6)
+            assert [value for _, value in events] == pytest.approx(
+                [values[name] for _, values in wanted], rel=1e-6
+            )

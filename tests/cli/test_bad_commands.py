@@ -90,22 +90,40 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ((*COMPARE, "o", "--budget", "rounds=10000000000"), "`rounds` must be at most"),
     ((*COMPARE, "o", "--goal", "up"), "--goal"),
     (("init", "x" * 300), "File name too long"),
-    *((("init", name), "is the name of an installed package") for name in ("torch", "fedspan", "json", "a/numpy")),
-    *((("init", name), "must be a Python name") for name in ("class", "async", "1a", "a b", "é", "x.py", "CON", "a_")),
+    *(
+        (("init", name), "is the name of an installed package")
+        for name in ("torch", "fedspan", "json", "a/numpy")
+    ),
+    *(
+        (("init", name), "must be a Python name")
+        for name in ("class", "async", "1a", "a b", "é", "x.py", "CON", "a_")
+    ),
     (("init", "tests"), "is the name of a folder of the project"),
-    ((*COMPARE, "o", "--tail", "99999"), "`--tail` is 99999, but a run of 2 rounds has 2 evaluations after its start"),
+    (
+        (*COMPARE, "o", "--tail", "99999"),
+        "`--tail` is 99999, but a run of 2 rounds has 2 evaluations after its start",
+    ),
     ((*COMPARE, "o", "--tail", "3"), "give at most 2"),
-    *((("compare", f"c{number}.toml", "--out", "o"), words) for number, (_, words) in enumerate(COMPARISONS)),
+    *(
+        (("compare", f"c{number}.toml", "--out", "o"), words)
+        for number, (_, words) in enumerate(COMPARISONS)
+    ),
     (("data", "mnist"), "write `fedspan data get mnist`"),
     (("run", "."), "'.' is a directory; give the spec file in it"),
     (("run", "s.toml", "--set", "lr=0.1"), "`[spec]` has no key 'lr'; it is `method.lr`"),
     (("run", "s.toml", "--set", "het=0.1"), "`[spec]` has no key 'het'; it is `task.het`"),
     *(
-        (("tune", "s.toml", "--budget", text), "written total=50MB, up=10MB, rounds=200 or seconds=3600, got")
+        (
+            ("tune", "s.toml", "--budget", text),
+            "written total=50MB, up=10MB, rounds=200 or seconds=3600, got",
+        )
         for text in ("2MB", "all=2MB")
     ),
     (("init", "s.toml/foo"), "Not a directory; choose another place, or check its rights"),
-    (("run", "s.toml", "--run-dir", "r1", "--resume", "--set", "rounds=3"), "--keep-checkpoint (fedspan.run) keeps"),
+    (
+        ("run", "s.toml", "--run-dir", "r1", "--resume", "--set", "rounds=3"),
+        "--keep-checkpoint (fedspan.run) keeps",
+    ),
     (("roster", LONG), "File name too long"),
     (("check-method", LONG), "File name too long"),
 ]

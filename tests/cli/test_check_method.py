@@ -93,7 +93,9 @@ def forgotten() -> Iterator[None]:
 
 def checked(path: Path, text: str, *options: str) -> tuple[int, str]:
     (path / "mine.py").write_text(text)
-    done = CliRunner().invoke(app, ["check-method", str(path / "mine.py"), *options], standalone_mode=False)
+    done = CliRunner().invoke(
+        app, ["check-method", str(path / "mine.py"), *options], standalone_mode=False
+    )
     if done.exception is not None:
         raise done.exception
     return int(done.return_value), " ".join(done.output.split())
@@ -110,7 +112,10 @@ def test_a_client_state_needs_its_sixth_function(tmp_path: Path) -> None:
     """It runs in the simulator, and every law but that one holds; on Flower it would be refused."""
     code, text = checked(tmp_path, DRIFT)
     assert code == 1
-    assert "clients of Drift keep pull, and nothing says what a reply does to that; derive the class from" in text
+    assert (
+        "clients of Drift keep pull, and nothing says what a reply does to that; derive the class from"
+        in text
+    )
     assert "fedspan.Restorable too and define update_client_state" in text
     assert text.count("not tried: it needs update_client_state") == 4
     assert text.endswith("1 law does not hold")
@@ -125,13 +130,29 @@ def test_a_client_state_needs_its_sixth_function(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ("rnd.mean(up.dy)", "up.dy.mean(1)", "returns x of shape (2, 2, 24) instead of (2, 1, 24)"),
-        ("rnd.mean(up.dy)", "up.dy[:, :1]", "server_step gives another 'x' for replies in another order"),
-        ("return FullModel(server.x + ", "server.x.add_(1.0)\n        return FullModel(server.x + ", "in place"),
-        ("return client, Up(y - x)", "return client, Up(y - x + torch.rand(()))", "two runs of one seed differ"),
+        (
+            "rnd.mean(up.dy)",
+            "up.dy[:, :1]",
+            "server_step gives another 'x' for replies in another order",
+        ),
+        (
+            "return FullModel(server.x + ",
+            "server.x.add_(1.0)\n        return FullModel(server.x + ",
+            "in place",
+        ),
+        (
+            "return client, Up(y - x)",
+            "return client, Up(y - x + torch.rand(()))",
+            "two runs of one seed differ",
+        ),
         ("return client, Up(y - x)", "return client, Up((y - x)[..., :5])", "RuntimeError"),
         ("server.x + self.server_lr", "server.x - self.server_lr", "look for a wrong sign"),
         ("self.mu * (y - x)", "-200 * (y - x)", "look for a wrong sign"),
-        ("self.server_lr * rnd.mean(up.dy)", "0.001 * rnd.mean(up.dy)", "33.01 at the start and 14.25"),
+        (
+            "self.server_lr * rnd.mean(up.dy)",
+            "0.001 * rnd.mean(up.dy)",
+            "33.01 at the start and 14.25",
+        ),
         ("NoState()", "FullModel(x0)", "a FullModel stands where the class declares NoState"),
     ],
 )
@@ -156,7 +177,11 @@ PARTS = [
     for name, cls in registry.choices(kind).items()
     if cls.__module__.startswith("fedspan.")
     for more in [
-        {"outer": "qsgd", "inner": "randk"} if name == "compose" else {"rank": 0.3} if kind == "projector" else {}
+        {"outer": "qsgd", "inner": "randk"}
+        if name == "compose"
+        else {"rank": 0.3}
+        if kind == "projector"
+        else {}
     ]
     for law in laws
 ]

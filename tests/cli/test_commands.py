@@ -39,8 +39,12 @@ def test_every_command_has_help(name: str) -> None:
     assert len(first) <= 64  # `fedspan --help` shows it in full
 
 
-def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    (tmp_path / "greet.py").write_text('def command(name: str) -> None:\n    """Greet."""\n    print("hello", name)\n')
+def test_a_new_file_is_a_new_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "greet.py").write_text(
+        'def command(name: str) -> None:\n    """Greet."""\n    print("hello", name)\n'
+    )
     monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     monkeypatch.setattr(app, "app", app.build())
@@ -77,7 +81,9 @@ def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch, capsys: Any
         (("reproduce", "toy"), "Missing option '--out'"),
     ],
 )
-def test_a_mistake_is_one_line(words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_mistake_is_one_line(
+    words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     assert main(monkeypatch, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
@@ -98,7 +104,9 @@ def test_list_of_one_name_shows_its_settings(monkeypatch: pytest.MonkeyPatch, ca
     assert head.startswith("method ssf: SCAFFOLD inside")
     (control,) = [line for line in lines if line.split()[0] == "control"]
     assert '"exact" | "paper"' in control
-    named = [line.split()[0] for line in lines if not line.startswith(" ")]  # other lines go on in their columns
+    named = [
+        line.split()[0] for line in lines if not line.startswith(" ")
+    ]  # other lines go on in their columns
     assert named == ["setting", *(row[0] for row in _fields.settings(SSF))]
     assert max(map(len, lines)) <= 80
     assert main(monkeypatch, "list", "identity") == 0
@@ -109,8 +117,14 @@ def test_list_of_one_name_shows_its_settings(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_descriptions_come_from_comments_or_from_the_docstring() -> None:
     fields = {name: rest for name, *rest in _fields.settings(Engine)}
-    assert fields["workers"] == ["int", "none", 'Processes of `"pool"`. None takes as many as torch has threads.']
-    assert {name: text for name, _, _, text in _fields.settings(SSF)}["local_steps"].startswith("K: ")
+    assert fields["workers"] == [
+        "int",
+        "none",
+        'Processes of `"pool"`. None takes as many as torch has threads.',
+    ]
+    assert {name: text for name, _, _, text in _fields.settings(SSF)}["local_steps"].startswith(
+        "K: "
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)

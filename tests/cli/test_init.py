@@ -30,7 +30,12 @@ ENV = os.environ | {"PYTHONPATH": str(Path(fedspan.__file__).parents[1]), "OMP_N
 
 def python(*words: object, cwd: Path, **more: str) -> str:
     done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, cwd=cwd, env=ENV | more, check=False
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=ENV | more,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -50,8 +55,13 @@ def test_the_tests_of_a_project_are_named_where_pytest_is_installed(
     said = CliRunner().invoke(app.app, ["init", str(tmp_path / "ours")]).output
     assert "python -m pytest" in said
     find = PathFinder.find_spec
-    monkeypatch.setattr(PathFinder, "find_spec", lambda name, *rest: None if name == "pytest" else find(name, *rest))
-    assert "python -m pytest" not in CliRunner().invoke(app.app, ["init", str(tmp_path / "mine")]).output
+    monkeypatch.setattr(
+        PathFinder, "find_spec", lambda name, *rest: None if name == "pytest" else find(name, *rest)
+    )
+    assert (
+        "python -m pytest"
+        not in CliRunner().invoke(app.app, ["init", str(tmp_path / "mine")]).output
+    )
 
 
 def test_the_tests_of_the_projects_pass(tmp_path: Path) -> None:
@@ -70,7 +80,9 @@ def test_a_project_names_the_extra_that_its_sample_needs(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
     path = init(tmp_path / f"bare_{kind}", kind)
-    with pytest.raises(SpecError, match=rf"`task.module` 'bare_{kind}.task' .*; pip install 'fedspan\[vision\]'$"):
+    with pytest.raises(
+        SpecError, match=rf"`task.module` 'bare_{kind}.task' .*; pip install 'fedspan\[vision\]'$"
+    ):
         fedspan.run(path)
 
 
@@ -82,7 +94,9 @@ def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
     assert len(spec.task.holdings(0).counts) == 5
     result = fedspan.run(spec)
     assert result.history[-1].get("accuracy", 1 - result.history[-1].get("mae", 0)) > 0.7
-    texts = [one.read_text() for one in path.parent.rglob("*") if one.suffix in (".py", ".toml", ".md")]
+    texts = [
+        one.read_text() for one in path.parent.rglob("*") if one.suffix in (".py", ".toml", ".md")
+    ]
     assert all("my_project" not in text.lower() and "DATA_SECTION" not in text for text in texts)
     assert 'module = "our_model.task"' in path.read_text()
 
@@ -103,7 +117,13 @@ def csv_files(place: Path, parts: list[str]) -> None:
     for number, part in enumerate(parts):
         x = np.random.default_rng(number).normal(size=(20, 30))
         rows = np.column_stack([x, x[:, 0] > 0])
-        np.savetxt(place / f"{part}.csv", rows, delimiter=",", header=",".join(map(str, range(31))), comments="")
+        np.savetxt(
+            place / f"{part}.csv",
+            rows,
+            delimiter=",",
+            header=",".join(map(str, range(31))),
+            comments="",
+        )
 
 
 def image_files(place: Path, parts: list[str]) -> None:
@@ -111,11 +131,17 @@ def image_files(place: Path, parts: list[str]) -> None:
     for part in parts:
         for name in range(10):
             (place / part / str(name)).mkdir(parents=True)
-            image.fromarray(np.full((12, 12), 25 * name, np.uint8)).save(place / part / str(name) / "a.png")
+            image.fromarray(np.full((12, 12), 25 * name, np.uint8)).save(
+                place / part / str(name) / "a.png"
+            )
 
 
 def text_files(place: Path, parts: list[str]) -> None:
-    rows = [{"text": f"word{i} of {name}", "label": name} for i in range(5) for name in ("bank", "hospital", "shop")]
+    rows = [
+        {"text": f"word{i} of {name}", "label": name}
+        for i in range(5)
+        for name in ("bank", "hospital", "shop")
+    ]
     for part in parts:
         (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -126,7 +152,12 @@ def npz_files(place: Path, parts: list[str]) -> None:
         np.savez(place / f"{part}.npz", x=x, y=x[:, :1])
 
 
-OWN: dict[str, Any] = {"tabular": csv_files, "images": image_files, "text": text_files, "custom": npz_files}
+OWN: dict[str, Any] = {
+    "tabular": csv_files,
+    "images": image_files,
+    "text": text_files,
+    "custom": npz_files,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +178,9 @@ def test_a_project_takes_the_data_that_its_readme_asks_for(
     assert "WARDS_DATA" in readme
 
 
-def test_own_csv_files_of_any_scale_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_csv_files_of_any_scale_are_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Columns as in a clinic: ages of about 60, doses of about 300; the majority class has 60 to 70 %."""
     path = init(tmp_path / "clinics", "tabular")
     task = path.parent / "clinics/task.py"
@@ -156,9 +189,13 @@ def test_own_csv_files_of_any_scale_are_learned(tmp_path: Path, monkeypatch: pyt
     own.mkdir()
     for number, part in enumerate([*(f"client-{one}" for one in range(5)), "test"]):
         rng = np.random.default_rng(number)
-        x = np.column_stack([rng.normal(60, 10, 200), rng.normal(300, 80, 200), rng.normal(1, 0.2, 200)])
+        x = np.column_stack(
+            [rng.normal(60, 10, 200), rng.normal(300, 80, 200), rng.normal(1, 0.2, 200)]
+        )
         rows = np.column_stack([x, (x[:, 0] - 60) / 10 - (x[:, 1] - 300) / 80 > 0.6])
-        np.savetxt(own / f"{part}.csv", rows, delimiter=",", header="age,dose,ratio,class", comments="")
+        np.savetxt(
+            own / f"{part}.csv", rows, delimiter=",", header="age,dose,ratio,class", comments=""
+        )
     monkeypatch.delenv("CLINICS_DATA", raising=False)
     majority = max(np.mean(rows[:, -1]), 1 - np.mean(rows[:, -1]))
     assert majority < 0.75
@@ -170,15 +207,32 @@ def test_own_csv_files_of_any_scale_are_learned(tmp_path: Path, monkeypatch: pyt
     ("kind", "name", "content", "words"),
     [
         ("tabular", "client-0.csv", b"a,class\n1,yes\n", "client-0.csv must have numbers .*'yes'"),
-        ("tabular", "client-0.csv", b"a;class\n1;0\n", "client-0.csv must have numbers separated by commas"),
+        (
+            "tabular",
+            "client-0.csv",
+            b"a;class\n1;0\n",
+            "client-0.csv must have numbers separated by commas",
+        ),
         ("tabular", "client-0.csv", b"a,class\n\xe9,0\n", "client-0.csv must have .* in UTF-8"),
-        ("tabular", "client-1.csv", b"", "client-0.csv not found.; set `clients` in the spec to the number"),
-        ("text", "client-0.jsonl", b'{"text": "a", "label": "nope"}', "client-0.jsonl must have .*'nope'"),
+        (
+            "tabular",
+            "client-1.csv",
+            b"",
+            "client-0.csv not found.; set `clients` in the spec to the number",
+        ),
+        (
+            "text",
+            "client-0.jsonl",
+            b'{"text": "a", "label": "nope"}',
+            "client-0.jsonl must have .*'nope'",
+        ),
         ("text", "client-1.jsonl", b"", "client-0.jsonl'; set `clients` in the spec"),
         ("custom", "client-0.npz", b"no archive", "client-0.npz must have the arrays x and y"),
     ],
 )
-def test_a_wrong_file_of_a_project_is_named(kind: str, name: str, content: bytes, words: str, tmp_path: Path) -> None:
+def test_a_wrong_file_of_a_project_is_named(
+    kind: str, name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
     path = init(tmp_path / f"named_{kind}", kind)
     (path.parent / "data").mkdir()
     (path.parent / "data" / name).write_bytes(content)
@@ -186,7 +240,9 @@ def test_a_wrong_file_of_a_project_is_named(kind: str, name: str, content: bytes
         fedspan.run(path, progress=False)
 
 
-def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_nothing_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     (tmp_path / "wards").mkdir()
     (tmp_path / "wards/notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
@@ -199,8 +255,12 @@ def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_run_config_is_that_of_the_flower_example() -> None:
-    ours = tomllib.loads(project("wards", "tabular")["pyproject.toml"])["tool"]["flwr"]["app"]["config"]
-    example = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    ours = tomllib.loads(project("wards", "tabular")["pyproject.toml"])["tool"]["flwr"]["app"][
+        "config"
+    ]
+    example = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"][
+        "app"
+    ]["config"]
     assert ours | {"run-dir": ""} == example
 
 
@@ -213,10 +273,16 @@ def test_a_project_runs_on_flower(kind: str, tmp_path: Path) -> None:
 
     init(tmp_path / "wards", kind)
     with Cluster(tmp_path / "cluster", nodes=5) as cluster:
-        number = cluster.run(tmp_path / "wards", run_dir=str(tmp_path / "run"), set="rounds=2; eval_every=1")
+        number = cluster.run(
+            tmp_path / "wards", run_dir=str(tmp_path / "run"), set="rounds=2; eval_every=1"
+        )
         status = cluster.wait(number, 300)
         assert status["status"] == "finished:completed", status
     assert cluster.living() == []
-    here = fedspan.run(fedspan.Spec.load(tmp_path / "wards/spec.toml", ("rounds=2", "eval_every=1")))
-    there = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()][-1]
+    here = fedspan.run(
+        fedspan.Spec.load(tmp_path / "wards/spec.toml", ("rounds=2", "eval_every=1"))
+    )
+    there = [
+        json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()
+    ][-1]
     assert there["loss"] == pytest.approx(here.history[-1]["loss"], rel=1e-4)

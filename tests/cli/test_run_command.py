@@ -21,14 +21,23 @@ MISTAKES = {
     "unknown method": (["--set", "method.name=sff"], "did you mean 'ssf'?"),
     "unknown key": (["--set", "method.lrr=1"], "did you mean 'lr'?"),
     "unknown table": (["--set", "tusk.het=1"], "did you mean 'task'?"),
-    "wrong type": (["--set", "method.lr=fast"], "`method.lr` must be a number or 'search' or 'auto', got 'fast'"),
+    "wrong type": (
+        ["--set", "method.lr=fast"],
+        "`method.lr` must be a number or 'search' or 'auto', got 'fast'",
+    ),
     "no projector": (["--set", "method.projector=3"], "must be a projector, its name or a table"),
     "through a value": (["--set", "seed.a=1"], "'seed' is a value"),
     "no sign": (["--set", "seed"], "'--set': write key=value"),
-    "negative step": (["--set", "method.lr=-0.1"], "`method.lr` must be a positive number, got -0.1"),
+    "negative step": (
+        ["--set", "method.lr=-0.1"],
+        "`method.lr` must be a positive number, got -0.1",
+    ),
     "nan step": (["--set", "method.lr=nan"], "`method.lr` must be a positive number"),
     "bad control": (["--set", "method.control=papr"], "did you mean 'paper'?"),
-    "rank over d": (["--set", "method.projector.rank=200"], "larger than the 100 inputs of block 'X'"),
+    "rank over d": (
+        ["--set", "method.projector.rank=200"],
+        "larger than the 100 inputs of block 'X'",
+    ),
     "rank zero": (["--set", "method.projector.rank=0"], "`method.projector.rank` must be"),
     "too many clients": (["--set", "clients_per_round=21"], "from 1 to the 20 clients, got 21"),
     "no clients": (["--set", "clients_per_round=0"], "at least 1, got 0"),
@@ -75,7 +84,9 @@ def test_a_mistake_on_the_real_command_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_is_not_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_file_that_is_not_toml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     assert main(monkeypatch, "run", tmp_path / "bad.toml") == 2
     assert "is not TOML" in capsys.readouterr().err
@@ -90,12 +101,25 @@ def test_resume_without_a_directory_names_the_flags(
     assert main(monkeypatch, "run", spec_file(tmp_path), "--run-dir", place) == 0
     assert main(monkeypatch, "run", spec_file(tmp_path), "--run-dir", place) == 2
     assert "continue it with --resume, or choose another --run-dir" in capsys.readouterr().err
-    with pytest.raises(SpecError, match="continue it with `resume=True`, or choose another `run_dir`"):
+    with pytest.raises(
+        SpecError, match="continue it with `resume=True`, or choose another `run_dir`"
+    ):
         run(spec_file(tmp_path), place)
 
 
-def test_a_run_and_its_short_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    flags = ("--simulate", "loop", "--compact-states", "--callback", "keep_best", "--keep-checkpoint", "--seeds", "2")
+def test_a_run_and_its_short_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    flags = (
+        "--simulate",
+        "loop",
+        "--compact-states",
+        "--callback",
+        "keep_best",
+        "--keep-checkpoint",
+        "--seeds",
+        "2",
+    )
     assert main(monkeypatch, "run", spec_file(tmp_path), "--run-dir", tmp_path / "o", *flags) == 0
     shown = capsys.readouterr().out
     assert "finished" in shown
@@ -107,14 +131,18 @@ def test_a_run_and_its_short_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [row["round"] for row in rows(tmp_path / "o/seed-4")] == [0, 10, 20, 30, 40]
 
 
-def test_a_run_without_a_directory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_run_without_a_directory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     assert main(monkeypatch, "run", spec_file(tmp_path, 10)) == 0
     assert "not saved; give --run-dir" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"spec.toml"}
 
 
 def test_a_diverged_run_is_shown_and_has_exit_code_1(tmp_path: Path) -> None:
-    done = fedspan("run", spec_file(tmp_path, 400), "--run-dir", tmp_path / "o", "--set", "method.lr=5.0")
+    done = fedspan(
+        "run", spec_file(tmp_path, 400), "--run-dir", tmp_path / "o", "--set", "method.lr=5.0"
+    )
     assert done.returncode == 1, done.stderr
     assert f"diverged at round {rows(tmp_path / 'o')[-1]['round']}" in " ".join(done.stdout.split())
     assert "warning: the run of seed 3 diverged" in done.stderr
@@ -122,10 +150,14 @@ def test_a_diverged_run_is_shown_and_has_exit_code_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_says_how_to_resume(sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_says_how_to_resume(
+    sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "from fedspan.cli.app import main; main()"
     words = ["run", str(spec_file(tmp_path, 3000)), "--run-dir", str(tmp_path / "o")]
-    process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and not (tmp_path / "o/history.jsonl").exists():
         time.sleep(0.02)

@@ -42,12 +42,16 @@ EXTRAS = {
 
 def modules(words: str, folder: Path) -> list[set[str]]:
     """What is imported after each of several commands in one process."""
-    done = subprocess.run([sys.executable, "-c", RUN, words], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, words], cwd=folder, capture_output=True, text=True, check=True
+    )
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 def test_commands_that_do_not_compute_do_not_load_torch(tmp_path: Path) -> None:
-    plain, shown = modules('[["--help"], ["run", "--help"], ["version"], ["init", "own"], ["list"]]', tmp_path)[-2:]
+    plain, shown = modules(
+        '[["--help"], ["run", "--help"], ["version"], ["init", "own"], ["list"]]', tmp_path
+    )[-2:]
     assert not plain & (TORCH | EXTRAS | {"rich"})
     assert not shown & (TORCH | EXTRAS)
 
@@ -63,5 +67,9 @@ def test_commands_that_compute_load_no_extra_that_is_not_needed(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
 def test_the_catalog_is_what_is_registered(kind: str) -> None:
-    own = {n: c for n, c in registry.choices(kind).items() if c.__module__.startswith(f"{catalog.FOLDERS[kind]}.")}
+    own = {
+        n: c
+        for n, c in registry.choices(kind).items()
+        if c.__module__.startswith(f"{catalog.FOLDERS[kind]}.")
+    }
     assert catalog.summaries(kind) == {name: registry.summary(cls) for name, cls in own.items()}

@@ -43,7 +43,9 @@ def on_terminal(words: list[str]) -> list[str]:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     env = os.environ | {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "fedspan", *words], stdout=theirs, stderr=theirs, env=env)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedspan", *words], stdout=theirs, stderr=theirs, env=env
+    )
     os.close(theirs)
     shown = b""
     while True:
@@ -62,8 +64,12 @@ def on_terminal(words: list[str]) -> list[str]:
 def test_a_comparison_breaks_no_word_and_its_bar_ends_full(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     grid = "lr=0.0001,0.02,0.05,0.1"  # some are stopped early, and others run on from where they stopped
-    lines = on_terminal(["compare", str(spec), "--methods", "fedavg,ssf", "--grid", grid, "--out", str(out)])
-    assert max(map(len, lines)) <= 80 or not [line for line in lines if len(line) > 80 and " " in line.strip()]
+    lines = on_terminal(
+        ["compare", str(spec), "--methods", "fedavg,ssf", "--grid", grid, "--out", str(out)]
+    )
+    assert max(map(len, lines)) <= 80 or not [
+        line for line in lines if len(line) > 80 and " " in line.strip()
+    ]
     bars = [line for line in lines if " % " in line and "━" in line]
     assert "100 %" in bars[-1]
     assert any("runs: tuning ssf, lr 0.02" in line for line in bars)
@@ -72,11 +78,30 @@ def test_a_comparison_breaks_no_word_and_its_bar_ends_full(spec: Path, tmp_path:
 
 
 def test_the_table_of_a_proposal_fits(spec: Path) -> None:
-    words = ["tune", str(spec), "--budget", "total=100kB", "--link", "up=1MB,down=4MB,latency=0.1,step=0.02"]
+    words = [
+        "tune",
+        str(spec),
+        "--budget",
+        "total=100kB",
+        "--link",
+        "up=1MB,down=4MB,latency=0.1,step=0.02",
+    ]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     table = done.stdout.partition("\nup, down:")[0].splitlines()
-    assert table[0].split() == ["rank", "bits", "steps", "lr", "rounds", "up", "down", "seconds", "tried", "rel", "err"]
+    assert table[0].split() == [
+        "rank",
+        "bits",
+        "steps",
+        "lr",
+        "rounds",
+        "up",
+        "down",
+        "seconds",
+        "tried",
+        "rel",
+        "err",
+    ]
     assert len(table) == 1 + 4 * 2 + 2  # one line per setting
     assert max(map(len, table)) <= 80
     assert "100 %" in done.stderr

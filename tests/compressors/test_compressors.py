@@ -23,7 +23,12 @@ COMPRESSORS: dict[str, list[dict[str, Any]]] = {
     "identity": [{}],
     "topk": [{"k": 0.3}, {"k": 1}],
     "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}],
-    "qsgd": [{}, {"levels": 1, "bucket": 4}, {"levels": 200, "bucket": 3}, {"levels": 2, "unbiased": False}],
+    "qsgd": [
+        {},
+        {"levels": 1, "bucket": 4},
+        {"levels": 200, "bucket": 3},
+        {"levels": 2, "unbiased": False},
+    ],
     "natural": [{}, {"bits": 4}, {"bits": 2}, {"unbiased": False}],
     "sign": [{}, {"bucket": 3}],
     "cast": [{"to": "float16"}, {"to": "bfloat16"}],
@@ -32,12 +37,19 @@ COMPRESSORS: dict[str, list[dict[str, Any]]] = {
         {"outer": {"name": "natural"}, "inner": {"name": "randk", "k": 0.5}},
         {"outer": {"name": "sign"}, "inner": TOPK},
         {"outer": {"name": "cast"}, "inner": {"name": "randk", "k": 2, "unbiased": False}},
-        {"outer": {"name": "sign"}, "inner": {"name": "randk", "k": 0.5}},  # neither unbiased nor contractive
+        {
+            "outer": {"name": "sign"},
+            "inner": {"name": "randk", "k": 0.5},
+        },  # neither unbiased nor contractive
     ],
 }
 EVERY = pytest.mark.parametrize(
     ("name", "fields"),
-    [pytest.param(name, one, id=f"{name}-{i}") for name, some in COMPRESSORS.items() for i, one in enumerate(some)],
+    [
+        pytest.param(name, one, id=f"{name}-{i}")
+        for name, some in COMPRESSORS.items()
+        for i, one in enumerate(some)
+    ],
 )
 DTYPES = [torch.float32, torch.float64]
 numbers = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1e-6])
@@ -71,13 +83,17 @@ def laws(compressor: Compressor, v: torch.Tensor, draws: int, seed: int) -> None
     exceed its bound by six of its standard errors. What is not random must keep to its bound to rounding.
     """
     n, square = v.shape[-1], float(v.double() @ v.double())
-    found = there_and_back(compressor, v.expand(draws, 1, n), keys(draws, 1, seed=seed))[:, 0].double()
+    found = there_and_back(compressor, v.expand(draws, 1, n), keys(draws, 1, seed=seed))[
+        :, 0
+    ].double()
     errors = ((found - v.double()) ** 2).sum(-1)
     room = 6 * float(errors.std()) / math.sqrt(draws) + 4 * torch.finfo(v.dtype).eps * square
     omega, delta = compressor.omega(n), compressor.delta(n)
     if omega is not None:
         off = float((found.mean(0) - v.double()).norm())
-        assert off <= math.sqrt(square) * (6 * math.sqrt(omega / draws) + 4 * torch.finfo(v.dtype).eps)
+        assert off <= math.sqrt(square) * (
+            6 * math.sqrt(omega / draws) + 4 * torch.finfo(v.dtype).eps
+        )
         assert float(errors.mean()) <= omega * square + room
     if delta is not None:
         assert 0 < delta <= 1
@@ -86,7 +102,11 @@ def laws(compressor: Compressor, v: torch.Tensor, draws: int, seed: int) -> None
 
 @EVERY
 @settings(max_examples=40, deadline=None)
-@given(values=st.lists(numbers, min_size=1, max_size=70), seed=st.integers(0, 2**32), scale=st.integers(-60, 60))
+@given(
+    values=st.lists(numbers, min_size=1, max_size=70),
+    seed=st.integers(0, 2**32),
+    scale=st.integers(-60, 60),
+)
 def test_any_vector_keeps_the_law(
     name: str, fields: dict[str, Any], values: list[float], seed: int, scale: int
 ) -> None:
@@ -129,9 +149,13 @@ def test_a_bias_would_be_seen() -> None:
 def test_the_bounds_are_met_where_they_are_exact() -> None:
     v = SHAPES["normal"](64)
     for fields, exact in (({"k": 16}, 3.0), ({"k": 16, "unbiased": False}, 0.75)):
-        found = there_and_back(make("randk", fields), v.expand(20_000, 1, 64), keys(20_000, 1))[:, 0]
+        found = there_and_back(make("randk", fields), v.expand(20_000, 1, 64), keys(20_000, 1))[
+            :, 0
+        ]
         assert float(((found - v) ** 2).sum(-1).mean() / (v @ v)) == pytest.approx(exact, rel=0.02)
-    edge = torch.full((1, 1, 50), 1.5, dtype=torch.float64)  # halfway in the logarithm's sense: the worst for natural
+    edge = torch.full(
+        (1, 1, 50), 1.5, dtype=torch.float64
+    )  # halfway in the logarithm's sense: the worst for natural
     found = there_and_back(make("natural", {}), edge.expand(20_000, 1, 50), keys(20_000, 1))
     assert float(((found - 1.5) ** 2).mean() / 1.5**2) == pytest.approx(1 / 9, rel=0.02)
     edge = torch.full((1, 1, 50), 4 / 3, dtype=torch.float64)
@@ -143,8 +167,16 @@ def test_signs_have_the_mean_size_of_their_bucket_and_ties_fill_k() -> None:
     """Also in a last bucket that is not full; of equal numbers as many are kept as there is room for."""
     v = torch.tensor([[[1.0, -2.0, 3.0, -4.0, 5.0]]])
     assert there_and_back(make("sign", {}), v, keys(1, 1)).flatten().tolist() == [3, -3, 3, -3, 3]
-    assert there_and_back(make("sign", {"bucket": 3}), v, keys(1, 1)).flatten().tolist() == [2, -2, 2, -4.5, 4.5]
-    found = there_and_back(make("topk", {"k": 3}), torch.tensor([[[1.0, -1.0, 2.0, 1.0, 0.5]]]), keys(1, 1)).flatten()
+    assert there_and_back(make("sign", {"bucket": 3}), v, keys(1, 1)).flatten().tolist() == [
+        2,
+        -2,
+        2,
+        -4.5,
+        4.5,
+    ]
+    found = there_and_back(
+        make("topk", {"k": 3}), torch.tensor([[[1.0, -1.0, 2.0, 1.0, 0.5]]]), keys(1, 1)
+    ).flatten()
     assert sorted(found.abs().tolist()) == [0, 0, 1, 1, 2]
 
 
@@ -153,7 +185,9 @@ def test_what_a_division_by_one_plus_omega_does() -> None:
         plain, divided = make(name, fields), make(name, fields | {"unbiased": False})
         v, of = SHAPES["normal"](40).view(1, 1, -1), keys(1, 1)
         factor = 1 / (1 + plain.omega(40))  # type: ignore[operator]
-        torch.testing.assert_close(there_and_back(divided, v, of), there_and_back(plain, v, of) * factor)
+        torch.testing.assert_close(
+            there_and_back(divided, v, of), there_and_back(plain, v, of) * factor
+        )
         assert divided.omega(40) is None
         assert divided.delta(40) == pytest.approx(factor)
 
@@ -170,8 +204,16 @@ def test_which_are_unbiased_and_which_contractive() -> None:
         "natural": (make("natural", {}), 0.125, 0.875),
         "sign": (make("sign", {}), None, 0.01),
         "both": (make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}), 1.5, None),
-        "qsparse": (make("compose", {"outer": qsgd, "inner": {"name": "topk", "k": 0.5}}), None, 0.375),
-        "neither": (make("compose", {"outer": {"name": "sign"}, "inner": {"name": "randk", "k": 0.25}}), None, None),
+        "qsparse": (
+            make("compose", {"outer": qsgd, "inner": {"name": "topk", "k": 0.5}}),
+            None,
+            0.375,
+        ),
+        "neither": (
+            make("compose", {"outer": {"name": "sign"}, "inner": {"name": "randk", "k": 0.25}}),
+            None,
+            None,
+        ),
     }
     for name, (compressor, omega, delta) in kinds.items():
         assert compressor.omega(100) == (None if omega is None else pytest.approx(omega)), name
@@ -182,7 +224,9 @@ def test_which_are_unbiased_and_which_contractive() -> None:
 def test_a_k_that_makes_no_sense_is_refused(k: float) -> None:
     for name in ("topk", "randk"):
         with pytest.raises(SpecError, match="k` must be"):
-            make(name, {"k": k}) if not isinstance(k, bool) else registry.choices("compressor")[name](k=k)
+            make(name, {"k": k}) if not isinstance(k, bool) else registry.choices("compressor")[
+                name
+            ](k=k)
 
 
 def test_k_is_a_number_or_a_share() -> None:
@@ -202,9 +246,18 @@ def test_k_is_a_number_or_a_share() -> None:
         ({"name": "cast", "to": "int8"}, "bfloat16, float16"),
         ({"name": "compose", "outer": QSGD}, "`compressor.inner` is missing"),
         ({"name": "tokp", "k": 1}, "did you mean 'topk'"),
-        ({"name": "compose", "outer": TOPK, "inner": TOPK}, "`compressor.outer` must not be sparse, got 'topk'"),
-        ({"name": "compose", "outer": QSGD, "inner": QSGD}, "`compressor.inner` must keep some of the numbers"),
-        ({"name": "compose", "outer": QSGD, "inner": {"name": "randk", "k": 2, "common": True}}, "common"),
+        (
+            {"name": "compose", "outer": TOPK, "inner": TOPK},
+            "`compressor.outer` must not be sparse, got 'topk'",
+        ),
+        (
+            {"name": "compose", "outer": QSGD, "inner": QSGD},
+            "`compressor.inner` must keep some of the numbers",
+        ),
+        (
+            {"name": "compose", "outer": QSGD, "inner": {"name": "randk", "k": 2, "common": True}},
+            "common",
+        ),
         (
             {"name": "compose", "outer": QSGD, "inner": 3},
             "`compressor.inner` must be a compressor, its name or",
@@ -227,7 +280,10 @@ def test_is_a_value_that_a_spec_can_hold(name: str, fields: dict[str, Any]) -> N
 
 def test_coordinates_of_all_clients_or_of_each() -> None:
     rnd = start(build("fedavg"), small(seeds=(5, 6)))._round()
-    own, common = make("randk", {"k": 0.5}).keys(rnd), make("randk", {"k": 0.5, "common": True}).keys(rnd)
+    own, common = (
+        make("randk", {"k": 0.5}).keys(rnd),
+        make("randk", {"k": 0.5, "common": True}).keys(rnd),
+    )
     assert len(set(own.ravel().tolist())) == own.size == 6
     assert len(set(common.ravel().tolist())) == 2
     assert common.shape == own.shape
@@ -238,8 +294,14 @@ def test_coordinates_of_all_clients_or_of_each() -> None:
 @pytest.mark.parametrize("name", list(COMPRESSORS))
 def test_a_large_vector_takes_no_loop_over_its_numbers(name: str) -> None:
     """Two million numbers, far below the time of a Python loop over them, here and back."""
-    big = {"qsgd": {"bucket": 512}, "compose": {"outer": {"name": "qsgd"}, "inner": {"name": "topk", "k": 0.01}}}
-    compressor = make(name, big.get(name, COMPRESSORS[name][0] | ({"k": 0.01} if "k" in COMPRESSORS[name][0] else {})))
+    big = {
+        "qsgd": {"bucket": 512},
+        "compose": {"outer": {"name": "qsgd"}, "inner": {"name": "topk", "k": 0.01}},
+    }
+    compressor = make(
+        name,
+        big.get(name, COMPRESSORS[name][0] | ({"k": 0.01} if "k" in COMPRESSORS[name][0] else {})),
+    )
     v = torch.randn(1, 1, 2_000_000)
     began = time.process_time()
     there_and_back(compressor, v, keys(1, 1))

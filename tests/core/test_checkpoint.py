@@ -48,7 +48,9 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, seeds: int, tmp_path:
     sign = getattr(signal, name)
     spec, cut, whole = spec_file(tmp_path), tmp_path / "cut", tmp_path / "whole"
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, spec, str(seeds), cut], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SLOW, spec, str(seeds), cut],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     first = cut / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
     deadline = time.monotonic() + 300
@@ -65,7 +67,9 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, seeds: int, tmp_path:
     run(until, whole, seeds=seeds)
     for part in ["."] if seeds == 1 else ["seed-3", "seed-4"]:
         assert rows(cut / part) == rows(whole / part)
-        assert len({(place / part / "model.safetensors").read_bytes() for place in (cut, whole)}) == 1
+        assert (
+            len({(place / part / "model.safetensors").read_bytes() for place in (cut, whole)}) == 1
+        )
     assert not saved.exists()
 
 
@@ -84,13 +88,17 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert rows(tmp_path / "grown") == grown
 
 
-def test_a_run_with_a_schedule_resumes_to_the_same_bits_but_not_to_another_length(tmp_path: Path) -> None:
+def test_a_run_with_a_schedule_resumes_to_the_same_bits_but_not_to_another_length(
+    tmp_path: Path,
+) -> None:
     """Its first rounds would have had other steps."""
     spec = Spec.load(spec_file(tmp_path), ("method.schedule=cosine", "rounds=30"))
     run(spec, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(spec, tmp_path / "cut", callbacks=[Interrupt(13)])
-    with pytest.raises(CheckpointError, match="made with rounds = 30, not 60; its schedule spans the run; keep"):
+    with pytest.raises(
+        CheckpointError, match="made with rounds = 30, not 60; its schedule spans the run; keep"
+    ):
         run(replace(spec, rounds=60), tmp_path / "cut", resume=True)
     run(spec, tmp_path / "cut", resume=True)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
@@ -135,7 +143,9 @@ def test_a_damaged_checkpoint_is_refused(
     assert all(torch.equal(found[name], arrays[name]) for name in arrays)
 
 
-def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, {"a": torch.ones(3)}, {"round": 1})
 

@@ -20,7 +20,9 @@ from fedspan.core.errors import ProtocolError
 
 @EVERY
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_batch_is_its_members_one_by_one(name: str, fields: dict[str, Any], dtype: torch.dtype) -> None:
+def test_a_batch_is_its_members_one_by_one(
+    name: str, fields: dict[str, Any], dtype: torch.dtype
+) -> None:
     compressor, v, of = make(name, fields), torch.randn(2, 3, 37, dtype=dtype), keys(2, 3)
     together = there_and_back(compressor, v, of)
     assert together.dtype == dtype
@@ -33,7 +35,9 @@ def test_a_batch_is_its_members_one_by_one(name: str, fields: dict[str, Any], dt
 
 @EVERY
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 37, 300])
-def test_codes_survive_the_wire_and_cost_what_they_promise(name: str, fields: dict[str, Any], n: int) -> None:
+def test_codes_survive_the_wire_and_cost_what_they_promise(
+    name: str, fields: dict[str, Any], n: int
+) -> None:
     compressor = make(name, fields)
     if not fits(compressor, n):
         return
@@ -43,8 +47,14 @@ def test_codes_survive_the_wire_and_cost_what_they_promise(name: str, fields: di
     for client in range(3):
         packed = wire.pack(wire.pick(code, client))
         assert all(part.dtype in (torch.uint8, v.dtype) for part in packed.values())
-        assert sum(a.numel() * a.element_size() for a in packed.values()) == code.bytes == promised(compressor, n)
-        again = compressor.decompress(wire.unpack(Encoded, packed), n, of[:, client : client + 1], v.dtype)
+        assert (
+            sum(a.numel() * a.element_size() for a in packed.values())
+            == code.bytes
+            == promised(compressor, n)
+        )
+        again = compressor.decompress(
+            wire.unpack(Encoded, packed), n, of[:, client : client + 1], v.dtype
+        )
         assert torch.equal(again, whole[:, client : client + 1])
 
 
@@ -57,7 +67,9 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
         case "randk":
             return item * compressor.kept(n)
         case "topk":
-            return item * compressor.kept(n) + math.ceil(compressor.kept(n) * max(1, math.ceil(math.log2(n))) / 8)
+            return item * compressor.kept(n) + math.ceil(
+                compressor.kept(n) * max(1, math.ceil(math.log2(n))) / 8
+            )
         case "qsgd":
             return math.ceil(n * (1 + math.ceil(math.log2(compressor.levels + 1))) / 8) + scales
         case "natural":
@@ -73,7 +85,9 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
 
 @EVERY
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_stay_zeros_and_nothing_is_changed(name: str, fields: dict[str, Any], dtype: torch.dtype) -> None:
+def test_zeros_stay_zeros_and_nothing_is_changed(
+    name: str, fields: dict[str, Any], dtype: torch.dtype
+) -> None:
     compressor, of = make(name, fields), keys(1, 2)
     zeros = torch.zeros(1, 2, 21, dtype=dtype)
     assert (there_and_back(compressor, zeros, of) == 0).all()
@@ -88,7 +102,9 @@ def test_zeros_stay_zeros_and_nothing_is_changed(name: str, fields: dict[str, An
 
 @EVERY
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_does_not_come_back_finite(name: str, fields: dict[str, Any], bad: float) -> None:
+def test_what_is_not_finite_does_not_come_back_finite(
+    name: str, fields: dict[str, Any], bad: float
+) -> None:
     """And a client beside it is not touched."""
     compressor, v, of = make(name, fields), torch.randn(1, 2, 21), keys(1, 2)
     fine = there_and_back(compressor, v, of)
@@ -97,7 +113,10 @@ def test_what_is_not_finite_does_not_come_back_finite(name: str, fields: dict[st
     found = there_and_back(compressor, v, of)
     assert not torch.isfinite(found[0, 0]).all()
     assert torch.equal(found[0, 1], fine[0, 1])
-    if "randk" not in (name, fields.get("inner", {}).get("name")):  # which looks at some of the numbers only
+    if "randk" not in (
+        name,
+        fields.get("inner", {}).get("name"),
+    ):  # which looks at some of the numbers only
         v[0, 0] = torch.randn(21)
         v[0, 0, 20] = bad
         assert not torch.isfinite(there_and_back(compressor, v, of)[0, 0]).all()
@@ -109,7 +128,10 @@ def test_bytes_of_a_stranger_do_no_harm(name: str, fields: dict[str, Any]) -> No
     compressor, of = make(name, fields), keys(1, 1)
     code = compressor.compress(torch.randn(1, 1, 21), of)
     for fill in (0, 85, 255):
-        parts = {k: torch.full_like(p, fill) if p.dtype == torch.uint8 else p for k, p in code.parts.items()}
+        parts = {
+            k: torch.full_like(p, fill) if p.dtype == torch.uint8 else p
+            for k, p in code.parts.items()
+        }
         assert torch.isfinite(compressor.decompress(Encoded(**parts), 21, of, torch.float32)).all()
     with pytest.raises(ProtocolError, match="same compressor"):
         compressor.decompress(Encoded(), 21, of, torch.float32)
@@ -118,7 +140,9 @@ def test_bytes_of_a_stranger_do_no_harm(name: str, fields: dict[str, Any]) -> No
 @EVERY
 def test_same_key_same_code(name: str, fields: dict[str, Any]) -> None:
     compressor, v = make(name, fields), torch.randn(1, 1, 200)
-    one, two, other = (wire.pack(compressor.compress(v, keys(1, 1, seed=seed))) for seed in (3, 3, 4))
+    one, two, other = (
+        wire.pack(compressor.compress(v, keys(1, 1, seed=seed))) for seed in (3, 3, 4)
+    )
     assert all(torch.equal(one[part], two[part]) for part in one)
     if name in ("randk", "qsgd", "natural"):
         assert any(not torch.equal(one[part], other[part]) for part in one)
@@ -126,7 +150,9 @@ def test_same_key_same_code(name: str, fields: dict[str, Any]) -> None:
 
 @given(st.integers(1, 40), st.integers(1, 60), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_whole_numbers_of_any_width_are_packed_without_gaps(width: int, n: int, random: Any) -> None:
+def test_whole_numbers_of_any_width_are_packed_without_gaps(
+    width: int, n: int, random: Any
+) -> None:
     drawn = torch.tensor([[random.randrange(1 << width) for _ in range(n)] for _ in range(2)])
     packed = codes.pack(drawn, width)
     assert packed.dtype == torch.uint8
@@ -135,4 +161,13 @@ def test_whole_numbers_of_any_width_are_packed_without_gaps(width: int, n: int, 
 
 
 def test_the_width_of_whole_numbers() -> None:
-    assert [codes.width_of(most) for most in (0, 1, 2, 3, 4, 14, 255, 256)] == [1, 1, 2, 2, 3, 4, 8, 9]
+    assert [codes.width_of(most) for most in (0, 1, 2, 3, 4, 14, 255, 256)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        4,
+        8,
+        9,
+    ]

@@ -16,13 +16,25 @@ from fedspan.core.errors import SpecError
 MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (Training, {"weight_decay": -1}, "`weight_decay` must be a number of at least 0, got -1"),
     (Training, {"clip": 0}, "`clip` must be a positive number, got 0"),
-    (Participation, {"weights": "example"}, "`weights` must be one of examples, uniform, got 'example'"),
+    (
+        Participation,
+        {"weights": "example"},
+        "`weights` must be one of examples, uniform, got 'example'",
+    ),
     (Projection, {"full_modules": "head"}, "`full_modules` must be a list of names, got 'head'"),
     (Projection, {"min_numel": 0}, "`min_numel` must be a whole number of at least 1, got 0"),
-    (Engine, {"simulate": "fast"}, "`simulate` must be one of auto, batched, loop, pool, got 'fast'"),
+    (
+        Engine,
+        {"simulate": "fast"},
+        "`simulate` must be one of auto, batched, loop, pool, got 'fast'",
+    ),
     (Engine, {"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
     (Engine, {"compact_states": True, "states_dir": "s"}, "give one of them"),
-    (Engine, {"states_dtype": "float16"}, "`states_dtype` must be one of bfloat16, float32, got 'float16'"),
+    (
+        Engine,
+        {"states_dtype": "float16"},
+        "`states_dtype` must be one of bfloat16, float32, got 'float16'",
+    ),
     (Search, {"share": 2.0}, "`share` must be above 0 and at most 1"),
 ]
 
@@ -102,7 +114,9 @@ def test_identity_is_what_decides_the_numbers() -> None:
 def test_the_length_of_a_run_decides_its_numbers_only_under_a_schedule() -> None:
     for schedule, same in (("constant", True), ("cosine", False), ("step", False)):
         table = TABLE | {"method": TABLE["method"] | {"schedule": schedule, "warmup": 2}}
-        assert (Spec.from_table(table).identity() == Spec.from_table(table | {"rounds": 99}).identity()) is same
+        assert (
+            Spec.from_table(table).identity() == Spec.from_table(table | {"rounds": 99}).identity()
+        ) is same
 
 
 def test_patterns_of_a_rank_are_tried_in_order() -> None:
@@ -111,7 +125,9 @@ def test_patterns_of_a_rank_are_tried_in_order() -> None:
         for rank in ({"a.*": 2, "*": 3}, {"*": 3, "a.*": 2})
     )
     assert one.identity() != two.identity()
-    assert one.decisions()["method"] == two.decisions()["method"]  # the same patterns, in another order
+    assert (
+        one.decisions()["method"] == two.decisions()["method"]
+    )  # the same patterns, in another order
     assert Spec.from_table(one.table()).identity() == one.identity()
 
 
@@ -120,7 +136,11 @@ def test_a_new_setting_at_its_default_changes_no_identity() -> None:
     decisions = Spec.from_table(TABLE).decisions()
     assert set(decisions) == {"batch_size", "clients_per_round", "dtype", "method", "task"}
     assert decisions["method"] == {"name": "fedavg", "lr": 0.02, "local_steps": 3} | {
-        key: value for key, value in decisions["method"].items() if key not in ("name", "lr", "local_steps")
+        key: value
+        for key, value in decisions["method"].items()
+        if key not in ("name", "lr", "local_steps")
     }
     defaults = {one.name: one.default for one in dataclasses.fields(Spec.from_table(TABLE).task)}  # type: ignore[arg-type]
-    assert all(defaults[name] != value for name, value in decisions["task"].items() if name != "name")
+    assert all(
+        defaults[name] != value for name, value in decisions["task"].items() if name != "name"
+    )

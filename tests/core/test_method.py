@@ -36,7 +36,9 @@ class Forgetful(LocalSteps[FullModel, Count, FullModel, FullModel]):
     def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
         return server
 
-    def client_step(self, client: Count, down: FullModel, f: Objective, rnd: Round) -> tuple[Count, FullModel]:
+    def client_step(
+        self, client: Count, down: FullModel, f: Objective, rnd: Round
+    ) -> tuple[Count, FullModel]:
         return Count(client.n + 1), FullModel(down.x)
 
     def server_step(self, server: FullModel, up: FullModel, rnd: Round) -> FullModel:
@@ -46,13 +48,20 @@ class Forgetful(LocalSteps[FullModel, Count, FullModel, FullModel]):
 def test_a_state_without_its_rule_is_refused_on_a_network() -> None:
     problem, method = small(), Forgetful(lr=0.1)
     assert method.types() == (FullModel, Count, FullModel, FullModel)
-    with pytest.raises(SpecError, match=r"clients of Forgetful keep n, .* derive the class from fedspan\.Restorable"):
+    with pytest.raises(
+        SpecError,
+        match=r"clients of Forgetful keep n, .* derive the class from fedspan\.Restorable",
+    ):
         RemoteTransport(method, problem.layout, problem.x0, problem.clients, None, None)  # type: ignore[arg-type]
 
 
 def test_capabilities_are_seen_by_their_type() -> None:
     has = {
-        name: {kind.__name__ for kind in (Restorable, Replayable, LogsChanges) if isinstance(build(name), kind)}
+        name: {
+            kind.__name__
+            for kind in (Restorable, Replayable, LogsChanges)
+            if isinstance(build(name), kind)
+        }
         for name in ("fedavg", "scaffold", "ssf", "doublesqueeze", "fedit")
     }
     assert has == {

@@ -12,14 +12,22 @@ import fedspan
 from fedspan.core import registry
 from fedspan.core.namespace import listed
 
-NAMESPACES = {kind: ".".join(folder.split(".")[:2]) for kind, (_, folder) in registry.KINDS.items() if kind != "task"}
+NAMESPACES = {
+    kind: ".".join(folder.split(".")[:2])
+    for kind, (_, folder) in registry.KINDS.items()
+    if kind != "task"
+}
 
 
 @pytest.mark.parametrize(("kind", "package"), NAMESPACES.items())
 def test_a_namespace_has_every_choice_of_its_kind(kind: str, package: str) -> None:
     namespace = importlib.import_module(package)
     assert package.removeprefix("fedspan.") in fedspan.__all__
-    known = {cls.__name__: cls for cls in registry.choices(kind).values() if cls.__module__.startswith("fedspan.")}
+    known = {
+        cls.__name__: cls
+        for cls in registry.choices(kind).values()
+        if cls.__module__.startswith("fedspan.")
+    }
     assert set(known) <= set(namespace.__all__)
     for name, cls in known.items():
         assert getattr(namespace, name) is cls

@@ -40,7 +40,8 @@ def test_numbers_that_would_never_end_are_refused(change: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "a = \x00", "seed = 2020-01-01", "t = 07:32:00"]
+    "text",
+    ["a = " + "[" * 5000, "a = " + "9" * 5000, "a = \x00", "seed = 2020-01-01", "t = 07:32:00"],
 )
 def test_strange_spec_files_are_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(text, "utf-8")
@@ -68,7 +69,12 @@ for words in (["list"], ["list", "ssf"], ["diagnose", "examples/ssf.toml"], ["in
 
 
 def test_a_terminal_without_utf8_is_enough(tmp_path: Path) -> None:
-    plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    plain = {
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, tmp_path / "project"],
         env=os.environ | plain,

@@ -45,7 +45,10 @@ MISTAKES = {
         WHOLE.replace("@fedspan.register\n", ""),
         "registers nothing: put @fedspan.register above the class FedP",
     ),
-    "nothing": ("x = 1\n", "registers nothing: it has no class that derives from one of Method, Projector"),
+    "nothing": (
+        "x = 1\n",
+        "registers nothing: it has no class that derives from one of Method, Projector",
+    ),
     "command": ("def command() -> None: ...\n", "registers nothing: a plugin cannot add a command"),
     "syntax": ("def f(:\n", ", line 1: SyntaxError: invalid syntax"),
     "import": (
@@ -57,7 +60,9 @@ MISTAKES = {
         "FedProx must name its four types: derive it from Method[ServerState, ClientState, Down, Up]",
     ),
     "dataclass": (
-        WHOLE.replace("@fedspan.register\n@dataclass(frozen=True, kw_only=True)", "@fedspan.register"),
+        WHOLE.replace(
+            "@fedspan.register\n@dataclass(frozen=True, kw_only=True)", "@fedspan.register"
+        ),
         "mu of FedProx would be no setting: put @dataclass(frozen=True, kw_only=True) between",
     ),
     "hidden": (
@@ -102,7 +107,11 @@ def test_a_file_cannot_take_the_place_of_another(name: str, words: str, tmp_path
 def test_two_metrics_of_one_file_have_names_of_their_own(tmp_path: Path) -> None:
     lines = ["import fedspan"]
     for name, value in (("Mine", 1.0), ("AlwaysHalf", 0.5)):
-        lines += ["@fedspan.register", f"class {name}(fedspan.Metric):", "    def update(self, outputs, targets): ..."]
+        lines += [
+            "@fedspan.register",
+            f"class {name}(fedspan.Metric):",
+            "    def update(self, outputs, targets): ...",
+        ]
         lines += [f"    def compute(self): return {value}"]
     path = tmp_path / "mine.py"
     path.write_text("\n".join(lines))
@@ -129,23 +138,35 @@ def test_a_mean_without_keepdim_is_noticed(tmp_path: Path) -> None:
     (cls,) = load_plugin(path)
     loop = start(cls(lr=0.02), small(seeds=(5, 6)))
     with pytest.raises(
-        SpecError, match=r"FedProx returns x of shape \(2, 2, 24\) instead of \(2, 1, 24\).*keepdim=True"
+        SpecError,
+        match=r"FedProx returns x of shape \(2, 2, 24\) instead of \(2, 1, 24\).*keepdim=True",
     ):
         advance(loop, 1)
 
 
 def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
-    method = {"name": "ssf", "lr": 0.1, "local_steps": 3, "rank": 0.5, "beta": 0.5, "compressor": "qsgd"}
+    method = {
+        "name": "ssf",
+        "lr": 0.1,
+        "local_steps": 3,
+        "rank": 0.5,
+        "beta": 0.5,
+        "compressor": "qsgd",
+    }
     path.write_text(tomli_w.dumps(RUN | {"method": method, "task": SMALL}), "utf-8")
-    with pytest.warns(UserWarning, match="^method.name=fedavg drops rank, beta, compressor of the method 'ssf'$"):
+    with pytest.warns(
+        UserWarning, match="^method.name=fedavg drops rank, beta, compressor of the method 'ssf'$"
+    ):
         spec = Spec.load(path, ("method.name=fedavg",))
     assert spec.method == fedspan.methods.FedAvg(lr=0.1, local_steps=3)
     with pytest.warns(UserWarning, match="drops beta, compressor of"):
         assert Spec.load(path, ("method.name=subavg",)).method == fedspan.methods.SubAvg(
             lr=0.1, local_steps=3, rank=0.5
         )
-    with pytest.warns(UserWarning, match="drops rank, beta, compressor"):  # scafcom's β is another one
+    with pytest.warns(
+        UserWarning, match="drops rank, beta, compressor"
+    ):  # scafcom's β is another one
         spec = Spec.load(path, ("method.name=scafcom", "method.beta=0.3"))
     assert spec.method.beta == 0.3  # type: ignore[attr-defined]
     with pytest.raises(SpecError, match="did you mean 'fedavg'"):
@@ -153,7 +174,9 @@ def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> N
     assert Spec.load(path, ("method.name=ssf",)).method.beta == 0.5  # type: ignore[attr-defined]
 
 
-def test_the_command_line_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_line_says_it_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     spec, plugin = tmp_path / "spec.toml", tmp_path / "mine.py"
     spec.write_text(tomli_w.dumps(RUN), "utf-8")
     plugin.write_text(MISTAKES["register"][0], "utf-8")

@@ -19,9 +19,13 @@ from fedspan.projectors import Gaussian, Hadamard
 
 
 def test_a_name_or_a_table_is_as_good_as_the_value() -> None:
-    assert SSF(compressor="qsgd", projector="hadamard") == SSF(compressor=QSGD(), projector=Hadamard())  # type: ignore[arg-type]
+    assert SSF(compressor="qsgd", projector="hadamard") == SSF(
+        compressor=QSGD(), projector=Hadamard()
+    )  # type: ignore[arg-type]
     assert FedAvg(optimizer={"name": "adamw", "eps": 0.1}) == FedAvg(optimizer=AdamW(eps=0.1))  # type: ignore[arg-type]
-    assert EF(compressor={"name": "compose", "outer": "qsgd", "inner": "topk"}).compressor == Compose(  # type: ignore[arg-type]
+    assert EF(
+        compressor={"name": "compose", "outer": "qsgd", "inner": "topk"}
+    ).compressor == Compose(  # type: ignore[arg-type]
         outer=QSGD(), inner=TopK()
     )
     assert building.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
@@ -47,7 +51,9 @@ def made(cls: type, arguments: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("cls", "field", "kind"), TAKES)
-def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(cls: type, field: str, kind: str) -> None:
+def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(
+    cls: type, field: str, kind: str
+) -> None:
     """Also those that refuse some parts: all three ways are refused alike."""
     others = {"outer": QSGD(), "inner": TopK()} if cls is Compose else {}
     taken = 0
@@ -55,7 +61,11 @@ def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(cls: type, 
         if not part.__module__.startswith("fedspan.") or building._missing(part, ()):
             continue
         value = made(cls, others | {field: part()})
-        assert value == made(cls, others | {field: name}) == made(cls, others | {field: {"name": name}})
+        assert (
+            value
+            == made(cls, others | {field: name})
+            == made(cls, others | {field: {"name": name}})
+        )
         taken += not isinstance(value, str)
         if not isinstance(value, str):
             assert getattr(value, field) == part()
@@ -68,13 +78,28 @@ def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(cls: type, 
     ("arguments", "words"),
     [
         ({"compressor": "qsdg"}, "`compressor` must be one of .* got 'qsdg' .did you mean 'qsgd'"),
-        ({"compressor": "compose"}, "`compressor` 'compose' needs `outer` too; write {name = 'compose', outer = …}"),
-        ({"compressor": 3}, "`compressor` must be a compressor, its name or a table with `name`, got 3"),
+        (
+            {"compressor": "compose"},
+            "`compressor` 'compose' needs `outer` too; write {name = 'compose', outer = …}",
+        ),
+        (
+            {"compressor": 3},
+            "`compressor` must be a compressor, its name or a table with `name`, got 3",
+        ),
         ({"compressor": QSGD}, r"write QSGD\(…\)"),
         ({"optimizer": Gaussian()}, "`optimizer` must be an optimizer"),
-        ({"projector": {"rank": 3}}, r"`\[projector\]` needs a `name`; one of coordinate, cycle, gaussian"),
-        ({"projector": {"name": "gaussian", "rnk": 3}}, r"`\[projector\]` has no key 'rnk' .did you mean 'rank'"),
-        ({"projector": {"name": "gaussian", "rank": 0}}, r"`projector\.rank` must be a whole number of at least 1"),
+        (
+            {"projector": {"rank": 3}},
+            r"`\[projector\]` needs a `name`; one of coordinate, cycle, gaussian",
+        ),
+        (
+            {"projector": {"name": "gaussian", "rnk": 3}},
+            r"`\[projector\]` has no key 'rnk' .did you mean 'rank'",
+        ),
+        (
+            {"projector": {"name": "gaussian", "rank": 0}},
+            r"`projector\.rank` must be a whole number of at least 1",
+        ),
     ],
 )
 def test_what_cannot_be_a_choice_is_refused_at_once(arguments: dict[str, Any], words: str) -> None:
@@ -98,10 +123,21 @@ class Outer:
 
 
 def test_tables_become_dataclasses() -> None:
-    table = {"number": 1, "inner": {"size": 2}, "names": ["x"], "choices": ["qsgd", {"name": "topk", "k": 3}], "way": 4}
+    table = {
+        "number": 1,
+        "inner": {"size": 2},
+        "names": ["x"],
+        "choices": ["qsgd", {"name": "topk", "k": 3}],
+        "way": 4,
+    }
     made = building.make(Outer, table | {"by_name": {"b": 1, "a": 0.5}})
     assert made == Outer(
-        number=1, inner=Inner(size=2.0), names=("x",), choices=(QSGD(), TopK(k=3)), by_name={"b": 1, "a": 0.5}, way=4
+        number=1,
+        inner=Inner(size=2.0),
+        names=("x",),
+        choices=(QSGD(), TopK(k=3)),
+        by_name={"b": 1, "a": 0.5},
+        way=4,
     )
     assert list(made.by_name) == ["b", "a"]
 
@@ -113,7 +149,10 @@ def test_tables_become_dataclasses() -> None:
         ({"number": 1.5}, "`number` must be a whole number, got 1.5"),
         ({"number": True}, "`number` must be a whole number, got True"),
         ({"number": 1, "inner": {"size": "x"}}, r"`inner\.size` must be a number, got 'x'"),
-        ({"number": 1, "inner": {"sise": 1}}, r"`\[inner\]` has no key 'sise' .did you mean 'size'"),
+        (
+            {"number": 1, "inner": {"sise": 1}},
+            r"`\[inner\]` has no key 'sise' .did you mean 'size'",
+        ),
         ({"number": 1, "names": "x"}, "`names` must be a list, got 'x'"),
         ({"number": 1, "names": [3]}, r"`names\[0\]` must be a text, got 3"),
         ({"number": 1, "choices": ["qsgt"]}, r"`choices\[0\]` must be one of .* got 'qsgt'"),
@@ -141,7 +180,9 @@ def test_the_order_of_rank_patterns_is_part_of_a_value() -> None:
 def test_only_what_has_a_kind_can_be_registered() -> None:
     with pytest.raises(SpecError, match="derive it from one of Method, Projector"):
         registry.register(Inner)
-    with pytest.raises(SpecError, match=r"Inner is not registered; put @fedspan\.register above the class"):
+    with pytest.raises(
+        SpecError, match=r"Inner is not registered; put @fedspan\.register above the class"
+    ):
         registry.name_of(Inner())
 
 

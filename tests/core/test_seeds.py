@@ -76,7 +76,9 @@ def test_choose_is_floyds_method(seed: int, population: int, data: st.DataObject
     keys = np.array([[seed, seed + 1], [seed + 2, 5]], np.uint64)
     chosen = seeds.choose(keys, population, size)
     for place in np.ndindex(2, 2):
-        assert chosen[place].tolist() == floyd(seeds.bits(keys, size)[place].tolist(), population, size)
+        assert chosen[place].tolist() == floyd(
+            seeds.bits(keys, size)[place].tolist(), population, size
+        )
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 1000))
@@ -103,7 +105,9 @@ def test_normal_has_the_moments_and_tails_of_a_normal() -> None:
 
 def test_normal_is_the_inverse_of_the_normal_distribution() -> None:
     """Against the standard library, far into both tails."""
-    u = np.concatenate([np.linspace(1e-6, 1 - 1e-6, 999), 10.0 ** -np.arange(7, 17), [0.5, 0.075, 0.925]])
+    u = np.concatenate(
+        [np.linspace(1e-6, 1 - 1e-6, 999), 10.0 ** -np.arange(7, 17), [0.5, 0.075, 0.925]]
+    )
     expected = [statistics.NormalDist().inv_cdf(float(v)) for v in u]
     np.testing.assert_allclose(seeds._normal_at(u), expected, rtol=1e-14, atol=1e-16)
 
@@ -151,14 +155,22 @@ def test_same_projector_for_every_thread_count_and_instruction_set(
         [("2", {}), ("1", {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"})], 1
     ):
         env = os.environ | {"OMP_NUM_THREADS": threads} | extra
-        subprocess.run([sys.executable, script, threads, tmp_path / str(number), *tolerances], check=True, env=env)
+        subprocess.run(
+            [sys.executable, script, threads, tmp_path / str(number), *tolerances],
+            check=True,
+            env=env,
+        )
     for name, tolerance in tolerances.items():
-        first, *others = (np.load(tmp_path / f"{number}-{name}.npy", allow_pickle=False) for number in range(3))
+        first, *others = (
+            np.load(tmp_path / f"{number}-{name}.npy", allow_pickle=False) for number in range(3)
+        )
         assert all(np.abs(other - first).max() <= tolerance for other in others)
 
 
 def test_a_batch_of_epochs_and_runs_draws_what_each_draws_alone() -> None:
-    layout = Layout((Block("w", (2, 40), 1), Block("bias", (3,)), Block("v", (30, 4), 0)), torch.float32)
+    layout = Layout(
+        (Block("w", (2, 40), 1), Block("bias", (3,)), Block("v", (30, 4), 0)), torch.float32
+    )
     projector = building.build("projector", {"name": "gaussian", "rank": 0.25})
     together = draw(projector, layout, (4, 9), 5)
     alone = projector.sample(layout, np.array([seeds.key(9, "projector", 5)], np.uint64))

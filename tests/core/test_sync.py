@@ -113,7 +113,9 @@ def test_doublesqueeze_sends_the_codes_that_were_missed_or_the_model(k: int) -> 
 
 def test_the_papers_control_rule_costs_twice_the_uplink() -> None:
     exact, paper = (
-        advance(start(build("ssf", correction="always", projector=GAUSSIAN, control=rule), small()), 9)
+        advance(
+            start(build("ssf", correction="always", projector=GAUSSIAN, control=rule), small()), 9
+        )
         for rule in ("exact", "paper")
     )
     assert paper.ledger.up.sum() == 2 * exact.ledger.up.sum()
@@ -159,7 +161,12 @@ def test_a_client_without_a_copy_refuses_changes() -> None:
 
 
 def test_the_log_says_when_it_has_forgotten() -> None:
-    log = Log((), 0).push(torch.zeros(1, 1, 2), 2).push(torch.ones(1, 1, 2), 2).push(torch.ones(1, 1, 2) * 2, 2)
+    log = (
+        Log((), 0)
+        .push(torch.zeros(1, 1, 2), 2)
+        .push(torch.ones(1, 1, 2), 2)
+        .push(torch.ones(1, 1, 2) * 2, 2)
+    )
     assert float(log.at(2)[0, 0, 0]) == 2
     for gone in (0, 3):
         with pytest.raises(ProtocolError, match="not in the log"):
@@ -178,7 +185,10 @@ def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
         "compressed": (build("compressed"), 0),
         "scafcom": (build("scafcom"), 2 * D * M),
     }
-    kept |= {name: (build(name), D * M) for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion", "powersgd")}
+    kept |= {
+        name: (build(name), D * M)
+        for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion", "powersgd")
+    }
     nothing = ("fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedit", "ffalora")
     kept |= {name: (build(name), 0) for name in nothing}
     assert {"stale", *registry.choices("method")} == set(kept)
@@ -192,7 +202,10 @@ def test_the_log_of_fedsub_does_not_grow_while_a_client_stays_away(
     momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it needs of the rounds it missed is one change and x in full; numbers and bytes are as with all changes."""
-    own: dict[str, Any] = {"projector": {"name": "gaussian", "rank": 3}, "server_momentum": momentum}
+    own: dict[str, Any] = {
+        "projector": {"name": "gaussian", "rank": 3},
+        "server_momentum": momentum,
+    }
 
     def run(*, checked: bool) -> Any:
         method, problem = build("fedsub", **own), small()
@@ -214,7 +227,9 @@ def test_the_log_of_fedsub_does_not_grow_while_a_client_stays_away(
         return loop
 
     short = run(checked=True)
-    monkeypatch.setattr(type(short.method), "push", lambda _, log, entry, rnd: log.push(entry, rnd.missed_by_any))
+    monkeypatch.setattr(
+        type(short.method), "push", lambda _, log, entry, rnd: log.push(entry, rnd.missed_by_any)
+    )
     whole = run(checked=False)
     assert len(whole.server.log.entries) >= len(short.server.log.entries)
     assert torch.equal(model(short), model(whole))

@@ -74,7 +74,10 @@ def test_nested_messages_come_back() -> None:
 def test_where_either_may_come_what_came_is_found() -> None:
     plain = Message(torch.randn(1, 1, 4), code(1), Inner(code(1)), either=torch.ones(1, 1, 1))
     assert isinstance(wire.unpack(Message, wire.pack(plain)).either, torch.Tensor)
-    assert wire.unpack(Message, {k: v for k, v in wire.pack(plain).items() if k != "either"}).either is None
+    assert (
+        wire.unpack(Message, {k: v for k, v in wire.pack(plain).items() if k != "either"}).either
+        is None
+    )
 
 
 def test_bytes_are_those_of_what_one_client_is_sent() -> None:
@@ -118,7 +121,11 @@ def test_a_log_of_codes_travels_as_the_codes() -> None:
         assert sum(a.numel() * a.element_size() for a in packed.values()) == sizes[0, place]
         arrived = wire.unpack(Down, packed).sync
         seen = []
-        opened = arrived.open(x, int(last_round[0, place]), lambda x, entry, t, seen=seen: seen.append((t, entry)) or x)  # type: ignore[misc]
+        opened = arrived.open(
+            x,
+            int(last_round[0, place]),
+            lambda x, entry, t, seen=seen: seen.append((t, entry)) or x,
+        )  # type: ignore[misc]
         assert [float(entry.scale) for _, entry in seen] == wanted
         assert [t for t, _ in seen] == list(range(4 - len(wanted), 4))
         assert opened.log.end == (4 if wanted else 0)

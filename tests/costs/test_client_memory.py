@@ -53,14 +53,26 @@ def sketch_of(task: dict[str, Any], **more: Any) -> Sketch:
     ("told", "steps", "asked"),
     [
         ({"gradient_checkpointing": True}, {}, {"checkpointing": True}),
-        ({"precision": "bfloat16"}, {"optimizer": ADAMW}, {"dtype": "bfloat16", "optimizer": "adamw"}),
+        (
+            {"precision": "bfloat16"},
+            {"optimizer": ADAMW},
+            {"dtype": "bfloat16", "optimizer": "adamw"},
+        ),
     ],
 )
-def test_a_spec_holds_what_the_plan_of_its_model_says(told: Any, steps: Any, asked: Any, tmp_path: Path) -> None:
+def test_a_spec_holds_what_the_plan_of_its_model_says(
+    told: Any, steps: Any, asked: Any, tmp_path: Path
+) -> None:
     model: Any = load_model("tiny", "SequenceClassification", 0, 0.0, num_labels=4)
     model.config.save_pretrained(tmp_path)
     request = ModelRequest(
-        model=tmp_path, rank=0.25, batch_size=8, length=6, labels=4, frozen_modules=("*embed*",), **asked
+        model=tmp_path,
+        rank=0.25,
+        batch_size=8,
+        length=6,
+        labels=4,
+        frozen_modules=("*embed*",),
+        **asked,
     )
     for row in plan(request).rows:
         method = {"name": row.method} | ({} if row.rank is None else {"rank": row.rank}) | steps
@@ -79,7 +91,11 @@ def test_a_spec_holds_what_the_plan_of_its_model_says(told: Any, steps: Any, ask
         (SPEAK, {"name": "fedsub", "rank": 0.2}, "float32"),
         (SPEAK, {"name": "scallion", "compressor": {"name": "qsgd"}}, "float32"),
         (SPEAK | {"precision": "bfloat16"}, {"name": "scaffold"}, "float32"),
-        (SPEAK | {"precision": "bfloat16"}, {"name": "ssf", "projector": {"name": "gaussian"}}, "float32"),
+        (
+            SPEAK | {"precision": "bfloat16"},
+            {"name": "ssf", "projector": {"name": "gaussian"}},
+            "float32",
+        ),
         (IMAGES | {"model": "cnn"}, {"name": "ssf", "rank": 0.3}, "float32"),
         (IMAGES | {"model": "cnn"}, {"name": "fedprox", "momentum": 0.5}, "float32"),
         (IMAGES | {"model": "resnet8", "norm": "batch"}, {"name": "fedavg"}, "float64"),
@@ -90,12 +106,19 @@ def test_a_dry_step_holds_what_the_real_one_does(
     task: Any, method: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same count on the real model and a real batch; kernels differ a little in what they keep."""
-    monkeypatch.setattr("fedspan.core.projector.AT_ONCE", 1)  # no P of later rounds in the same storage
+    monkeypatch.setattr(
+        "fedspan.core.projector.AT_ONCE", 1
+    )  # no P of later rounds in the same storage
     spec = Spec.from_table(table(task, method, dtype=dtype))
     problem: Any = spec.task.build((0,), spec)
-    problem.client_data, problem.batch_size = [OneBatch(tree_map_only(torch.Tensor, torch.clone, largest(problem)))], 1
+    problem.client_data, problem.batch_size = (
+        [OneBatch(tree_map_only(torch.Tensor, torch.clone, largest(problem)))],
+        1,
+    )
     for parameter in problem.model.train().parameters():
-        parameter.data = parameter.data.clone()  # out of the one vector that a problem keeps them in
+        parameter.data = (
+            parameter.data.clone()
+        )  # out of the one vector that a problem keeps them in
     problem.module = type(problem.module)(problem.model, problem.layout)
     planned = memory(spec.method, sketch_of(task, dtype=dtype))
     step = local_step if spec.method.footprint(problem.layout).adapters is None else lora_step
@@ -117,8 +140,14 @@ def test_what_a_method_holds_from_step_to_step() -> None:
 
     (without, r), (controls, same) = held("subavg", rank=0.25), held("ssf", rank=0.25)
     assert r == same < layout.size
-    assert 0 <= controls.controls - without.controls - 4 * r <= 16  # P c − P c_i, and the numbers of the test
-    (plain, d), (heavy, _), (adam, _) = held("fedavg"), held("fedavg", momentum=0.5), held("fedavg", optimizer=ADAMW)
+    assert (
+        0 <= controls.controls - without.controls - 4 * r <= 16
+    )  # P c − P c_i, and the numbers of the test
+    (plain, d), (heavy, _), (adam, _) = (
+        held("fedavg"),
+        held("fedavg", momentum=0.5),
+        held("fedavg", optimizer=ADAMW),
+    )
     assert (plain.optimizer, heavy.optimizer, adam.optimizer) == (0, 4 * d, adam.optimizer)
     assert adam.optimizer >= 8 * d
     for name in ("scaffold", "scallion", "fedprox"):
@@ -157,14 +186,18 @@ def test_a_copy_without_numbers_keeps_what_is_tied_and_what_is_frozen() -> None:
     model.model.norm.weight.requires_grad_(False)
     copy: Any = without_numbers(model.eval())
     assert copy.lm_head.weight is copy.model.embed_tokens.weight
-    assert [p.requires_grad for p in copy.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert [p.requires_grad for p in copy.parameters()] == [
+        p.requires_grad for p in model.parameters()
+    ]
     assert all(tensor.is_meta for tensor in [*copy.parameters(), *copy.buffers()])
     assert copy.training
 
 
 def test_no_network_no_number() -> None:
     assert client_memory(table(SMALL, {"name": "fedavg"})) is None
-    assert client_memory({"rounds": 2, "method": {"name": "fedavg"}, "model": {}}) is None  # not a spec
+    assert (
+        client_memory({"rounds": 2, "method": {"name": "fedavg"}, "model": {}}) is None
+    )  # not a spec
     assert client_memory(table(IMAGES, {"name": "of_my_own"})) is None
     with pytest.raises(SpecError, match="3 numbers per trained one"):
         stepper(torch.nn.Linear(2, 2), lambda m: torch.zeros(()), 3)
@@ -189,7 +222,9 @@ def test_what_cannot_be_rehearsed_has_no_number(monkeypatch: pytest.MonkeyPatch)
 def test_a_grid_of_steps_is_rehearsed_once() -> None:
     outlines._peaks.clear()
     for lr, rounds in ((0.1, 5), (0.2, 7), ("search", 7)):
-        assert client_memory(table(IMAGES, {"name": "fedavg", "lr": lr, "local_steps": 3}, rounds=rounds))
+        assert client_memory(
+            table(IMAGES, {"name": "fedavg", "lr": lr, "local_steps": 3}, rounds=rounds)
+        )
     assert len(outlines._peaks) == 1
 
 

@@ -28,8 +28,15 @@ GAUSSIAN = {"name": "gaussian", "rank": 0.2}
 
 
 def spec_of(method: dict[str, Any], **more: Any) -> Spec:
-    table = {"rounds": 2, "batch_size": 8, "device": "cpu", "task": IMAGES | {"model": "mlp"}} | more
-    return Spec.from_table(table | {"method": {"lr": 0.1, "local_steps": 2} | method, "projection": {"min_numel": 64}})
+    table = {
+        "rounds": 2,
+        "batch_size": 8,
+        "device": "cpu",
+        "task": IMAGES | {"model": "mlp"},
+    } | more
+    return Spec.from_table(
+        table | {"method": {"lr": 0.1, "local_steps": 2} | method, "projection": {"min_numel": 64}}
+    )
 
 
 def measured(spec: Spec) -> int:
@@ -45,8 +52,12 @@ def measured(spec: Spec) -> int:
         gc.collect()
         with Live(torch.device("cpu")) as live:
             with live.pause():  # on disk
-                state = type(client.state)(**{name: part.clone() for name, part in vars(client.state).items()})
-                client = Replica(state, None if client.x is None else client.x.clone(), client.last_round)
+                state = type(client.state)(
+                    **{name: part.clone() for name, part in vars(client.state).items()}
+                )
+                client = Replica(
+                    state, None if client.x is None else client.x.clone(), client.last_round
+                )
             received = {name: array.clone() for name, array in down.items()}
             client, up = answer(method, problem, client, received, rnd)
         peaks.append(live.peak)
@@ -65,8 +76,12 @@ def measured(spec: Spec) -> int:
         {"name": "scaffold"},
     ],
 )
-def test_a_rehearsed_round_holds_what_a_real_one_does(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedspan.core.projector.AT_ONCE", 1)  # no P of later rounds in the same storage
+def test_a_rehearsed_round_holds_what_a_real_one_does(
+    method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fedspan.core.projector.AT_ONCE", 1
+    )  # no P of later rounds in the same storage
     spec = spec_of(method)
     spec.task.client_problem(0, (0,), spec)  # caches
     sketch = outline(spec).sketch

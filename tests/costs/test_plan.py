@@ -35,7 +35,12 @@ TABLE: dict[str, Any] = {
     "eval_every": 30,
     "batch_size": 4,
     "clients_per_round": 3,
-    "method": {"name": "ssf", "projector": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 2},
+    "method": {
+        "name": "ssf",
+        "projector": {"name": "gaussian", "rank": 3},
+        "lr": 0.02,
+        "local_steps": 2,
+    },
     "task": {"name": "regression", "clients": 7, "dim": 12, "outputs": 2, "samples": 9},
 }
 LAYOUT = Layout((Block("a", (8, 12), 1), Block("b", (8,)), Block("c", (5, 8), 1)))
@@ -93,7 +98,9 @@ def test_a_plan_is_what_the_run_then_costs() -> None:
 
 @pytest.mark.usefixtures("without_numbers")
 @pytest.mark.parametrize(("name", "settings"), every_method())
-def test_traffic_without_numbers_is_that_of_real_messages(name: str, settings: dict[str, Any]) -> None:
+def test_traffic_without_numbers_is_that_of_real_messages(
+    name: str, settings: dict[str, Any]
+) -> None:
     method = building.build("method", {"name": name, "lr": 0.02, "local_steps": 2} | settings)
     planned = cost(method, FlatProblem(LAYOUT, 5, buffers=6), 2, 5, 0)
 
@@ -141,8 +148,17 @@ def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str,
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("float64", 8)])
 def test_running_statistics_are_counted(dtype: str, width: int) -> None:
-    table = TABLE | {"rounds": 2, "eval_every": 2, "batch_size": 16, "clients_per_round": 2, "dtype": dtype}
-    table |= {"task": IMAGES | {"model": "resnet8", "norm": "batch"}, "method": {"name": "fedavg", "lr": 0.1}}
+    table = TABLE | {
+        "rounds": 2,
+        "eval_every": 2,
+        "batch_size": 16,
+        "clients_per_round": 2,
+        "dtype": dtype,
+    }
+    table |= {
+        "task": IMAGES | {"model": "resnet8", "norm": "batch"},
+        "method": {"name": "fedavg", "lr": 0.1},
+    }
     spec, done = Spec.from_table(table), fedspan.run(table)
     statistics = outline(spec).problem.buffers0
     assert statistics is not None
@@ -157,7 +173,9 @@ def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:
     path.write_text(PLUGIN)
     load_plugin(path)
     try:
-        found = plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["pulled", "fedavg", "scaffold", "fedprox"])
+        found = plan(
+            TABLE | {"task": IMAGES | {"model": "mlp"}}, ["pulled", "fedavg", "scaffold", "fedprox"]
+        )
     finally:
         registry._known["method"].pop("pulled")
     own, plain, scaffold, prox = (row.memory for row in found.rows)
@@ -174,7 +192,12 @@ def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:
 
 def test_what_another_method_refuses_is_left_out_of_its_plan() -> None:
     """SCALLION takes no momentum, and error feedback no rand-k that is unbiased; both are planned all the same."""
-    method = {"name": "compressed", "lr": 0.02, "momentum": 0.5, "compressor": {"name": "randk", "k": 6}}
+    method = {
+        "name": "compressed",
+        "lr": 0.02,
+        "momentum": 0.5,
+        "compressor": {"name": "randk", "k": 6},
+    }
     found = plan(TABLE | {"method": method})
     assert {row.method for row in found.rows} == set(registry.choices("method"))
     up = {name: found[name].cost.up_round for name in ("compressed", "scallion", "ef", "scaffold")}
@@ -196,13 +219,19 @@ def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     rank = {"rank": 1} if name == "powersgd" else {"rank": 0.2}
     method = building.build("method", {"name": name, "lr": 0.02} | rank)
     found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
-    loop = start(method, FlatProblem(LAYOUT, 4), 4, traffic._Forgetful(method, FlatProblem(LAYOUT, 4)))
+    loop = start(
+        method, FlatProblem(LAYOUT, 4), 4, traffic._Forgetful(method, FlatProblem(LAYOUT, 4))
+    )
     advance(loop, 200)
     assert len(found.course.walked) < 20
     spent = int(loop.ledger.up.sum()), int(loop.ledger.down.sum())
-    assert (found.up, found.down) == pytest.approx(spent, rel=1e-3 if name == "powersgd" else 0)  # odd and even rounds
+    assert (found.up, found.down) == pytest.approx(
+        spent, rel=1e-3 if name == "powersgd" else 0
+    )  # odd and even rounds
     held = sum(array.nbytes for array in wire.pack(loop.server).values())
-    assert held <= found.server_memory <= held + 4 * LAYOUT.size  # a log that grew no longer than the model
+    assert (
+        held <= found.server_memory <= held + 4 * LAYOUT.size
+    )  # a log that grew no longer than the model
 
 
 def test_a_log_that_shrinks_in_the_last_round_is_not_carried_on() -> None:
@@ -216,7 +245,9 @@ def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(Spec.from_table(TABLE).toml())
     done = CliRunner().invoke(app, ["plan", str(path)])
-    assert "24 parameters, 24 of them trained, in 1 tensor; 30 rounds of 3 of 7 clients" in done.stdout, done.exception
+    assert (
+        "24 parameters, 24 of them trained, in 1 tensor; 30 rounds of 3 of 7 clients" in done.stdout
+    ), done.exception
     for name in registry.choices("method"):
         assert name in done.stdout
     assert "client memory" not in done.stdout

@@ -68,10 +68,21 @@ class Case:
         case = Case(row, folder, Spec.from_table(spec_table(row, _new(folder))), None)
         return dataclasses.replace(case, result=case.run())
 
-    def run(self, variant: Variant = "", *, without: tuple[str, ...] = (), more: Row | None = None, **how: Any) -> Any:
+    def run(
+        self,
+        variant: Variant = "",
+        *,
+        without: tuple[str, ...] = (),
+        more: Row | None = None,
+        **how: Any,
+    ) -> Any:
         """The same run with other data or settings."""
-        row = {name: level for name, level in self.row.items() if name not in without} | (more or {})
-        return launch(spec_table(row, _new(self.folder), variant), **{"seeds": _seeds(self.row)} | how)
+        row = {name: level for name, level in self.row.items() if name not in without} | (
+            more or {}
+        )
+        return launch(
+            spec_table(row, _new(self.folder), variant), **{"seeds": _seeds(self.row)} | how
+        )
 
     @property
     def values(self) -> dict[str, Any]:
@@ -119,12 +130,17 @@ def _seeds(row: Row) -> int:
 
 def flat(result: Any) -> list[torch.Tensor]:
     """The trained numbers of each seed."""
-    return [torch.cat([v.double().reshape(-1) for _, v in sorted(weights.items())]) for weights in result.weights]
+    return [
+        torch.cat([v.double().reshape(-1) for _, v in sorted(weights.items())])
+        for weights in result.weights
+    ]
 
 
 def lines(result: Any) -> list[list[Line]]:
     """The evaluations of each seed, besides their times."""
-    return [[{k: v for k, v in line.items() if k != "seconds"} for line in run] for run in result.runs]
+    return [
+        [{k: v for k, v in line.items() if k != "seconds"} for line in run] for run in result.runs
+    ]
 
 
 def same(one: Any, other: Any) -> None:
@@ -206,7 +222,9 @@ def equal_weights(case: Case) -> None:
 
 def only_watched(case: Case) -> None:
     """Evaluations, metrics and callbacks that decide nothing do not change what is trained."""
-    same(case.run(without=("callbacks", "metrics", "eval_every", "eval_clients_every")), case.result)
+    same(
+        case.run(without=("callbacks", "metrics", "eval_every", "eval_clients_every")), case.result
+    )
 
 
 def no_screen(case: Case) -> None:
@@ -223,14 +241,18 @@ def scaled_targets(case: Case) -> None:
 
 def order_of_clients(case: Case) -> None:
     """The order of clients has no effect where all take part with all of their data."""
-    first, second = (case.run(one, without=("engine.simulate",), more=FULL) for one in ("", "ordered"))
+    first, second = (
+        case.run(one, without=("engine.simulate",), more=FULL) for one in ("", "ordered")
+    )
     close(flat(second)[0], flat(first)[0], case.precision)
 
 
 def clients_alike(case: Case) -> None:
     """An aggregator of clients that are alike gives their mean; a step size found for others may be none for them."""
     one, mean = (
-        case.run("alike", without=("engine.simulate", "clients_per_round", "method.lr", *gone), more=FULL)
+        case.run(
+            "alike", without=("engine.simulate", "clients_per_round", "method.lr", *gone), more=FULL
+        )
         for gone in ((), (ROBUST,))
     )
     close(flat(one)[0], flat(mean)[0], case.precision)
@@ -241,10 +263,18 @@ FULL, ROBUST = {"batch_size": '"full"'}, "participation.aggregator"
 
 def secure_sums(case: Case) -> None:
     """Secure sums are plain sums up to the resolution of their numbers, 2^-36 of them in 64 bits."""
-    private = {name: level for name, level in case.values["privacy"].items() if not name.startswith("secure")}
+    private = {
+        name: level
+        for name, level in case.values["privacy"].items()
+        if not name.startswith("secure")
+    }
     double = {"dtype": '"float64"'}
-    secure = case.run(more=double | {"privacy": json.dumps(private | {"secure": True, "secure_bits": 64})})
-    plain = case.run(without=("privacy",), more=double | ({"privacy": json.dumps(private)} if private else {}))
+    secure = case.run(
+        more=double | {"privacy": json.dumps(private | {"secure": True, "secure_bits": 64})}
+    )
+    plain = case.run(
+        without=("privacy",), more=double | ({"privacy": json.dumps(private)} if private else {})
+    )
     close(flat(secure)[0], flat(plain)[0], 1e-7)
 
 
@@ -258,8 +288,14 @@ def across_machines(case: Case) -> None:
     if not lost:
         assert not loop.events, loop.events[0]
         close(_flat(loop), flat(plain)[0], case.precision)
-        last, counted = plain.runs[0][-1], tuple(int(one.sum()) for one in (loop.ledger.up, loop.ledger.down))
-        assert (last["up_bytes"], last["down_bytes"]) == counted == (channel.up, channel.down), (last, counted)
+        last, counted = (
+            plain.runs[0][-1],
+            tuple(int(one.sum()) for one in (loop.ledger.up, loop.ledger.down)),
+        )
+        assert (last["up_bytes"], last["down_bytes"]) == counted == (channel.up, channel.down), (
+            last,
+            counted,
+        )
     else:
         assert loop.events
         close(_flat(loop), _flat(_simulated(case, plain)), case.precision)
@@ -296,7 +332,9 @@ def _across(case: Case, plain: Any) -> tuple[Loop, Counted]:
         end = functools.partial(SecureTransport, secure=spec.secure, backup=False)
         options = {"secure": spec.secure, "weighted": spec.participation.weights == "examples"}
         client = SecureClient
-    channel.kind = lambda *own, known_start: client(*own[:6], spec.rounds, terms, known_start=known_start, **options)
+    channel.kind = lambda *own, known_start: client(
+        *own[:6], spec.rounds, terms, known_start=known_start, **options
+    )
     transport = end(
         method, problem.layout, problem.x0, problem.clients, channel, agree(method, problem),
         participation=screening(spec),
@@ -315,7 +353,9 @@ def _simulated(case: Case, plain: Any) -> Loop:
         end = SecureSimulator(method, problem, spec.secure)
         end.gone = lambda t, phase: {place for one, place in LOST if one == t and phase == "train"}
     else:
-        end = Lossy(Simulator(method, problem, Engine(simulate="loop"), participation=screening(spec)), LOST)
+        end = Lossy(
+            Simulator(method, problem, Engine(simulate="loop"), participation=screening(spec)), LOST
+        )
     return advance(_loop(case, parts, end), spec.rounds)
 
 
@@ -335,7 +375,11 @@ class Lossy(Scripted):
     """A simulator some of whose replies are lost, each as (round, place)."""
 
     def exchange(self, rnd: Any, down: Any, buffers: Any) -> Any:
-        places = {(rnd.t, int(rnd.ids[0, place])) for t, place in LOST if t == rnd.t and place < rnd.ids.shape[1]}
+        places = {
+            (rnd.t, int(rnd.ids[0, place]))
+            for t, place in LOST
+            if t == rnd.t and place < rnd.ids.shape[1]
+        }
         self.missing = places
         return super().exchange(rnd, down, buffers)
 
@@ -354,7 +398,9 @@ def planned_bytes(case: Case) -> None:
 
 def recomputed(case: Case) -> None:
     """Outputs that are computed again in the backward pass are those that were."""
-    same(case.run(more={"engine.recompute": json.dumps(not case.spec.engine.recompute)}), case.result)
+    same(
+        case.run(more={"engine.recompute": json.dumps(not case.spec.engine.recompute)}), case.result
+    )
 
 
 def epochs_as_steps(case: Case) -> None:
@@ -365,17 +411,28 @@ def epochs_as_steps(case: Case) -> None:
 
 def found_rate(case: Case) -> None:
     """A run whose step size was found is the run with that step size."""
-    found = {f"method.{name}": json.dumps(value) for name, value in case.result.lr_search["values"].items()}
+    found = {
+        f"method.{name}": json.dumps(value)
+        for name, value in case.result.lr_search["values"].items()
+    }
     same(case.run(more=found), case.result)
 
 
 def private_without_noise(case: Case) -> None:
     """Privacy of clients without noise and with a clip that none reaches is a plain run of all of them."""
-    free = {"privacy": json.dumps({"clip": 1e9, "noise": 0.0}), "participation.weights": '"uniform"'}
-    plain = {"method.correction": json.dumps(case.spec.method.correction)} if _corrects(case) else {}
+    free = {
+        "privacy": json.dumps({"clip": 1e9, "noise": 0.0}),
+        "participation.weights": '"uniform"',
+    }
+    plain = (
+        {"method.correction": json.dumps(case.spec.method.correction)} if _corrects(case) else {}
+    )
     one, other = (
         case.run(without=("clients_per_round", *gone), more=more)
-        for gone, more in (((), free), (("privacy",), plain | {"participation.weights": '"uniform"'}))
+        for gone, more in (
+            ((), free),
+            (("privacy",), plain | {"participation.weights": '"uniform"'}),
+        )
     )
     close(flat(one)[0], flat(other)[0], case.precision)
 
@@ -387,7 +444,9 @@ def _corrects(case: Case) -> bool:
 def private_examples_without_noise(case: Case) -> None:
     """Privacy of examples without noise and with a clip that none reaches is a plain run on full batches."""
     free = {"privacy": json.dumps({"level": "example", "clip": 1e9, "noise": 0.0})}
-    plain = {"method.correction": json.dumps(case.spec.method.correction)} if _corrects(case) else {}
+    plain = (
+        {"method.correction": json.dumps(case.spec.method.correction)} if _corrects(case) else {}
+    )
     ways = (("engine.simulate",), FULL | free), (("engine.simulate", "privacy"), FULL | plain)
     one, other = (case.run(without=gone, more=more) for gone, more in ways)
     close(flat(one)[0], flat(other)[0], case.precision)
@@ -404,7 +463,9 @@ def identity_codes(case: Case) -> None:
         if hasattr(case.spec.method, name):
             with contextlib.suppress(fedspan.FedspanError):  # not with secure sums and aggregators
                 coded = case.run(more={f"method.{name}": '{"name": "identity"}'})
-                close(flat(coded)[0], flat(case.run(without=(f"method.{name}",)))[0], case.precision)
+                close(
+                    flat(coded)[0], flat(case.run(without=(f"method.{name}",)))[0], case.precision
+                )
 
 
 # --- which equivalences hold for which rows ---
@@ -415,7 +476,9 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
     spec, values, method = case.spec, case.values, case.spec.method
     dp, task = spec.dp, values.get("task", TASKS[0])
     network = "regression" not in task
-    noise = dp is not None and (dp.level == "example" or dp.noise_at == "clients") and dp.noise != 0  # of the clients
+    noise = (
+        dp is not None and (dp.level == "example" or dp.noise_at == "clients") and dp.noise != 0
+    )  # of the clients
     watched = {one["name"] for one in values.get("callbacks", ())}
     # Gradients of idle units and of biases before a norm are 0, or −1e-18, whose sign is a rounding error; projected by
     # `hadamard`, they leave numbers of one size, of which rounding decides the largest.
@@ -436,7 +499,9 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         and not noise
         and steady
         and _alike(case)
-        and not (network and method.lr == "auto"),  # which looks at 4 clients of a network, drawn by their numbers
+        and not (
+            network and method.lr == "auto"
+        ),  # which looks at 4 clients of a network, drawn by their numbers
         clients_alike: ROBUST in case.row and not noise and _alike(case) and not _has_unit(case),
         secure_sums: spec.secure is not None,
         across_machines: steady
@@ -447,8 +512,12 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         epochs_as_steps: spec.epochs is not None,
         found_rate: isinstance(method.lr, str),
         private_without_noise: dp is not None and dp.level == "client" and spec.secure is None,
-        private_examples_without_noise: dp is not None and dp.level == "example" and steady and _alike(case),
-        plain_mean: ROBUST in case.row and not isinstance(method.lr, str),  # the search may find none without it
+        private_examples_without_noise: dp is not None
+        and dp.level == "example"
+        and steady
+        and _alike(case),
+        plain_mean: ROBUST in case.row
+        and not isinstance(method.lr, str),  # the search may find none without it
         identity_codes: hasattr(method, "down_compressor"),
     }
     return [check for check, applies in checks.items() if applies]
@@ -458,7 +527,12 @@ def _homogeneous(case: Case) -> bool:
     """Whether a method is linear in its gradients, up to rounding that knows no unit."""
     method, values = case.spec.method, case.values
     unit = any(hasattr(method, name) for name in ("tau", "mu2")) or values["method.name"] == "fedit"
-    return case.spec.privacy is None and not unit and "AdamW" not in str(method) and not _has_unit(case)
+    return (
+        case.spec.privacy is None
+        and not unit
+        and "AdamW" not in str(method)
+        and not _has_unit(case)
+    )
 
 
 def _has_unit(case: Case) -> bool:

@@ -9,17 +9,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Row = dict[str, str]  # factor → level; a factor that is left out has its default
 Factors = Mapping[str, Sequence[str]]
-Fits = Callable[[str, str], bool]  # (factor, level of the main one): whether there is such a setting
+Fits = Callable[
+    [str, str], bool
+]  # (factor, level of the main one): whether there is such a setting
 Refuses = Callable[[Row], str | None]  # why a row is refused
 REMEDIES = 24  # that are tried with a level of the main factor
 
 
-def covering(factors: Factors, main: str, fits: Fits, refuses: Refuses) -> Iterator[tuple[Row, str | None]]:
+def covering(
+    factors: Factors, main: str, fits: Fits, refuses: Refuses
+) -> Iterator[tuple[Row, str | None]]:
     """Yield (row, None) until all pairs of levels have met, and (pair, why) where nothing makes a pair run.
 
     The words of a refusal lead on: what they name is added to a pair that is refused, and left out of a row.
     """
-    usable, used = {name: list(levels) for name, levels in factors.items()}, Counter[tuple[str, str]]()
+    usable, used = (
+        {name: list(levels) for name, levels in factors.items()},
+        Counter[tuple[str, str]](),
+    )
     for one in [(name, level) for name, levels in factors.items() for level in levels]:
         seed, why = seeded(dict([one]), factors, main, fits, refuses, used)
         if why is not None:
@@ -38,7 +45,9 @@ def covering(factors: Factors, main: str, fits: Fits, refuses: Refuses) -> Itera
         yield row, why
 
 
-def pairs(factors: Factors, main: str, fits: Fits) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+def pairs(
+    factors: Factors, main: str, fits: Fits
+) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     """Yield every two levels of two factors, the first of which may be the main one, that can be in one row."""
     for a, b in itertools.combinations(factors, 2):
         for x, y in itertools.product(factors[a], factors[b]):
@@ -47,20 +56,29 @@ def pairs(factors: Factors, main: str, fits: Fits) -> Iterator[tuple[tuple[str, 
 
 
 def seeded(
-    wanted: Row, factors: Factors, main: str, fits: Fits, refuses: Refuses, used: Counter[tuple[str, str]]
+    wanted: Row,
+    factors: Factors,
+    main: str,
+    fits: Fits,
+    refuses: Refuses,
+    used: Counter[tuple[str, str]],
 ) -> tuple[Row, str | None]:
     """The settings with what they need to run, with a level of the main factor that was seldom used; or why not."""
     able = [level for level in factors[main] if all(fits(name, level) for name in wanted)]
     able.sort(key=lambda level: -sum(fits(name, level) for name in factors))
     seldom = min(able, key=lambda level: used[main, level])
     for level in dict.fromkeys([seldom, *able]) if main not in wanted else [wanted[main]]:
-        seed, why = _remedied({main: level} | wanted, factors, lambda name, level=level: fits(name, level), refuses)
+        seed, why = _remedied(
+            {main: level} | wanted, factors, lambda name, level=level: fits(name, level), refuses
+        )
         if why is None:
             break
     return seed, why
 
 
-def _remedied(seed: Row, factors: Factors, fits: Callable[[str], bool], refuses: Refuses) -> tuple[Row, str | None]:
+def _remedied(
+    seed: Row, factors: Factors, fits: Callable[[str], bool], refuses: Refuses
+) -> tuple[Row, str | None]:
     """The seed with levels of what refusals name."""
     queue, reasons = [seed], list[str]()
     for row in itertools.islice(queue, REMEDIES):  # which grows meanwhile
@@ -95,8 +113,17 @@ def _accepted(row: Row, seed: Row, refuses: Refuses) -> Row:
 def _named(why: str, names: Sequence[str], row: Row | None = None) -> list[str]:
     """Those settings whose names, or levels in a row, are among the words, in the order of these."""
     words, levels = dict.fromkeys(re.findall(r"\w[\w.]*\w", why)), row or {}
-    return list(dict.fromkeys(name for word in words for name in names if _is(word, name, levels.get(name, ""))))
+    return list(
+        dict.fromkeys(
+            name for word in words for name in names if _is(word, name, levels.get(name, ""))
+        )
+    )
 
 
 def _is(word: str, name: str, level: str) -> bool:
-    return name == word or name.endswith(f".{word}") or name.startswith(f"{word}.") or f'"{word}"' in level
+    return (
+        name == word
+        or name.endswith(f".{word}")
+        or name.startswith(f"{word}.")
+        or f'"{word}"' in level
+    )

@@ -14,8 +14,17 @@ from torch import nn
 CLIENTS = 6
 ORDER = [3, 0, 5, 1, 4, 2]
 SCALE = 1024.0  # a power of two, which changes no rounding
-TASKS = ("regression", "uneven regression", "network", "uneven network", "running statistics", "dropout")
-Variant = Literal["", "scaled", "ordered", "alike"]  # targets times SCALE; clients in another order; all the same
+TASKS = (
+    "regression",
+    "uneven regression",
+    "network",
+    "uneven network",
+    "running statistics",
+    "dropout",
+)
+Variant = Literal[
+    "", "scaled", "ordered", "alike"
+]  # targets times SCALE; clients in another order; all the same
 HERE = tempfile.TemporaryDirectory(prefix="covering-")
 MODULE = """
 import problems, torch
@@ -34,9 +43,11 @@ def task_table(task: str, variant: Variant = "") -> dict[str, Any]:
         np.savez(place.with_suffix(".npz"), **_regression(uneven, variant))
         return {"name": "regression", "data": str(place.with_suffix(".npz"))}
     client = {"ordered": f"{ORDER}[client]", "alike": "0"}.get(variant, "client")
-    model = {"running statistics": "with_statistics", "dropout": "with_dropout", "uneven network": "smooth"}.get(
-        task, "plain"
-    )
+    model = {
+        "running statistics": "with_statistics",
+        "dropout": "with_dropout",
+        "uneven network": "smooth",
+    }.get(task, "plain")
     place.with_suffix(".py").write_text(MODULE.format(model=model, client=client, uneven=uneven))
     return {"name": "custom", "module": str(place.with_suffix(".py")), "clients": CLIENTS}
 

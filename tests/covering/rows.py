@@ -23,7 +23,11 @@ def read() -> tuple[dict[str, list[str]], list[Row]]:
     table = json.loads(FILE.read_text())
     levels = table["factors"]
     rows = [
-        {name: levels[name][MARKS.index(mark)] for name, mark in zip(levels, row, strict=True) if mark != DEFAULT}
+        {
+            name: levels[name][MARKS.index(mark)]
+            for name, mark in zip(levels, row, strict=True)
+            if mark != DEFAULT
+        }
         for row in table["rows"]
     ]
     return levels, rows
@@ -32,7 +36,10 @@ def read() -> tuple[dict[str, list[str]], list[Row]]:
 def write(rows: list[Row]) -> None:
     """Stores the rows."""
     marks = [
-        "".join(MARKS[levels.index(row[name])] if name in row else DEFAULT for name, levels in factors().items())
+        "".join(
+            MARKS[levels.index(row[name])] if name in row else DEFAULT
+            for name, levels in factors().items()
+        )
         for row in _spread(rows)
     ]
     FILE.write_text(json.dumps({"factors": factors(), "rows": marks}, indent=0) + "\n")
@@ -50,5 +57,11 @@ def _spread(rows: list[Row]) -> Iterator[Row]:
 
 if __name__ == "__main__":
     folder = Path(tempfile.mkdtemp())
-    write([row for row, why in covering(factors(), MAIN, fits, lambda row: checks.refusal(row, folder)) if why is None])
+    write(
+        [
+            row
+            for row, why in covering(factors(), MAIN, fits, lambda row: checks.refusal(row, folder))
+            if why is None
+        ]
+    )
     shutil.rmtree(folder)

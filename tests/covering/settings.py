@@ -74,7 +74,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "projector": {"rank": 0.4},
     "compressor.topk": {"k": 0.3},
     "compressor.randk": {"k": 0.3},
-    "compressor.compose": {"outer": {"name": "qsgd", "levels": 31}, "inner": {"name": "topk", "k": 0.5}},
+    "compressor.compose": {
+        "outer": {"name": "qsgd", "levels": 31},
+        "inner": {"name": "topk", "k": 0.5},
+    },
     "optimizer.adamw": {"beta1": 0.5, "beta2": 0.8, "eps": 1e-3, "decay": 0.1},
     "callback.checkpoint": {"every": 2, "keep": 1, "log_dir": DIR},
     "callback.csv": {"log_dir": DIR},
@@ -121,7 +124,10 @@ STEPS: dict[str, Any] = {"lr": 0.02, "local_steps": 2}
 @functools.cache
 def factors() -> dict[str, tuple[str, ...]]:
     """Every setting, and the levels that it is set to, as JSON."""
-    found: dict[str, list[Any]] = {"method.name": list(registry.choices("method")), "task": list(TASKS)}
+    found: dict[str, list[Any]] = {
+        "method.name": list(registry.choices("method")),
+        "task": list(TASKS),
+    }
     for cls in registry.choices("method").values():
         found |= {key: found.get(key, []) + new for key, new in _of_class("method", cls).items()}
     found["privacy"] = _privacy()
@@ -133,7 +139,10 @@ def factors() -> dict[str, tuple[str, ...]]:
     found["metrics"] = [[name] for name in registry.choices("metric")]
     found["lost"] = [True]  # whether replies are lost on their way
     found["seeds"] = [2]
-    return {key: tuple(dict.fromkeys(json.dumps(level) for level in levels)) for key, levels in found.items()}
+    return {
+        key: tuple(dict.fromkeys(json.dumps(level) for level in levels))
+        for key, levels in found.items()
+    }
 
 
 def fits(name: str, method: str) -> bool:
@@ -152,14 +161,22 @@ def _of_class(where: str, cls: type, without: set[str] = frozenset()) -> dict[st
     for field in registry.settings(cls):
         if field.name not in without:
             key = f"{where}.{field.name}".removeprefix(".")
-            found[key] = [one for one in _levels(key, hints[field.name]) if key in VALUES or one != field.default]
+            found[key] = [
+                one
+                for one in _levels(key, hints[field.name])
+                if key in VALUES or one != field.default
+            ]
     return found
 
 
 def _levels(key: str, hint: Any) -> list[Any]:
     if key in VALUES:
         return VALUES[key]
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    options = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (types.UnionType, typing.Union)
+        else (hint,)
+    )
     for option in options:
         if option is bool:
             return [False, True]
@@ -180,13 +197,17 @@ def _choices(kind: str) -> list[dict[str, Any]]:
         for field in registry.settings(cls) if hints else ():
             hint = hints[field.name]
             if hint is bool or typing.get_origin(hint) is typing.Literal:
-                found += [base | {field.name: one} for one in _levels("", hint) if one != field.default]
+                found += [
+                    base | {field.name: one} for one in _levels("", hint) if one != field.default
+                ]
     found += MORE.get(kind, [])
     for name, cls in registry.choices(kind).items():
         there = {field for one in found if one["name"] == name for field in one}
         missing = {field.name for field in registry.settings(cls)} - there
         if missing and name not in EXTRA:
-            raise AssertionError(f"no row sets {missing} of {kind} {name!r}; give it a value in NEEDED or MORE")
+            raise AssertionError(
+                f"no row sets {missing} of {kind} {name!r}; give it a value in NEEDED or MORE"
+            )
     return found
 
 
@@ -197,7 +218,9 @@ def _privacy() -> list[dict[str, Any]]:
         field = key.removeprefix("privacy.")
         for level in levels:
             other = {"epsilon": "noise"}.get(field)
-            made = ({k: v for k, v in kind.items() if k != other} | {field: level} for kind in PRIVATE)
+            made = (
+                {k: v for k, v in kind.items() if k != other} | {field: level} for kind in PRIVATE
+            )
             found.append(next(table for table in made if _taken(table)))
     return found
 
@@ -212,12 +235,16 @@ def _taken(table: dict[str, Any]) -> bool:
 
 def spec_table(row: dict[str, str], folder: Path, variant: Variant = "") -> dict[str, Any]:
     """The spec of a row as a table."""
-    values = {name: json.loads(level) for name, level in row.items() if name not in ("lost", "seeds")}
+    values = {
+        name: json.loads(level) for name, level in row.items() if name not in ("lost", "seeds")
+    }
     task = values.pop("task", TASKS[0])
     table = BASE | {"task": task_table(task, variant), "method": STEPS}
     if "regression" not in task:
         table["projection"] = {"min_numel": 16}
-    table = with_values(table, {key: value for key, value in values.items() if key != "training.augment"})
+    table = with_values(
+        table, {key: value for key, value in values.items() if key != "training.augment"}
+    )
     table = _filled(table, folder)
     if "training.augment" in values:
         table.setdefault("training", {})["augment"] = jitter

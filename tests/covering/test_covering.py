@@ -18,13 +18,19 @@ from settings import factors, fits
 
 from fedspan.privacy import randomness
 
-(KNOWN, ROWS), FAST, CHECKED = rows.read(), 60, 2  # rows that every run of the tests tries, and checks of each
+(KNOWN, ROWS), FAST, CHECKED = (
+    rows.read(),
+    60,
+    2,
+)  # rows that every run of the tests tries, and checks of each
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that is removed; all keys of noise are the same, and nothing waits for the disk."""
-    monkeypatch.setattr(randomness, "secrets", types.SimpleNamespace(token_bytes=lambda n: bytes([7]) * n))
+    monkeypatch.setattr(
+        randomness, "secrets", types.SimpleNamespace(token_bytes=lambda n: bytes([7]) * n)
+    )
     monkeypatch.setattr(os, "fsync", lambda _: None)
     return tmp_path
 
@@ -76,5 +82,12 @@ def test_two_levels_meet_in_a_row_or_are_refused(folder: Path) -> None:
 
 def _refused(wanted: Row, folder: Path) -> None:
     """Asserts that nothing makes settings run, and that one line says why."""
-    _, why = seeded(wanted, factors(), rows.MAIN, fits, functools.partial(checks.refusal, folder=folder), Counter())
+    _, why = seeded(
+        wanted,
+        factors(),
+        rows.MAIN,
+        fits,
+        functools.partial(checks.refusal, folder=folder),
+        Counter(),
+    )
     assert why is not None, f"no row has {wanted}; make the rows anew"

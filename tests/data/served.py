@@ -64,7 +64,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server, and an empty data directory."""
     monkeypatch.setenv("FEDSPAN_DATA", str(folder))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     made = Server(("127.0.0.1", 0), Handler)
     made.files, made.asked = {}, []
@@ -80,7 +87,9 @@ def served(server: Server, name: str, files: dict[str, bytes], at: str = "") -> 
     base = at or f"http://127.0.0.1:{server.server_port}/"
     known = sets.find(name)
     official = tuple(
-        dataclasses.replace(one, urls=(base + one.name,), sha256=hashlib.sha256(files[one.name]).hexdigest(), size=0)
+        dataclasses.replace(
+            one, urls=(base + one.name,), sha256=hashlib.sha256(files[one.name]).hexdigest(), size=0
+        )
         for one in known.files
     )
     return dataclasses.replace(known, files=official, digest="")

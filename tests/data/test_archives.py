@@ -26,12 +26,18 @@ from fedspan.data import archives, sets
 from fedspan.data import datasets as _datasets
 
 
-def old_pickle(images: npt.NDArray[np.uint8], labels: dict[str, list[int]], first: list[str]) -> bytes:
+def old_pickle(
+    images: npt.NDArray[np.uint8], labels: dict[str, list[int]], first: list[str]
+) -> bytes:
     """{'filenames': …, 'labels': [...], 'data': array}, with the opcodes that Python 2 wrote."""
 
     def text(value: bytes) -> bytes:
         short = len(value) < 256
-        return (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value + b"q\x01"
+        return (
+            (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value)))
+            + value
+            + b"q\x01"
+        )
 
     out = b"\x80\x02}q\x00("
     out += text(b"filenames") + b"]q\x02(" + b"".join(text(name.encode()) for name in first) + b"e"
@@ -42,8 +48,14 @@ def old_pickle(images: npt.NDArray[np.uint8], labels: dict[str, list[int]], firs
         out += b"e"
     rows, columns = images.shape
     shape = b"J" + struct.pack("<i", rows) + b"M" + struct.pack("<H", columns) + b"\x86"
-    out += text(b"data") + b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
-    out += shape + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    out += (
+        text(b"data")
+        + b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+    )
+    out += (
+        shape
+        + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    )
     return out + text(images.tobytes()) + b"tbu."
 
 
@@ -62,8 +74,14 @@ def images_of(n: int, seed: int) -> tuple[npt.NDArray[np.uint8], list[int]]:
 
 @pytest.mark.parametrize("form", ["python", "binary"])
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_official_archives(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if name == "cifar10" else ["train", "test"]
+def test_official_archives(
+    name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = (
+        [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+        if name == "cifar10"
+        else ["train", "test"]
+    )
     made = {part: images_of(7, seed) for seed, part in enumerate(parts)}
     files = {}
     for part, (pixels, labels) in made.items():
@@ -72,7 +90,11 @@ def test_official_archives(name: str, form: str, tmp_path: Path, monkeypatch: py
             heads = [labels] if name == "cifar10" else [coarse, labels]
             files[f"{part}.bin"] = np.column_stack([*np.array(heads, np.uint8), pixels]).tobytes()
         else:
-            named = {"labels": labels} if name == "cifar10" else {"coarse_labels": coarse, "fine_labels": labels}
+            named = (
+                {"labels": labels}
+                if name == "cifar10"
+                else {"coarse_labels": coarse, "fine_labels": labels}
+            )
             files[part] = old_pickle(pixels, named, ["a.png", "b.png"])
     official = "cifar-10" if name == "cifar10" else "cifar-100"
     archive(tmp_path / f"{official}-{form}.tar.gz", files)
@@ -97,7 +119,12 @@ def refused(name: str, *words: str) -> None:
     with pytest.raises(DataError) as told:
         sets.get(dataclasses.replace(known, files=loose, digest=""))
     assert "\n" not in str(told.value)
-    for word in (*words, f"'{name}' cannot be converted", "; delete '", f"run `fedspan data get {name}` again"):
+    for word in (
+        *words,
+        f"'{name}' cannot be converted",
+        "; delete '",
+        f"run `fedspan data get {name}` again",
+    ):
         assert word in str(told.value)
 
 
@@ -109,7 +136,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_broken_archive_is_named(place: Path) -> None:
     place.write_bytes(b"not an archive")
-    with pytest.raises(DataError, match=r"is not the official file: .*; delete '.*' and run `fedspan data get"):
+    with pytest.raises(
+        DataError, match=r"is not the official file: .*; delete '.*' and run `fedspan data get"
+    ):
         fedspan.data.cifar10()
     refused("cifar10", "not a gzip file")
     archive(place, {"data_batch_1": b""})
@@ -188,13 +217,22 @@ def link(name: str, to: str, kind: bytes) -> tarfile.TarInfo:
     return info
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
 def test_links_and_paths_out_of_an_archive(kind: bytes, place: Path, tmp_path: Path) -> None:
     """Links are left out, and nothing is written by the names of an archive."""
     plays = tmp_path / "shakespeare/plays.tar.gz"
     plays.parent.mkdir()
-    members = [link("plays/shakespeare-db/A.txt", "nowhere", kind), link("x", "../../../etc/passwd", kind)]
-    links(plays, {"../../shakespeare-db/Hamlet.txt": b"HAMLET\n     To be\n", "/evil.txt": b"evil"}, *members)
+    members = [
+        link("plays/shakespeare-db/A.txt", "nowhere", kind),
+        link("x", "../../../etc/passwd", kind),
+    ]
+    links(
+        plays,
+        {"../../shakespeare-db/Hamlet.txt": b"HAMLET\n     To be\n", "/evil.txt": b"evil"},
+        *members,
+    )
     known = sets.find("shakespeare")
     sets.get(dataclasses.replace(known, digest=""))
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
@@ -206,7 +244,10 @@ def test_links_and_paths_out_of_an_archive(kind: bytes, place: Path, tmp_path: P
 
 
 def test_files_that_unpack_to_much_more(place: Path) -> None:
-    archive(place, {"one": bytes(40_000), "two": bytes(40_000), "three": bytes(40_000), "other": bytes(10**6)})
+    archive(
+        place,
+        {"one": bytes(40_000), "two": bytes(40_000), "three": bytes(40_000), "other": bytes(10**6)},
+    )
     wanted = {"one", "two"}
     assert len(archives.members(place, lambda path: path.name in wanted, most=100_000)) == 2
     with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz' unpacks to many more bytes"):

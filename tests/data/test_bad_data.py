@@ -48,7 +48,11 @@ def test_a_damaged_file_of_a_regression(cut: float, tmp_path: Path) -> None:
     path = tmp_path / "ab.npz"
     np.savez(path, A=np.ones((2, 3, 4)), B=np.ones((2, 3, 1)))
     whole = path.read_bytes()
-    spec = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}, "task": {"name": "regression", "data": str(path)}}
+    spec = {
+        "rounds": 1,
+        "method": {"name": "fedavg", "lr": 0.1},
+        "task": {"name": "regression", "data": str(path)},
+    }
     wrong = [whole[: int(cut * len(whole))], b"\x93NUMPY" + whole[:50]]
     for data in wrong:
         path.write_bytes(data)
@@ -84,9 +88,13 @@ def test_numbers_written_as_text(tmp_path: Path) -> None:
         ({"x": 10**400}, ("cannot be read", "too large")),
     ],
 )
-def test_values_of_json_that_are_no_cells(row: dict[str, Any], words: tuple[str, ...], tmp_path: Path) -> None:
+def test_values_of_json_that_are_no_cells(
+    row: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"x": i, "who": i % 2, "y": i % 2} | row) for i in range(8)))
+    path.write_text(
+        "\n".join(json.dumps({"x": i, "who": i % 2, "y": i % 2} | row) for i in range(8))
+    )
     refused(OwnData(path=str(path), target="y", client="who"), *words)
 
 
@@ -99,7 +107,9 @@ def test_a_whole_number_of_many_digits_stays_a_feature(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["npz", "safetensors", "parquet", "csv.gz"])
 def test_damaged_files(ending: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    for number, content in enumerate((b"", b"PK\x03\x04 no archive", b"\xff" * 64, b"\x1f\x8b\x08" + bytes(40))):
+    for number, content in enumerate(
+        (b"", b"PK\x03\x04 no archive", b"\xff" * 64, b"\x1f\x8b\x08" + bytes(40))
+    ):
         path = tmp_path / f"{number}.{ending}"
         path.write_bytes(content)
         with pytest.raises(DataError, match=path.name) as error:
@@ -223,7 +233,11 @@ def test_a_changed_image_of_the_same_size_is_noticed(
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "1.png").write_bytes(b"one")
     (tmp_path / "a.csv").write_text("file,y\nin/cat/1.png,0\nin/dog/1.png,1\n")
-    own = OwnData(path=str(tmp_path / "a.csv"), images="file") if table else OwnData(path=str(tmp_path / "in"))
+    own = (
+        OwnData(path=str(tmp_path / "a.csv"), images="file")
+        if table
+        else OwnData(path=str(tmp_path / "in"))
+    )
     before = own.digest()
     assert own.digest() == before
     image = tmp_path / "in" / "dog" / "1.png"
@@ -245,7 +259,11 @@ def test_cells_that_only_python_reads_as_numbers(cell: str, tmp_path: Path) -> N
 
 def fitted(clients: Any, model: torch.nn.Module | None = None, **settings: Any) -> Any:
     torch.manual_seed(0)
-    usual: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.1}, "rounds": 1, "progress": False}
+    usual: dict[str, Any] = {
+        "method": {"name": "fedavg", "lr": 0.1},
+        "rounds": 1,
+        "progress": False,
+    }
     return fedspan.fit(model or torch.nn.Linear(2, 2), clients, **usual | settings)
 
 
@@ -256,7 +274,10 @@ def test_a_value_beyond_float32_is_for_models_in_float64(part: int) -> None:
     client = (data[part], data[1 - part])
     with pytest.raises(DataError, match=r"1e\+300, which float32 cannot hold"):
         fitted([client], loss=loss)
-    assert fitted([client], torch.nn.Linear(2, 2).double(), loss=loss).runs[0][0]["training_loss"] > 1e299
+    assert (
+        fitted([client], torch.nn.Linear(2, 2).double(), loss=loss).runs[0][0]["training_loss"]
+        > 1e299
+    )
 
 
 def tables(kind: str, first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
@@ -275,18 +296,24 @@ def test_columns_of_tables_are_matched_by_name(kind: str) -> None:
     same = fitted(tables(kind, {"a": a, "b": b, "y": y}, {"a": a, "b": b, "y": y}))
     other = fitted(tables(kind, {"a": a, "b": b, "y": y}, {"y": y, "b": b, "a": a}))
     assert torch.equal(same.weights[0]["weight"], other.weights[0]["weight"])
-    with pytest.raises(DataError, match="client 1 has the columns c, b, y, the first client a, b, y"):
+    with pytest.raises(
+        DataError, match="client 1 has the columns c, b, y, the first client a, b, y"
+    ):
         fitted(tables(kind, {"a": a, "b": b, "y": y}, {"c": a, "b": b, "y": y}))
 
 
 @pytest.mark.parametrize("kind", ["pandas", "arrow", "datasets"])
 def test_one_table_in_place_of_clients(kind: str) -> None:
     one = tables(kind, {"a": LABELS, "y": LABELS}, {})[0]
-    with pytest.raises(DataError, match="`clients` is one table; give a list with a table per client"):
+    with pytest.raises(
+        DataError, match="`clients` is one table; give a list with a table per client"
+    ):
         fitted(one)
 
 
-@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: torch.utils.data.DataLoader(d, batch_size=2), list, str])
+@pytest.mark.parametrize(
+    "wrap", [lambda d: d, lambda d: torch.utils.data.DataLoader(d, batch_size=2), list, str]
+)
 def test_one_data_set_in_place_of_clients(wrap: Any) -> None:
     data = torch.utils.data.TensorDataset(torch.ones(6, 2), torch.arange(6) % 2)
     with pytest.raises(DataError, match="client"):
@@ -294,10 +321,13 @@ def test_one_data_set_in_place_of_clients(wrap: Any) -> None:
 
 
 def test_pandas_rows_with_different_indexes() -> None:
-    table = pytest.importorskip("pandas").DataFrame({"a": np.arange(6.0), "b": np.ones(6), "label": LABELS})
+    table = pytest.importorskip("pandas").DataFrame(
+        {"a": np.arange(6.0), "b": np.ones(6), "label": LABELS}
+    )
     inputs = table[["a", "b"]].iloc[::-1]
     with pytest.raises(
-        DataError, match=r"client 'north' has .* different indexes.*; .* reset_index\(drop=True\) on bo"
+        DataError,
+        match=r"client 'north' has .* different indexes.*; .* reset_index\(drop=True\) on bo",
     ):
         fitted({"north": (inputs, table.label)})
     assert fitted({"north": (inputs, table.label.iloc[::-1])}).finished
@@ -306,7 +336,11 @@ def test_pandas_rows_with_different_indexes() -> None:
 
 @pytest.mark.parametrize(
     ("part", "words"),
-    [("x", "inputs, first in row 3, column 1;"), ("y", "targets, first in row 3;"), ("named", "'b', first in row 3;")],
+    [
+        ("x", "inputs, first in row 3, column 1;"),
+        ("y", "targets, first in row 3;"),
+        ("named", "'b', first in row 3;"),
+    ],
 )
 def test_values_that_are_not_finite_are_named_by_place(part: str, words: str) -> None:
     x, y = ONES.copy(), LABELS.astype(float)
@@ -315,7 +349,10 @@ def test_values_that_are_not_finite_are_named_by_place(part: str, words: str) ->
     else:
         x[3:, 1] = np.inf
     data = {"a": x[:, 0], "b": x[:, 1], "y": y} if part == "named" else (x, y)
-    with pytest.raises(DataError, match=f"client 'north' has values that are not finite: {words} remove or fill them"):
+    with pytest.raises(
+        DataError,
+        match=f"client 'north' has values that are not finite: {words} remove or fill them",
+    ):
         fitted({"north": data}, loss=torch.nn.L1Loss())
 
 

@@ -23,14 +23,23 @@ def have(name: str) -> Any:
 
 
 @settings(max_examples=40, deadline=None)
-@given(clients=st.integers(1, 12), seed=st.integers(0, 10**6), alpha=st.floats(0.05, 10), size=st.integers(60, 300))
-def test_every_example_goes_to_exactly_one_client(clients: int, seed: int, alpha: float, size: int) -> None:
+@given(
+    clients=st.integers(1, 12),
+    seed=st.integers(0, 10**6),
+    alpha=st.floats(0.05, 10),
+    size=st.integers(60, 300),
+)
+def test_every_example_goes_to_exactly_one_client(
+    clients: int, seed: int, alpha: float, size: int
+) -> None:
     labels = np.random.default_rng(seed).integers(0, 7, size)
     cuts = [
         IID(clients=clients).split(labels, seed),
         Dirichlet(clients=clients, alpha=alpha).split(labels, seed),
         Quantity(clients=clients, alpha=alpha).split(labels, seed),
-        Natural().split(labels, owners=labels % clients) if len(set(labels % clients)) == clients else None,
+        Natural().split(labels, owners=labels % clients)
+        if len(set(labels % clients)) == clients
+        else None,
     ]
     for parts in cuts:
         if parts is not None:
@@ -63,13 +72,18 @@ KNOWN: list[tuple[Partition, list[list[int]]]] = [
         Dirichlet(clients=4, alpha=0.3),
         [[0, 3, 9, 10, 12, 13, 14, 15], [1], [7, 11, 17], [2, 4, 5, 6, 8, 16]],
     ),
-    (Quantity(clients=4, alpha=0.3), [[4, 5, 9, 11, 12, 13, 16, 17], [14], [7], [0, 1, 2, 3, 6, 8, 10, 15]]),
+    (
+        Quantity(clients=4, alpha=0.3),
+        [[4, 5, 9, 11, 12, 13, 16, 17], [14], [7], [0, 1, 2, 3, 6, 8, 10, 15]],
+    ),
     (Classes(clients=4), [[2, 3, 5, 6, 17], [1, 8, 11, 14, 16], [0, 4, 9, 10], [7, 12, 13, 15]]),
 ]
 
 
 @pytest.mark.parametrize(("partition", "parts"), KNOWN, ids=lambda value: type(value).__name__)
-def test_a_seed_gives_the_same_clients_in_every_version(partition: Partition, parts: list[list[int]]) -> None:
+def test_a_seed_gives_the_same_clients_in_every_version(
+    partition: Partition, parts: list[list[int]]
+) -> None:
     assert [part.tolist() for part in partition.split(np.arange(18) % 3, 7)] == parts
 
 
@@ -84,7 +98,9 @@ def test_small_alpha_means_few_classes() -> None:
 
     def spread(alpha: float) -> float:
         parts = Dirichlet(clients=10, alpha=alpha).split(labels, 1)
-        return float(np.mean([(np.bincount(labels[p], minlength=10) / len(p)).max() for p in parts]))
+        return float(
+            np.mean([(np.bincount(labels[p], minlength=10) / len(p)).max() for p in parts])
+        )
 
     assert spread(0.1) > 0.5 > spread(10)
 
@@ -109,7 +125,9 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
     with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
         _datasets.load("mnist")
-    with pytest.raises(DataError, match=r"'cifar100_mini' is not in.*run `fedspan data get cifar100` first"):
+    with pytest.raises(
+        DataError, match=r"'cifar100_mini' is not in.*run `fedspan data get cifar100` first"
+    ):
         _datasets.load("cifar100_mini")
 
 

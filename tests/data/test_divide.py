@@ -27,13 +27,18 @@ def test_the_clients_are_those_of_a_spec(name: str, settings: dict[str, Any]) ->
     divide = getattr(fedspan.data, name)
     parts = divide(train.y, **settings, seed=3)
     task = {"name": "classification", "data": "digits", "partition": {"name": name, **settings}}
-    spec = Spec.from_table({"rounds": 1, "seed": 3, "method": {"name": "fedavg", "lr": 0.1}, "task": task})
+    spec = Spec.from_table(
+        {"rounds": 1, "seed": 3, "method": {"name": "fedavg", "lr": 0.1}, "task": task}
+    )
     assert isinstance(spec.task, Classification)
     counts = np.stack([np.bincount(train.y[part], minlength=10) for part in parts])
     assert np.array_equal(counts, spec.task.holdings(3).counts)
     again = divide(torch.from_numpy(train.y), **settings, seed=3)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(parts, divide(train.y.tolist(), **settings), strict=True))
+    assert any(
+        not np.array_equal(a, b)
+        for a, b in zip(parts, divide(train.y.tolist(), **settings), strict=True)
+    )
 
 
 def test_groups_become_named_clients() -> None:

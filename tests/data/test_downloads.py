@@ -67,7 +67,9 @@ def test_a_later_call_goes_on_where_the_first_one_stopped(server: Server) -> Non
     assert len(fedspan.data.banking77()[0].y) == 12
 
 
-@pytest.mark.parametrize("begun", [b"something else", questions()["banking77/train.csv"], bytes(10_000)])
+@pytest.mark.parametrize(
+    "begun", [b"something else", questions()["banking77/train.csv"], bytes(10_000)]
+)
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_part_that_does_not_fit_is_begun_anew(server: Server, begun: bytes, ranges: bool) -> None:
     server.ranges = ranges
@@ -82,12 +84,16 @@ def test_a_part_that_does_not_fit_is_begun_anew(server: Server, begun: bytes, ra
 def test_a_wrong_file_is_refused_and_the_message_says_what_to_do(server: Server) -> None:
     found = served(server, "banking77", questions())
     server.files["banking77/test.csv"] += b"changed"
-    with pytest.raises(DataError, match=r"test\.csv .*SHA-256 is .*by hand, save it as .*banking77/test\.csv'") as told:
+    with pytest.raises(
+        DataError, match=r"test\.csv .*SHA-256 is .*by hand, save it as .*banking77/test\.csv'"
+    ) as told:
         sets.get(found)
     assert "\n" not in str(told.value)
     assert "run `fedspan data get banking77` again" in str(told.value)
     assert not sets.here("banking77")
-    assert [path for path, _ in server.asked].count("/banking77/test.csv") == 1  # again it would be the same
+    assert [path for path, _ in server.asked].count(
+        "/banking77/test.csv"
+    ) == 1  # again it would be the same
 
 
 def test_a_server_that_sends_without_end_is_left(server: Server) -> None:
@@ -136,11 +142,18 @@ def test_without_a_network_one_line_says_what_to_fetch_and_where_to_put_it(
         assert address in told
         assert last in told
         assert last == Path(file.name).name or len(files) == 1
-    assert f"'{(store.folder() / files[0].name).parent if len(files) > 1 else store.folder() / files[0].name}'" in told
+    assert (
+        f"'{(store.folder() / files[0].name).parent if len(files) > 1 else store.folder() / files[0].name}'"
+        in told
+    )
 
 
-@pytest.mark.parametrize("proxy", ["http://127.0.0.1:none", "127.0.0.1:9", "nothing://x", "http://" + "a" * 80 + ".b"])
-def test_a_proxy_that_cannot_be_used(server: Server, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "proxy", ["http://127.0.0.1:none", "127.0.0.1:9", "nothing://x", "http://" + "a" * 80 + ".b"]
+)
+def test_a_proxy_that_cannot_be_used(
+    server: Server, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", proxy)
     monkeypatch.setenv("no_proxy", "")
     with pytest.raises(DataError, match=r"cannot download train\.csv") as told:
@@ -148,7 +161,9 @@ def test_a_proxy_that_cannot_be_used(server: Server, proxy: str, monkeypatch: py
     assert "\n" not in str(told.value)
 
 
-def test_a_proxy_of_the_environment_is_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("no_proxy", "")
     sets.get(served(server, "banking77", questions(), at="http://data.example/"))
@@ -157,21 +172,29 @@ def test_a_proxy_of_the_environment_is_used(server: Server, monkeypatch: pytest.
 
 def test_contents_that_are_not_the_known_ones_are_refused(server: Server) -> None:
     found = dataclasses.replace(served(server, "banking77", questions()), digest="0" * 64)
-    with pytest.raises(DataError, match=r"has the SHA-256 .*run `fedspan data get banking77` again"):
+    with pytest.raises(
+        DataError, match=r"has the SHA-256 .*run `fedspan data get banking77` again"
+    ):
         sets.get(found)
     assert not sets.here("banking77")  # what was downloaded is gone
 
 
 def test_files_that_cannot_be_converted(server: Server) -> None:
     """Downloaded ones are gone, so that the next call gets them again; the user's own are named."""
-    found = served(server, "shakespeare", {"shakespeare/plays.tar.gz": b"<html>please sign in</html>"})
-    with pytest.raises(DataError, match=r"'shakespeare' cannot be converted: .*; run `fedspan data get shakes") as told:
+    found = served(
+        server, "shakespeare", {"shakespeare/plays.tar.gz": b"<html>please sign in</html>"}
+    )
+    with pytest.raises(
+        DataError, match=r"'shakespeare' cannot be converted: .*; run `fedspan data get shakes"
+    ) as told:
         sets.get(found)
     assert "\n" not in str(told.value)
     assert not sets.here("shakespeare")
     place = store.folder() / "shakespeare/plays.tar.gz"
     place.write_bytes(b"<html>please sign in</html>")
-    with pytest.raises(DataError, match=f"delete '{place}' and run `fedspan data get shakespeare` again"):
+    with pytest.raises(
+        DataError, match=f"delete '{place}' and run `fedspan data get shakespeare` again"
+    ):
         sets.require(["shakespeare"])
     assert place.exists()
 
@@ -190,7 +213,9 @@ def test_a_full_disk(server: Server, most: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
-        with pytest.raises(FedspanError, match=r"cannot write '.*train\.csv\.part': File too large") as told:
+        with pytest.raises(
+            FedspanError, match=r"cannot write '.*train\.csv\.part': File too large"
+        ) as told:
             sets.get(found)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -218,10 +243,15 @@ def test_two_processes_get_the_same_data_set_once(server: Server) -> None:
     for one in both:
         one.join()
     assert not failed
-    assert sorted(path for path, _ in server.asked) == ["/banking77/test.csv", "/banking77/train.csv"]
+    assert sorted(path for path, _ in server.asked) == [
+        "/banking77/test.csv",
+        "/banking77/train.csv",
+    ]
 
 
-def test_the_data_directory_may_begin_with_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_data_directory_may_begin_with_the_home_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDSPAN_DATA", "~/data")
     assert store.folder() == tmp_path / "data"

@@ -38,7 +38,9 @@ def test_mnist_with_writers_of_qmnist(server: Server) -> None:
     asked = len(server.asked)
     sets.get(served(server, "mnist", mnist()))
     assert len(server.asked) == asked  # the second call does nothing
-    assert [path.name for path in store.folder().rglob("*") if path.is_file()] == ["mnist_by_writer.npz"]
+    assert [path.name for path in store.folder().rglob("*") if path.is_file()] == [
+        "mnist_by_writer.npz"
+    ]
 
 
 def test_writers_of_other_digits_are_refused(server: Server) -> None:
@@ -98,14 +100,37 @@ def test_shakespeare_by_role(server: Server) -> None:
 def llama(server: Server) -> Path:
     """The directory of a small Llama, made of files in the format of llama2.c."""
     dim, hidden, layers, heads, kv, vocab = 8, 12, 2, 2, 1, 262
-    shapes = [(vocab, dim), (layers, dim), (layers, dim, dim), (layers, 4, dim), (layers, 4, dim), (layers, dim, dim)]
-    shapes += [(layers, dim), (layers, hidden, dim), (layers, dim, hidden), (layers, hidden, dim), (dim,)]
+    shapes = [
+        (vocab, dim),
+        (layers, dim),
+        (layers, dim, dim),
+        (layers, 4, dim),
+        (layers, 4, dim),
+        (layers, dim, dim),
+    ]
+    shapes += [
+        (layers, dim),
+        (layers, hidden, dim),
+        (layers, dim, hidden),
+        (layers, hidden, dim),
+        (dim,),
+    ]
     rng = np.random.default_rng(0)
     raw = struct.pack("<7i", dim, hidden, layers, heads, kv, vocab, 32)
-    raw += b"".join(rng.normal(size=shape).astype("<f4").tobytes() for shape in shapes) + bytes(4 * 32 * 4)
+    raw += b"".join(rng.normal(size=shape).astype("<f4").tobytes() for shape in shapes) + bytes(
+        4 * 32 * 4
+    )
     tokens = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{i:02X}>" for i in range(256)), " ", "a", " a"]
-    packed = struct.pack("<i", 7) + b"".join(struct.pack("<fi", 0, len(t.encode())) + t.encode() for t in tokens)
-    sets.get(served(server, "stories260k", {"stories260k/stories260K.bin": raw, "stories260k/tok512.bin": packed}))
+    packed = struct.pack("<i", 7) + b"".join(
+        struct.pack("<fi", 0, len(t.encode())) + t.encode() for t in tokens
+    )
+    sets.get(
+        served(
+            server,
+            "stories260k",
+            {"stories260k/stories260K.bin": raw, "stories260k/tok512.bin": packed},
+        )
+    )
     return store.folder() / "models/stories260k"
 
 
@@ -118,7 +143,13 @@ def test_a_llama_of_llama2c(llama: Path) -> None:
 
 
 def speak(model: str) -> None:
-    task = {"name": "language_model", "data": "shakespeare_mini", "model": model, "block": 16, "test_blocks": 1}
+    task = {
+        "name": "language_model",
+        "data": "shakespeare_mini",
+        "model": model,
+        "block": 16,
+        "test_blocks": 1,
+    }
     method = {"name": "fedavg", "lr": 0.1, "local_steps": 1}
     fedspan.run({"rounds": 1, "batch_size": 1, "task": task, "method": method}, progress=False)
 
@@ -126,7 +157,10 @@ def speak(model: str) -> None:
 def test_changed_weights_are_refused(llama: Path) -> None:
     pytest.importorskip("transformers")
     speak(str(llama))
-    with pytest.raises(DataError, match=r"'stories260k' is damaged: .* has other weights; delete .* run `fedspan data"):
+    with pytest.raises(
+        DataError,
+        match=r"'stories260k' is damaged: .* has other weights; delete .* run `fedspan data",
+    ):
         speak("stories260k")
 
 
@@ -158,7 +192,12 @@ def test_slices_of_the_real_files_train(server: Server) -> None:
     assert fedspan.data.cifar100()[0].x.std() > 30
     tasks: list[dict[str, Any]] = [
         {"name": "classification", "data": "mnist", "model": "linear"},
-        {"name": "classification", "data": "cifar100", "model": "linear", "partition": {"name": "iid", "clients": 2}},
+        {
+            "name": "classification",
+            "data": "cifar100",
+            "model": "linear",
+            "partition": {"name": "iid", "clients": 2},
+        },
     ]
     if importlib.util.find_spec("transformers"):
         halves = {"name": "iid", "clients": 2}
@@ -182,13 +221,18 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     return end.value.code
 
 
-def test_the_list(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(monkeypatch, "data") == 0
     told = capsys.readouterr().out
     for name in sets.names():
         found = sets.find(name)
         assert found.name == name
-        assert all(text in told for text in (f"{name} (", found.about, found.licence, found.source, found.clients))
+        assert all(
+            text in told
+            for text in (f"{name} (", found.about, found.licence, found.source, found.clients)
+        )
         assert f"`{name}`" in DOCS.read_text()
     assert "mnist (11.6 MB, not here; fedspan data get mnist)" in told
     assert "tcga_brca (15 kB, here)" in told
@@ -198,14 +242,19 @@ def test_the_list(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_run_without_its_data_names_the_command(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     spec = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}}
     task = {"name": "classification", "data": "mnist", "partition": {"name": "iid", "clients": 2}}
     (tmp_path / "spec.toml").write_text(fedspan.Spec.from_table(spec | {"task": task}).toml())
     for words in (("run", "--run-dir"), ("compare", "--methods", "fedavg", "--out")):
         out = tmp_path / words[0]
-        assert command(monkeypatch, words[0], str(tmp_path / "spec.toml"), *words[1:], str(out)) == 2
+        assert (
+            command(monkeypatch, words[0], str(tmp_path / "spec.toml"), *words[1:], str(out)) == 2
+        )
         told = capsys.readouterr().err
         assert "run `fedspan data get mnist` first" in told
         assert told.count("\n") == 1
@@ -225,7 +274,9 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
     path = store.folder() / name
     whole, npz = path.read_bytes(), name.endswith("npz")
     if damage == "arrays":
-        wrong: Any = {"train_x": np.ones(3), "test_x": np.ones(3)} if npz else [{"text": 3, "label": "a"}]
+        wrong: Any = (
+            {"train_x": np.ones(3), "test_x": np.ones(3)} if npz else [{"text": 3, "label": "a"}]
+        )
         store.write(path, wrong)
     elif damage == "pickle":
         if npz:
@@ -235,7 +286,12 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
     else:
         half = len(whole) // 2
         flipped = whole[:half] + bytes([whole[half] ^ 16]) + whole[half + 1 :]
-        kinds = {"cut": whole[:half], "empty": b"", "bytes": b"\x1f\x8b\x08" + bytes(50), "flipped": flipped}
+        kinds = {
+            "cut": whole[:half],
+            "empty": b"",
+            "bytes": b"\x1f\x8b\x08" + bytes(50),
+            "flipped": flipped,
+        }
         path.write_bytes(kinds[damage])
     data = {FILES[0]: "mnist", FILES[1]: "banking77", FILES[2]: "tcga_brca"}[name]
     with pytest.raises(DataError) as told:
@@ -247,7 +303,11 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
 
 def test_patients_of_flamby(server: Server) -> None:
     """The table and the split are in FLamby's format; patients without a fold are left out."""
-    rows = ["TCGA-AA-0001,50,1,1.0,10.0", "TCGA-AA-0002,60,0,0.0,20.5", "TCGA-AA-0003,70,0,0.0,30.0"]
+    rows = [
+        "TCGA-AA-0001,50,1,1.0,10.0",
+        "TCGA-AA-0002,60,0,0.0,20.5",
+        "TCGA-AA-0003,70,0,0.0,30.0",
+    ]
     files = {
         "tcga_brca/brca.csv": "\n".join(['pid,age,"race, other",E,T', *rows]).encode(),
         "tcga_brca/train_test_split.csv": b"pid,fold,fold2\nTCGA-AA-0003,test,test_5\nTCGA-AA-0001,train,train_2\n",
@@ -260,8 +320,16 @@ def test_patients_of_flamby(server: Server) -> None:
     ((_, made),) = found.convert({name: store.folder() / name for name in files}).items()
     store.write(store.folder() / found.made[0], made)
     train, test = fedspan.data.tcga_brca()
-    assert (train.x.tolist(), train.y.tolist(), train.owner.tolist()) == ([[50.0, 1.0]], [[10.0, 1.0]], [2])
-    assert (test.x.tolist(), test.y.tolist(), test.owner.tolist()) == ([[70.0, 0.0]], [[30.0, 0.0]], [5])
+    assert (train.x.tolist(), train.y.tolist(), train.owner.tolist()) == (
+        [[50.0, 1.0]],
+        [[10.0, 1.0]],
+        [2],
+    )
+    assert (test.x.tolist(), test.y.tolist(), test.owner.tolist()) == (
+        [[70.0, 0.0]],
+        [[30.0, 0.0]],
+        [5],
+    )
     assert made["columns"].tolist() == ["age", "race, other"]
 
 

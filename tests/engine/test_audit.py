@@ -25,7 +25,9 @@ from fedspan.engine.audit import numbers, ranges
 from fedspan.engine.audit_report import trails
 from fedspan.engine.cohorts import cohort_of
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
@@ -34,7 +36,9 @@ SPEC = RUN | {"rounds": 12, "eval_every": 3}
 
 def write_key(path: Path, key: Any = None) -> Path:
     key = key or ed25519.Ed25519PrivateKey.generate()
-    path.write_bytes(key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()))
+    path.write_bytes(
+        key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    )
     public = key.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
     path.with_suffix(".pub").write_bytes(public)
     return path
@@ -129,7 +133,10 @@ def sealed(change: Callable[[list[Any]], list[Any]]) -> Callable[[list[str]], li
         (lambda lines: [*lines, lines[-1]], "line 8 of"),  # repeated
         (lambda lines: [], "does not begin with the line of a run"),
         (resealed, "provenance.json holds another last hash"),
-        (sealed(lambda lines: [*lines, {"time": "later"}]), "provenance.json holds another last hash"),
+        (
+            sealed(lambda lines: [*lines, {"time": "later"}]),
+            "provenance.json holds another last hash",
+        ),
         (sealed(lambda lines: lines[1:]), "does not begin with the line of a run"),
     ],
     ids=[
@@ -176,7 +183,9 @@ def reseal_card(copy: Path, **changes: Any) -> None:
     write_table(copy / "provenance.json", read_table(copy / "provenance.json") | changes)
 
 
-def test_a_changed_card_shows_unless_it_is_signed_again(copy: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_changed_card_shows_unless_it_is_signed_again(
+    copy: Path, finished: Path, tmp_path: Path
+) -> None:
     text = (copy / "provenance.json").read_text()
     (copy / "provenance.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
     assert "is damaged; it was changed after the run" in audit(copy)[1]
@@ -187,7 +196,9 @@ def test_a_changed_card_shows_unless_it_is_signed_again(copy: Path, finished: Pa
     assert "the signature of" in told
     card = read_table(copy / "provenance.json")  # signed by somebody else: only the known key tells
     other = ed25519.Ed25519PrivateKey.generate()
-    signed = json.dumps({k: v for k, v in card.items() if k != "signature"}, sort_keys=True).encode()
+    signed = json.dumps(
+        {k: v for k, v in card.items() if k != "signature"}, sort_keys=True
+    ).encode()
     own = {"algorithm": "ed25519", "public_key": other.public_key().public_bytes_raw().hex()}
     reseal_card(copy, signature=own | {"value": other.sign(signed).hex()})
     assert audit(copy)[0] == 0
@@ -215,7 +226,9 @@ def test_without_a_key_the_card_is_not_signed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["missing", "text", "curve"])
-def test_a_wrong_key_is_refused_before_the_run(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_is_refused_before_the_run(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = tmp_path / "key.pem"
     if wrong == "text":
         key.write_text("not a key")
@@ -285,8 +298,15 @@ def test_a_killed_run_keeps_its_chain(tmp_path: Path) -> None:
 
 def test_every_seed_has_its_trail(tmp_path: Path) -> None:
     with hostile([2], filled(3e38), {5, 7, 9}):
-        ssf = {"name": "ssf", "lr": 0.02, "local_steps": 3, "rank": 4}  # whose bytes depend on who took part
-        fedspan.run(SPEC | {"clients_per_round": 4, "method": ssf}, tmp_path, seeds=2, progress=False)
+        ssf = {
+            "name": "ssf",
+            "lr": 0.02,
+            "local_steps": 3,
+            "rank": 4,
+        }  # whose bytes depend on who took part
+        fedspan.run(
+            SPEC | {"clients_per_round": 4, "method": ssf}, tmp_path, seeds=2, progress=False
+        )
     bytes_of = set()
     for seed, trail in enumerate(trails(tmp_path)):
         drawn = {t: set(cohort_of((seed,), 7, 4, t)[0].tolist()) for t in range(12)}
@@ -313,7 +333,9 @@ def test_the_trail_does_not_grow_with_the_population(tmp_path: Path) -> None:
     sizes = []
     for clients in (20, 2000):
         task = {"name": "regression", "clients": clients, "dim": 4, "samples": 2}
-        fedspan.run(SPEC | {"task": task, "eval_every": 12}, tmp_path / str(clients), progress=False)
+        fedspan.run(
+            SPEC | {"task": task, "eval_every": 12}, tmp_path / str(clients), progress=False
+        )
         sizes.append((tmp_path / str(clients) / "audit.jsonl").stat().st_size)
     assert sizes[1] < sizes[0] + 12 * 3 * 4
 
@@ -328,18 +350,24 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     assert "there is no audit.jsonl" in audit(tmp_path)[1]
 
 
-def test_lines_are_written_with_evaluations_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_written_with_evaluations_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedspan.engine import history
 
     written: list[Path] = []
     honest = history.append
-    monkeypatch.setattr(history, "append", lambda path, data: (written.append(path), honest(path, data)))
+    monkeypatch.setattr(
+        history, "append", lambda path, data: (written.append(path), honest(path, data))
+    )
     fedspan.run(SPEC, tmp_path / "run", progress=False)
     assert sum(path.name == "audit.jsonl" for path in written) == 5 + 1  # evaluations, and the end
     assert torch.isfinite(torch.tensor(fedspan.load(tmp_path / "run").history[-1]["loss"]))
 
 
-def test_a_line_holds_no_more_than_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_holds_no_more_than_so_many_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedspan.engine.audit.MOST", 5)
     fedspan.run(SPEC | {"eval_every": 12}, tmp_path, progress=False)
     lines = read_lines(tmp_path / "audit.jsonl", LONG)[0]
@@ -348,8 +376,12 @@ def test_a_line_holds_no_more_than_so_many_rounds(tmp_path: Path, monkeypatch: p
 
 def test_the_card_names_the_round_of_the_model_and_epsilon(tmp_path: Path) -> None:
     private = {"participation": {"weights": "uniform"}, "privacy": {"clip": 1.0, "noise": 50.0}}
-    result = fedspan.run(SPEC | private | {"callbacks": [{"name": "keep_best"}]}, tmp_path, progress=False)
+    result = fedspan.run(
+        SPEC | private | {"callbacks": [{"name": "keep_best"}]}, tmp_path, progress=False
+    )
     card = read_table(tmp_path / "provenance.json")
     assert card["rounds"] == 12
-    assert card["model_round"] == result.model_rounds[0] < 12  # with so much noise the last model is not the best
+    assert (
+        card["model_round"] == result.model_rounds[0] < 12
+    )  # with so much noise the last model is not the best
     assert card["epsilon"] == result.history[-1]["epsilon"] > 0

@@ -25,9 +25,16 @@ def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(one, (one[:, 0] > 0).long()) for one in inputs]
 
 
-def fit(run_dir: Path | None = None, model: nn.Module | None = None, **settings: Any) -> fedspan.Result:
+def fit(
+    run_dir: Path | None = None, model: nn.Module | None = None, **settings: Any
+) -> fedspan.Result:
     torch.manual_seed(0)
-    settings = {"method": {"name": "fedavg", "lr": 0.1}, "rounds": 2, "test": data(1)[0], "progress": False} | settings
+    settings = {
+        "method": {"name": "fedavg", "lr": 0.1},
+        "rounds": 2,
+        "test": data(1)[0],
+        "progress": False,
+    } | settings
     return fedspan.fit(model or nn.Linear(3, 2), data(), run_dir=run_dir, **settings)
 
 
@@ -116,15 +123,24 @@ def test_a_run_is_not_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> Non
 
 def spec_of_rounds(rounds: int) -> dict[str, Any]:
     task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
-    return {"rounds": rounds, "batch_size": "full", "method": {"name": "fedavg", "lr": 0.01}, "task": task}
+    return {
+        "rounds": rounds,
+        "batch_size": "full",
+        "method": {"name": "fedavg", "lr": 0.01},
+        "task": task,
+    }
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2)])
 @pytest.mark.parametrize("resume", [True, False])
-def test_another_number_of_seeds_is_refused(first: int, then: int, resume: bool, tmp_path: Path) -> None:
+def test_another_number_of_seeds_is_refused(
+    first: int, then: int, resume: bool, tmp_path: Path
+) -> None:
     fit(tmp_path, seeds=first)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(fedspan.FedspanError, match=f"`seeds` is {then}, but .* holds a run of {first}"):
+    with pytest.raises(
+        fedspan.FedspanError, match=f"`seeds` is {then}, but .* holds a run of {first}"
+    ):
         fit(tmp_path, seeds=then, resume=resume)
     assert sorted(tmp_path.rglob("*")) == before
     fit(tmp_path, seeds=first, resume=True)
@@ -133,7 +149,9 @@ def test_another_number_of_seeds_is_refused(first: int, then: int, resume: bool,
 def test_a_loss_that_is_not_finite_from_the_start_is_no_matter_of_lr() -> None:
     model = nn.Linear(3, 2)
     nn.init.constant_(model.weight, float("nan"))
-    with pytest.warns(UserWarning, match="not finite before the first round: look at the data") as said:
+    with pytest.warns(
+        UserWarning, match="not finite before the first round: look at the data"
+    ) as said:
         fit(model=model)
     assert not any("smaller lr" in str(one.message) for one in said)
 
@@ -178,12 +196,18 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "test": ({}, {"test": data(2)[0]}),
     "no test": ({}, {"test": None}),
     "validation": ({}, {"validation": data(2)[0]}),
-    "smoothing": ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+    "smoothing": (
+        {"loss": nn.CrossEntropyLoss()},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+    ),
     "weight": (
         {"loss": nn.CrossEntropyLoss(weight=torch.ones(2))},
         {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2]))},
     ),
-    "partial": ({"loss": functools.partial(smooth, by=0.1)}, {"loss": functools.partial(smooth, by=0.2)}),
+    "partial": (
+        {"loss": functools.partial(smooth, by=0.1)},
+        {"loss": functools.partial(smooth, by=0.2)},
+    ),
     "closure": ({"loss": made(0.1)}, {"loss": made(0.2)}),
     "lambda": ({"loss": LAMBDAS[0]}, {"loss": LAMBDAS[1]}),
     "activation": ({"model": two_layers(nn.ReLU())}, {"model": two_layers(nn.Tanh())}),
@@ -211,7 +235,9 @@ def test_other_initial_weights_are_named_and_the_checkpoint_is_continued(tmp_pat
         fit(tmp_path, start(0), rounds=4, callbacks=[Interrupt(2)])
     with pytest.warns(UserWarning, match="does not have the initial weights"):
         result = fit(tmp_path, start(1), rounds=4, resume=True)
-    assert torch.equal(result.weights[0]["weight"], fit(model=start(0), rounds=4).weights[0]["weight"])
+    assert torch.equal(
+        result.weights[0]["weight"], fit(model=start(0), rounds=4).weights[0]["weight"]
+    )
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -236,7 +262,12 @@ def test_a_search_that_is_interrupted_keeps_its_trials(
     assert path.name == "lr-trials.json"
     resumed, table_of_trials = True, read_table(path)
     first = table_of_trials["trials"][0]
-    for bad in (3, first | {"lr": "a"}, first | {"at": []}, first | {"values": ["a"] * len(first["values"])}):
+    for bad in (
+        3,
+        first | {"lr": "a"},
+        first | {"at": []},
+        first | {"values": ["a"] * len(first["values"])},
+    ):
         write_table(path, table_of_trials | {"trials": [bad]})
         with pytest.raises(fedspan.FedspanError, match=r"lr-trials.json' is damaged"):
             fedspan.run(table, tmp_path, resume=resume, progress=False)
@@ -254,13 +285,20 @@ def test_a_warm_up_longer_than_the_run_is_told() -> None:
 
 
 def test_a_metric_of_validation_data_that_is_not_given() -> None:
-    with pytest.raises(fedspan.FedspanError, match="there is no validation data; give `validation`"):
+    with pytest.raises(
+        fedspan.FedspanError, match="there is no validation data; give `validation`"
+    ):
         fit(callbacks=[fedspan.callbacks.EarlyStopping("validation_accuracy")])
 
 
 def test_the_best_model_is_told_apart_from_the_last_evaluation(tmp_path: Path) -> None:
     inputs, classes = data(1)[0]
-    result = fit(tmp_path, rounds=3, test=(inputs, 1 - classes), callbacks=[fedspan.callbacks.KeepBest("loss")])
+    result = fit(
+        tmp_path,
+        rounds=3,
+        test=(inputs, 1 - classes),
+        callbacks=[fedspan.callbacks.KeepBest("loss")],
+    )
     losses = [line["loss"] for line in result.history]
     best = losses.index(min(losses))
     assert best < 3
@@ -288,7 +326,15 @@ SPEC = {"seed": 0, "method": {"name": "fedavg"}, "task": {"name": "custom"}}
 HISTORIES: list[list[Any]] = [
     *(
         [{"spec": value}]
-        for value in (3, [], {"metrics": 3}, {"method": 3}, {"method": {}}, {"seed": "a"}, {"a": None})
+        for value in (
+            3,
+            [],
+            {"metrics": 3},
+            {"method": 3},
+            {"method": {}},
+            {"seed": "a"},
+            {"a": None},
+        )
     ),
     [{"spec": {"participation": {"weights": 3}}}],
     [{"spec": {"participation": {}}}],
@@ -327,7 +373,9 @@ OUTCOMES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", OUTCOMES)
-def test_a_forged_result_with_a_right_checksum_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_forged_result_with_a_right_checksum_is_refused(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
     fit(tmp_path)
     path = tmp_path / "result.json"
     (tmp_path / "provenance.json").unlink()  # which names its hash
@@ -338,8 +386,21 @@ def test_a_forged_result_with_a_right_checksum_is_refused(change: dict[str, Any]
 
 
 DAMAGE = [
-    ("history.jsonl", ["", "[]\n", "{}\n", '{"spec": 3}\n', '{"spec": {}}\n{}\n', '{"spec": {}}\n3\n']),
-    ("result.json", ["", "[]", "3", '{"files": 3}', '{"seeds": 3}', '{"seeds": [0], "statuses": [], "files": {}}']),
+    (
+        "history.jsonl",
+        ["", "[]\n", "{}\n", '{"spec": 3}\n', '{"spec": {}}\n{}\n', '{"spec": {}}\n3\n'],
+    ),
+    (
+        "result.json",
+        [
+            "",
+            "[]",
+            "3",
+            '{"files": 3}',
+            '{"seeds": 3}',
+            '{"seeds": [0], "statuses": [], "files": {}}',
+        ],
+    ),
     ("lr.json", ["", "[]", "{}"]),
 ]
 

@@ -57,7 +57,9 @@ def faults(kind: Kind, at: int) -> Iterator[list[str]]:
                     raise KilledError
             elif kind == "full" and number >= at and name == "pwrite":
                 if number == at and half:
-                    return real[name](arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
+                    return real[name](
+                        arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:]
+                    )
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             elif kind == "io" and number == at:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -79,15 +81,22 @@ def run(folder: Path, resume: bool = False) -> fedspan.Result:
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fedspan.Result:
-    monkeypatch.setattr(engine_run_dir, "CHECKPOINT_SECONDS", -1.0)  # a checkpoint with every evaluation
+    monkeypatch.setattr(
+        engine_run_dir, "CHECKPOINT_SECONDS", -1.0
+    )  # a checkpoint with every evaluation
     return run(tmp_path / "undisturbed")
 
 
 def same(result: fedspan.Result, other: fedspan.Result) -> bool:
-    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in one.history] for one in (result, other)]
+    rows = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in one.history]
+        for one in (result, other)
+    ]
     loaded = fedspan.load(result.run_dir)
     weights = [one.weights[0] for one in (result, other, loaded)]
-    return rows[0] == rows[1] and all(torch.equal(weights[0][k], w[k]) for w in weights[1:] for k in weights[0])
+    return rows[0] == rows[1] and all(
+        torch.equal(weights[0][k], w[k]) for w in weights[1:] for k in weights[0]
+    )
 
 
 def after_fault(folder: Path, kind: Kind, at: int) -> tuple[fedspan.Result | None, str]:
@@ -108,7 +117,9 @@ def after_fault(folder: Path, kind: Kind, at: int) -> tuple[fedspan.Result | Non
     assert "\n" not in said
     if "no checkpoint" not in said:
         return None, said
-    shutil.rmtree(folder / "states", ignore_errors=True)  # the run was killed before its first checkpoint
+    shutil.rmtree(
+        folder / "states", ignore_errors=True
+    )  # the run was killed before its first checkpoint
     return run(folder), "begun again"
 
 
@@ -119,7 +130,9 @@ def count_calls(folder: Path) -> int:
     return len(seen)
 
 
-def test_a_finished_run_that_is_killed_while_it_is_made_longer_can_be_read_and_resumed(tmp_path: Path) -> None:
+def test_a_finished_run_that_is_killed_while_it_is_made_longer_can_be_read_and_resumed(
+    tmp_path: Path,
+) -> None:
     """The file that vouches for the history is gone before the history changes."""
     fedspan.run(SPEC, tmp_path / "short", keep_checkpoint=True)
     longer = SPEC | {"rounds": 6}
@@ -186,17 +199,28 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["delete", "cut", "empty", "zeros", "double", "flip"])
-def test_a_damaged_file_is_refused_or_does_not_matter(how: str, undisturbed: fedspan.Result, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_or_does_not_matter(
+    how: str, undisturbed: fedspan.Result, tmp_path: Path
+) -> None:
     interrupted(tmp_path / "whole")
-    files = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*") if p.is_file())
-    assert {p.name for p in files} >= {"checkpoint.safetensors", "history.jsonl", "best.safetensors", "c.states"}
+    files = sorted(
+        p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*") if p.is_file()
+    )
+    assert {p.name for p in files} >= {
+        "checkpoint.safetensors",
+        "history.jsonl",
+        "best.safetensors",
+        "c.states",
+    }
     refused: dict[str, str] = {}
     for file in files:
         shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
         damage(tmp_path / "damaged" / file, how)
         spec = SPEC | {"engine": {"states_dir": str(tmp_path / "damaged" / "states")}}
         try:
-            result = fedspan.run(spec, tmp_path / "damaged" / "run", resume=True, callbacks=[KeepBest()])
+            result = fedspan.run(
+                spec, tmp_path / "damaged" / "run", resume=True, callbacks=[KeepBest()]
+            )
             assert same(result, undisturbed), f"{how} {file} gives another result"
         except FedspanError as error:
             refused[file.name] = str(error)
@@ -213,14 +237,18 @@ def test_states_of_another_run_are_refused(undisturbed: fedspan.Result, tmp_path
     shutil.copytree(tmp_path / "b" / "states", tmp_path / "a" / "states")
     with pytest.raises(FedspanError, match="another run"):
         run(tmp_path / "a", resume=True)
-    shutil.copy(tmp_path / "a" / "run" / "best.safetensors", tmp_path / "b" / "run" / "best.safetensors")
+    shutil.copy(
+        tmp_path / "a" / "run" / "best.safetensors", tmp_path / "b" / "run" / "best.safetensors"
+    )
     with pytest.raises(FedspanError, match="another run"):
         run(tmp_path / "b", resume=True)
 
 
 @pytest.mark.parametrize("how", ["delete", "cut", "empty", "zeros", "double", "flip"])
 @pytest.mark.parametrize("file", ["history.jsonl", "model.safetensors", "result.json"])
-def test_a_finished_run_whose_files_changed_is_not_loaded(file: str, how: str, undisturbed: fedspan.Result) -> None:
+def test_a_finished_run_whose_files_changed_is_not_loaded(
+    file: str, how: str, undisturbed: fedspan.Result
+) -> None:
     assert undisturbed.run_dir is not None
     damage(undisturbed.run_dir / file, how)
     if (file, how) == ("result.json", "delete"):

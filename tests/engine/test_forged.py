@@ -23,12 +23,20 @@ from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError
 from fedspan.core.sealed import LONG, SHORT, lines_text, read_table, write_table
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from test_audit import write_key
 
 FORMS = ("one seed", "seeds together", "seeds apart")
-COVERED = {"name": "ssf", "lr": "auto", "local_steps": 3, "rank": 4, "correction": "always"}  # by the theorem
+COVERED = {
+    "name": "ssf",
+    "lr": "auto",
+    "local_steps": 3,
+    "rank": 4,
+    "correction": "always",
+}  # by the theorem
 SPEC = RUN | {"rounds": 12, "eval_every": 3, "method": COVERED, "clients_per_round": 7}
 
 
@@ -46,7 +54,11 @@ def make(form: str, out: Path, seed: int) -> None:
     """A finished run: of a small network, or of the toy problem, whose seeds are computed together."""
     if form == "seeds together":
         fedspan.run(
-            SPEC | {"seed": seed, "callbacks": [{"name": "csv"}]}, out, seeds=2, keep_checkpoint=True, progress=False
+            SPEC | {"seed": seed, "callbacks": [{"name": "csv"}]},
+            out,
+            seeds=2,
+            keep_checkpoint=True,
+            progress=False,
         )
         return
     draw = torch.Generator().manual_seed(seed)
@@ -76,7 +88,9 @@ def test_what_nobody_changed_is_accepted(signed: Path) -> None:
             code, told = command("audit", signed / name, "--key", signed / "sign.pub")
             assert code == 0, told
             assert fedspan.load(signed / name).finished
-            code, told = command("report", signed / name, "--out", signed / "page", "--format", "md")
+            code, told = command(
+                "report", signed / name, "--out", signed / "page", "--format", "md"
+            )
             assert code == 0, told
     every = {path.name for path in signed.rglob("*") if path.is_file()}
     assert every >= {
@@ -88,7 +102,10 @@ def test_what_nobody_changed_is_accepted(signed: Path) -> None:
 def sealed(path: Path, change: Callable[[list[Any]], list[Any]]) -> None:
     """Changes the lines of a file of lines and makes its checksums again."""
     size = LONG if path.name == "audit.jsonl" else SHORT
-    plain = [{k: v for k, v in json.loads(line).items() if k != "checksum"} for line in path.read_text().splitlines()]
+    plain = [
+        {k: v for k, v in json.loads(line).items() if k != "checksum"}
+        for line in path.read_text().splitlines()
+    ]
     path.write_bytes(lines_text(change(plain), size=size)[0])
 
 
@@ -100,7 +117,9 @@ def other_value(path: Path) -> None:
         write_table(path, {k: _other(v) for k, v in read_table(path).items()})
     elif path.name == "checkpoint.safetensors":
         arrays, meta = checkpoint.load(path)
-        checkpoint.save(path, {k: v + 1 if v.is_floating_point() else v for k, v in arrays.items()}, meta)
+        checkpoint.save(
+            path, {k: v + 1 if v.is_floating_point() else v for k, v in arrays.items()}, meta
+        )
     else:
         raw = bytearray(path.read_bytes())
         raw[-2] ^= 1
@@ -131,7 +150,10 @@ def line_removed(path: Path) -> None:
 
 def line_added(path: Path) -> None:
     if path.suffix == ".jsonl":
-        sealed(path, lambda lines: [*lines, lines[-1] | ({"round": 999} if "round" in lines[-1] else {})])
+        sealed(
+            path,
+            lambda lines: [*lines, lines[-1] | ({"round": 999} if "round" in lines[-1] else {})],
+        )
     elif path.suffix == ".json":
         write_table(path, read_table(path) | {"more": 1})
     else:
@@ -144,7 +166,9 @@ def removed(path: Path) -> None:
 
 def of_another_run(path: Path) -> None:
     root = next(one for one in path.parents if one.name in FORMS)
-    there = Path(str(path.relative_to(root)).replace("seed-1", "seed-4").replace("seed-0", "seed-3"))
+    there = Path(
+        str(path.relative_to(root)).replace("seed-1", "seed-4").replace("seed-0", "seed-3")
+    )
     shutil.copy(ORIGIN[0] / f"{root.name}, another" / there, path)
 
 
@@ -158,7 +182,9 @@ def checksums_made_again(run: Path) -> None:
         table = read_table(path)
         for name in table.get("files", ()):
             if (path.parent / name).exists():
-                digest = hashlib.blake2b((path.parent / name).read_bytes(), digest_size=16).hexdigest()
+                digest = hashlib.blake2b(
+                    (path.parent / name).read_bytes(), digest_size=16
+                ).hexdigest()
                 table["files"][name] = digest
         write_table(path, table)
 
@@ -169,9 +195,13 @@ def card_made_again(run: Path) -> None:
         card = read_table(path)
         for name in card.get("files", ()):
             there = path.parent / name
-            card["files"][name] = hashlib.sha256(there.read_bytes()).hexdigest() if there.exists() else "0"
+            card["files"][name] = (
+                hashlib.sha256(there.read_bytes()).hexdigest() if there.exists() else "0"
+            )
         model = path.parent / "model.safetensors"
-        card["model"]["sha256"] = hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else "0"
+        card["model"]["sha256"] = (
+            hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else "0"
+        )
         write_table(path, card)
 
 
@@ -183,7 +213,10 @@ def signed_anew(run: Path) -> None:
         card = {k: v for k, v in read_table(path).items() if k != "signature"}
         value = key.sign(json.dumps(card, sort_keys=True).encode()).hex()
         public = key.public_key().public_bytes_raw().hex()
-        write_table(path, card | {"signature": {"algorithm": "ed25519", "public_key": public, "value": value}})
+        write_table(
+            path,
+            card | {"signature": {"algorithm": "ed25519", "public_key": public, "value": value}},
+        )
 
 
 def unsigned(run: Path) -> None:
@@ -200,7 +233,9 @@ EFFORTS: tuple[Effort, ...] = (
 
 def copies(signed: Path, place: Path, form: str) -> Iterator[tuple[Path, Path]]:
     """(a fresh copy of a run, a file of it), for each of its files."""
-    names = sorted(path.relative_to(signed / form) for path in (signed / form).rglob("*") if path.is_file())
+    names = sorted(
+        path.relative_to(signed / form) for path in (signed / form).rglob("*") if path.is_file()
+    )
     assert len(names) > 7
     for name in names:
         shutil.rmtree(place / form, ignore_errors=True)
@@ -208,7 +243,9 @@ def copies(signed: Path, place: Path, form: str) -> Iterator[tuple[Path, Path]]:
         yield place / form, place / form / name
 
 
-def refused(run: Path, path: Path, forgery: Callable[[Path], None], efforts: Sequence[Effort], key: Path) -> None:
+def refused(
+    run: Path, path: Path, forgery: Callable[[Path], None], efforts: Sequence[Effort], key: Path
+) -> None:
     before = path.read_bytes()
     forgery(path)
     if path.exists() and path.read_bytes() == before:
@@ -240,13 +277,23 @@ def test_every_forgery_of_every_file_is_refused(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_forged_result_is_neither_loaded_nor_shown(form: str, signed: Path, tmp_path: Path) -> None:
+def test_a_forged_result_is_neither_loaded_nor_shown(
+    form: str, signed: Path, tmp_path: Path
+) -> None:
     """Whatever the forger makes again short of the signature."""
     for run, path in copies(signed, tmp_path, form):
-        if path.name not in ("history.jsonl", "per_client.jsonl", "lr.json", "result.json", "model.safetensors"):
+        if path.name not in (
+            "history.jsonl",
+            "per_client.jsonl",
+            "lr.json",
+            "result.json",
+            "model.safetensors",
+        ):
             continue
         other_value(path)
-        if path == run / "result.json" and form == "seeds apart":  # each seed has its own, which count
+        if (
+            path == run / "result.json" and form == "seeds apart"
+        ):  # each seed has its own, which count
             assert fedspan.load(run).history == fedspan.load(signed / form).history
             continue
         for effort in EFFORTS[:3]:
@@ -282,11 +329,15 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize(("form", "name"), [(form, name) for form, names in ADDED.items() for name in names])
+@pytest.mark.parametrize(
+    ("form", "name"), [(form, name) for form, names in ADDED.items() for name in names]
+)
 def test_an_added_file_is_refused(form: str, name: str, signed: Path, tmp_path: Path) -> None:
     run = tmp_path / form
     shutil.copytree(signed / form, run)
-    source = next(iter(sorted((signed / "one seed").rglob(Path(name).name))), signed / "one seed" / "lr.json")
+    source = next(
+        iter(sorted((signed / "one seed").rglob(Path(name).name))), signed / "one seed" / "lr.json"
+    )
     (run / name).parent.mkdir(exist_ok=True)
     shutil.copy(source, run / name)
     code, told = command("audit", run, "--key", signed / "sign.pub")
@@ -303,14 +354,19 @@ def test_a_seed_cannot_be_left_out_or_exchanged(signed: Path, tmp_path: Path) ->
     shutil.rmtree(run / "seed-1")
     table = read_table(run / "result.json")
     files = {name: digest for name, digest in table["files"].items() if "seed-1" not in name}
-    write_table(run / "result.json", table | {"seeds": [0], "statuses": ["finished"], "files": files})
+    write_table(
+        run / "result.json", table | {"seeds": [0], "statuses": ["finished"], "files": files}
+    )
     assert "seed 1" in command("audit", run, "--key", signed / "sign.pub")[1]
     (run / "result.json").unlink()
     code, told = command("audit", run, "--key", signed / "sign.pub")
     assert code == 1
     assert "there is no record of seed 1, which the signed run has" in told
     shutil.copytree(run / "seed-0", run / "seed-1")
-    assert "two audit trails are of the same seed" in command("audit", run, "--key", signed / "sign.pub")[1]
+    assert (
+        "two audit trails are of the same seed"
+        in command("audit", run, "--key", signed / "sign.pub")[1]
+    )
 
 
 def test_a_run_that_is_made_longer_has_no_card_until_it_ends(tmp_path: Path) -> None:
@@ -319,7 +375,9 @@ def test_a_run_that_is_made_longer_has_no_card_until_it_ends(tmp_path: Path) -> 
     fedspan.run(spec, tmp_path, keep_checkpoint=True, progress=False)
     assert command("audit", tmp_path)[0] == 0
     with pytest.raises(KeyboardInterrupt):
-        fedspan.run(spec | {"rounds": 30}, tmp_path, resume=True, callbacks=[Interrupt(20)], progress=False)
+        fedspan.run(
+            spec | {"rounds": 30}, tmp_path, resume=True, callbacks=[Interrupt(20)], progress=False
+        )
     code, told = command("audit", tmp_path)
     assert code == 0, told
     assert "not finished after 20 rounds" in told
@@ -331,9 +389,13 @@ def test_a_run_that_is_made_longer_has_no_card_until_it_ends(tmp_path: Path) -> 
 
 def test_an_unfinished_history_is_that_of_its_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        fedspan.run(SPEC | {"method": RUN["method"]}, tmp_path, callbacks=[Interrupt(10)], progress=False)
+        fedspan.run(
+            SPEC | {"method": RUN["method"]}, tmp_path, callbacks=[Interrupt(10)], progress=False
+        )
     assert command("audit", tmp_path)[0] == 0
-    sealed(tmp_path / "history.jsonl", lambda lines: [*lines[:1], lines[1] | {"loss": 0.0}, *lines[2:]])
+    sealed(
+        tmp_path / "history.jsonl", lambda lines: [*lines[:1], lines[1] | {"loss": 0.0}, *lines[2:]]
+    )
     code, told = command("audit", tmp_path)
     assert code == 1
     assert "history.jsonl' is missing or damaged" in told

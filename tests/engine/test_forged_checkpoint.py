@@ -87,7 +87,9 @@ def refused_or_the_same(place: Path, begun: Path) -> bool:
         return "\n" not in str(refusal)
     finally:
         shutil.rmtree(place)
-    assert result.history[-1]["loss"] == resumed_loss(begun, place.parent), f"{place.name} gives another result"
+    assert result.history[-1]["loss"] == resumed_loss(begun, place.parent), (
+        f"{place.name} gives another result"
+    )
     return False
 
 
@@ -114,10 +116,19 @@ def test_the_record_in_a_checkpoint_is_checked(key: str, begun: Path, tmp_path: 
 
 def interrupted(place: Path, kind: str, resume: bool = False) -> fedspan.Result:
     """A run that Ctrl-C ends after three of five rounds, or the rest of it."""
-    methods: dict[str, dict[str, Any]] = {"ssf": {"name": "ssf", "rank": 0.5}, "scaffold": {"name": "scaffold"}}
-    more: dict[str, Any] = {"method": methods.get(kind, {"name": "fedavg"}) | {"lr": 0.1}, "rounds": 5}
+    methods: dict[str, dict[str, Any]] = {
+        "ssf": {"name": "ssf", "rank": 0.5},
+        "scaffold": {"name": "scaffold"},
+    }
+    more: dict[str, Any] = {
+        "method": methods.get(kind, {"name": "fedavg"}) | {"lr": 0.1},
+        "rounds": 5,
+    }
     if kind == "private":
-        more |= {"privacy": fedspan.Privacy(noise=1.0, clip=1.0), "participation": {"weights": "uniform"}}
+        more |= {
+            "privacy": fedspan.Privacy(noise=1.0, clip=1.0),
+            "participation": {"weights": "uniform"},
+        }
     callbacks: list[Any] = [fedspan.callbacks.KeepBest("loss")] if kind == "best" else []
     callbacks += [] if resume else [Interrupt(3)]
     if kind in ("compact", "powersgd"):  # with layers that are not sent in full
@@ -140,7 +151,9 @@ def changed(arrays: dict[str, Any], **new: Any) -> dict[str, Any]:
 
 def record(arrays: dict[str, Any], **new: Any) -> dict[str, Any]:
     told = json.loads(arrays["loop.record"].numpy().tobytes()) | new
-    return arrays | {"loop.record": torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)}
+    return arrays | {
+        "loop.record": torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+    }
 
 
 def without(table: dict[str, Any], key: str) -> dict[str, Any]:
@@ -148,8 +161,14 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 FORGED: list[tuple[str, Any]] = [
-    *(("fedavg", lambda a, m, key=key: (without(a, key), m)) for key in ("loop.clock", "loop.rows", "loop.record")),
-    *(("scaffold", lambda a, m, key=key: (without(a, key), m)) for key in ("server.c", "clients.c.rows", "server.x")),
+    *(
+        ("fedavg", lambda a, m, key=key: (without(a, key), m))
+        for key in ("loop.clock", "loop.rows", "loop.record")
+    ),
+    *(
+        ("scaffold", lambda a, m, key=key: (without(a, key), m))
+        for key in ("server.c", "clients.c.rows", "server.x")
+    ),
     ("fedavg", lambda a, m: (changed(a, other__x=a["server.x"]), m)),
     ("fedavg", lambda a, m: (changed(a, server__y=a["server.x"]), m)),
     ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"].double()), m)),
@@ -159,7 +178,10 @@ FORGED: list[tuple[str, Any]] = [
     ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([2.5, 0.0]).double()), m)),
     ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([9.0, 0.0]).double()), m)),
     ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([-3.0, 0.0]).double()), m)),
-    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([3.0, float("inf")]).double()), m)),
+    (
+        "fedavg",
+        lambda a, m: (changed(a, loop__clock=torch.tensor([3.0, float("inf")]).double()), m),
+    ),
     ("fedavg", lambda a, m: (changed(a, loop__counts=-a["loop.counts"] - 5), m)),
     ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"][:, :-1].contiguous()), m)),
     ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] + 10**6), m)),
@@ -171,8 +193,14 @@ FORGED: list[tuple[str, Any]] = [
     ("fedavg", lambda a, m: (record(a, more=-1), m)),
     ("fedavg", lambda a, m: (record(a, checks=[]), m)),
     ("fedavg", lambda a, m: (record(a, shape=[1, 99]), m)),
-    *(("fedavg", lambda a, m, key=key: (a, without(m, key))) for key in ("decisions", "identity", "seeds", "round")),
-    *(("fedavg", lambda a, m, key=key: (a, m | {key: "x"})) for key in ("seeds", "round", "history")),
+    *(
+        ("fedavg", lambda a, m, key=key: (a, without(m, key)))
+        for key in ("decisions", "identity", "seeds", "round")
+    ),
+    *(
+        ("fedavg", lambda a, m, key=key: (a, m | {key: "x"}))
+        for key in ("seeds", "round", "history")
+    ),
     ("fedavg", lambda a, m: (a, m | {"seeds": [1]})),
     ("fedavg", lambda a, m: (a, m | {"identity": "another"})),
     ("fedavg", lambda a, m: (a, m | {"decisions": {}})),
@@ -185,13 +213,25 @@ FORGED: list[tuple[str, Any]] = [
     ("scaffold", lambda a, m: (changed(a, server__c=a["server.c"] + float("inf")), m)),
     ("scaffold", lambda a, m: (changed(a, clients__c__rows=a["clients.c.rows"] + 99), m)),
     ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"].int()), m)),
-    ("scaffold", lambda a, m: (changed(a, clients__c__values=a["clients.c.values"] * float("nan")), m)),
+    (
+        "scaffold",
+        lambda a, m: (changed(a, clients__c__values=a["clients.c.values"] * float("nan")), m),
+    ),
     ("ssf", lambda a, m: (without(a, "server.log.missed"), m)),
-    ("ssf", lambda a, m: (changed(a, server__m=a["server.x"]), m)),  # which has no numbers without momentum
+    (
+        "ssf",
+        lambda a, m: (changed(a, server__m=a["server.x"]), m),
+    ),  # which has no numbers without momentum
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"] + 4), m)),
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].repeat(2)), m)),
     ("ssf", lambda a, m: (changed(a, server__log__end=a["server.log.end"].reshape(1, 1)), m)),
-    ("ssf", lambda a, m: (changed(a, server__log__missed=a["server.log.missed"][..., :-1].contiguous()), m)),
+    (
+        "ssf",
+        lambda a, m: (
+            changed(a, server__log__missed=a["server.log.missed"][..., :-1].contiguous()),
+            m,
+        ),
+    ),
     ("private", lambda a, m: (changed(a, privacy__key=a["privacy.key"][:4].clone()), m)),
     ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([1.0, 0.0]).double()), m)),
     ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([9.0, 1.0]).double()), m)),
@@ -204,7 +244,10 @@ FORGED: list[tuple[str, Any]] = [
     ("best", lambda a, m: (without(a, "0.weight"), m)),
     ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"] * math.nan}), m)),
     ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"] * 0), m)),
-    ("compact", lambda a, m: (changed(a, clients__c__entries=a["clients.c.entries"].repeat(1, 1, 2)), m)),
+    (
+        "compact",
+        lambda a, m: (changed(a, clients__c__entries=a["clients.c.entries"].repeat(1, 1, 2)), m),
+    ),
     ("compact", lambda a, m: (changed(a, clients__c__counts=a["clients.c.counts"] * 0), m)),
     ("powersgd", lambda a, m: (changed(a, server__columns=a["server.columns"].repeat(1, 1, 2)), m)),
 ]
@@ -212,7 +255,9 @@ FORGED: list[tuple[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    places = {kind: tmp_path_factory.mktemp("stopped") / kind for kind in {kind for kind, _ in FORGED}}
+    places = {
+        kind: tmp_path_factory.mktemp("stopped") / kind for kind in {kind for kind, _ in FORGED}
+    }
     for kind, place in places.items():
         with pytest.raises(KeyboardInterrupt):
             interrupted(place, kind)
@@ -226,27 +271,41 @@ def test_a_forged_checkpoint_with_a_right_checksum_is_refused(
     place = shutil.copytree(stopped[kind], tmp_path / "run")
     path = place / ("best.safetensors" if kind == "best" else "checkpoint.safetensors")
     checkpoint.save(path, *forge(*checkpoint.load(path)))
-    with pytest.raises(fedspan.FedspanError, match=r"damaged|is of|is at round|was made with") as error:
+    with pytest.raises(
+        fedspan.FedspanError, match=r"damaged|is of|is at round|was made with"
+    ) as error:
         interrupted(place, kind, resume=True)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "scaffold", "ssf", "private", "best", "compact", "powersgd"])
-def test_the_same_checkpoint_written_again_is_resumed(kind: str, stopped: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["fedavg", "scaffold", "ssf", "private", "best", "compact", "powersgd"]
+)
+def test_the_same_checkpoint_written_again_is_resumed(
+    kind: str, stopped: dict[str, Path], tmp_path: Path
+) -> None:
     place = shutil.copytree(stopped[kind], tmp_path / "run")
     path = place / "checkpoint.safetensors"
     checkpoint.save(path, *checkpoint.load(path))
     assert interrupted(place, kind, resume=True).finished
 
 
-@pytest.mark.parametrize("change", [lambda v: v.flatten(), lambda v: v * math.nan, lambda v: v.int()])
-def test_the_model_of_a_finished_run_is_checked(change: Any, stopped: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda v: v.flatten(), lambda v: v * math.nan, lambda v: v.int()]
+)
+def test_the_model_of_a_finished_run_is_checked(
+    change: Any, stopped: dict[str, Path], tmp_path: Path
+) -> None:
     place = shutil.copytree(stopped["fedavg"], tmp_path / "run")
     weights = interrupted(place, "fedavg", resume=True).weights[0]
-    checkpoint.write_tensors(place / "model.safetensors", weights | {"weight": change(weights["weight"])})
+    checkpoint.write_tensors(
+        place / "model.safetensors", weights | {"weight": change(weights["weight"])}
+    )
     digest = hashlib.blake2b((place / "model.safetensors").read_bytes(), digest_size=16).hexdigest()
     table = read_table(place / "result.json")
-    write_table(place / "result.json", table | {"files": table["files"] | {"model.safetensors": digest}})
+    write_table(
+        place / "result.json", table | {"files": table["files"] | {"model.safetensors": digest}}
+    )
     (place / "provenance.json").unlink()
     with pytest.raises(CheckpointError, match=r"model.safetensors' is damaged: 'weight' is"):
         interrupted(place, "fedavg", resume=True)

@@ -48,11 +48,20 @@ def trained(
     **settings: Any,
 ) -> fedspan.Result:
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)), nn.ReLU(), nn.Linear(width, 3))
+    model = nn.Sequential(
+        *(nn.Linear(width, width) for _ in range(layers)), nn.ReLU(), nn.Linear(width, 3)
+    )
     data = [(torch.randn(6 + i, width), torch.arange(6 + i) % 3) for i in range(clients)]
     engine = fedspan.Engine(simulate="loop", states_dir=states_dir)
     return fedspan.fit(
-        model, data, method=method, rounds=rounds, test=data[0], engine=engine, progress=False, **settings
+        model,
+        data,
+        method=method,
+        rounds=rounds,
+        test=data[0],
+        engine=engine,
+        progress=False,
+        **settings,
     )
 
 
@@ -82,7 +91,8 @@ def test_the_mean_without_a_reply_that_was_left_out(weighted: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"participation": fedspan.Participation(weights="examples")}, {"clients_per_round": 3}]
+    "settings",
+    [{}, {"participation": fedspan.Participation(weights="examples")}, {"clients_per_round": 3}],
 )
 @pytest.mark.parametrize(
     "method",
@@ -102,7 +112,9 @@ def test_numbers_and_bytes_are_those_of_a_small_model(
     large = trained(method, rounds=7, **settings)
     for name, value in small.weights[0].items():
         assert torch.equal(value, large.weights[0][name])
-    costs = [[(line["up_bytes"], line["down_bytes"]) for line in one.history] for one in (small, large)]
+    costs = [
+        [(line["up_bytes"], line["down_bytes"]) for line in one.history] for one in (small, large)
+    ]
     assert costs[0] == costs[1]
 
 
@@ -115,7 +127,9 @@ class Median(FedAvg):
         return ServerState(server.x + up.dy.median(1, keepdim=True).values)
 
 
-def test_a_method_with_a_server_step_of_its_own_gets_every_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_with_a_server_step_of_its_own_gets_every_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     as_large(monkeypatch)
     assert trained(Median(**KNOWN)).finished
 
@@ -124,7 +138,11 @@ def test_a_method_with_a_server_step_of_its_own_gets_every_reply(monkeypatch: py
     ("method", "on_disk", "most"),
     [
         (FedAvg(**KNOWN), False, 4.3),  # besides the user's model: weights, x, gradient, mean
-        (SSF(rank=0.05, **KNOWN), False, 4 + 3.8),  # the states of four clients; x, the new x, controls
+        (
+            SSF(rank=0.05, **KNOWN),
+            False,
+            4 + 3.8,
+        ),  # the states of four clients; x, the new x, controls
         (SSF(rank=0.05, **KNOWN), True, 3.8),  # x, controls, one state
     ],
 )
@@ -136,7 +154,12 @@ def test_vectors_of_the_model_in_memory(
     gc.collect()
     with Live(torch.device("cpu")) as live:
         result = trained(
-            method, clients=4, rounds=2, width=96, layers=12, states_dir=tmp_path / "states" if on_disk else None
+            method,
+            clients=4,
+            rounds=2,
+            width=96,
+            layers=12,
+            states_dir=tmp_path / "states" if on_disk else None,
         )
     model = sum(value.nbytes for value in result.weights[0].values())
     assert (live.peak - model) / model < most
@@ -156,7 +179,9 @@ def test_the_model_of_every_round_stays_what_it_was(monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(kept, copy) for kept, copy in seen)
 
 
-def test_a_large_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_run_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_large(monkeypatch)
     whole = trained(SSF(rank=0.2, **KNOWN), rounds=4)
 
@@ -180,14 +205,20 @@ def test_a_client_trains_in_the_memory_of_x_and_puts_it_back(momentum: float) ->
         model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
         data = as_client_data((torch.randn(12, 40), torch.arange(12) % 3), "client 0")
         rules = projection_rules(model)
-        problem = TorchProblem(model, [data], _loss, rules, Settings(batch_size=4), on_client=on_client)
+        problem = TorchProblem(
+            model, [data], _loss, rules, Settings(batch_size=4), on_client=on_client
+        )
         x = torch.randn(1, 1, problem.layout.size, generator=torch.Generator().manual_seed(1))
         x[..., ::7] = -0.0
         before = x.numpy().tobytes()
         rnd = Round(0, (0,), 1, problem.layout, np.array([[0]]), np.array([[-1]]), local_steps=2)
         with torch.inference_mode():
             down = method.broadcast(method.init_server(x, problem.layout), rnd)
-            found.append(method.client_step(method.init_client(x, problem.layout), down, problem.cohort(rnd), rnd))
+            found.append(
+                method.client_step(
+                    method.init_client(x, problem.layout), down, problem.cohort(rnd), rnd
+                )
+            )
         assert x.numpy().tobytes() == before
         assert (problem.module.flat.data_ptr() == x.data_ptr()) == on_client
     assert torch.equal(found[0][0].c, found[1][0].c)

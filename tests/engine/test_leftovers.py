@@ -33,7 +33,9 @@ def killed(spec: dict[str, Any], out: Path, name: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("seeds", [1, 2])
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "model.safetensors", "audit.jsonl"])
-def test_a_killed_run_leaves_no_temporary_file_after_the_next_start(name: str, seeds: int, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_temporary_file_after_the_next_start(
+    name: str, seeds: int, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     killed(SPEC, out, name)
     left = [path for path in out.rglob(".*") if path.is_file()]
@@ -51,7 +53,9 @@ def test_a_killed_run_leaves_no_temporary_file_after_the_next_start(name: str, s
 
 
 @pytest.mark.parametrize("spec", [SPEC, PRIVATE], ids=["plain", "private"])
-def test_under_privacy_only_the_owner_reads_who_took_part(spec: dict[str, Any], tmp_path: Path) -> None:
+def test_under_privacy_only_the_owner_reads_who_took_part(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
     before = os.umask(0o022)
     try:
         fedspan.run(spec, tmp_path / "run", progress=False)

@@ -20,7 +20,12 @@ from fedspan.engine.lock import lock_dir
 from fedspan.study import command
 from fedspan.study.parse import study_of
 
-TABLE = {"rounds": 4, "eval_every": 2, "task": SMALL, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 2}}
+TABLE = {
+    "rounds": 4,
+    "eval_every": 2,
+    "task": SMALL,
+    "method": {"name": "fedavg", "lr": 0.02, "local_steps": 2},
+}
 HOLD = """
 import sys, time, pathlib
 from fedspan.engine.lock import lock_dir
@@ -34,7 +39,10 @@ def test_a_run_in_a_locked_directory_changes_nothing(tmp_path: Path) -> None:
     spec, out = Spec.from_table(TABLE), tmp_path / "o"
     run(spec, out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    with lock_dir(out), pytest.raises(SpecError, match="is being written by another process; wait for it"):
+    with (
+        lock_dir(out),
+        pytest.raises(SpecError, match="is being written by another process; wait for it"),
+    ):
         run(spec, out, resume=True)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
     run(spec, out, resume=True)
@@ -78,7 +86,18 @@ def free(directories: list[Path]) -> bool:
 def test_worker_processes_end_with_their_parent(sign: int, tmp_path: Path) -> None:
     spec, out = tmp_path / "spec.toml", tmp_path / "o"
     spec.write_text(tomli_w.dumps(TABLE | {"rounds": 10**7, "eval_every": 50}))
-    words = ["compare", spec, "--methods", "fedavg,scaffold", "--seeds", "1", "--jobs", "2", "--format", "csv"]
+    words = [
+        "compare",
+        spec,
+        "--methods",
+        "fedavg,scaffold",
+        "--seeds",
+        "1",
+        "--jobs",
+        "2",
+        "--format",
+        "csv",
+    ]
     line = [sys.executable, "-m", "fedspan", *map(str, words), "--out", str(out)]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60

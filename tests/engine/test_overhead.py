@@ -74,7 +74,10 @@ def calls(loop: Loop) -> int:
 def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls: int) -> None:
     own: dict[str, Any] = {}
     if name.startswith("ssf"):
-        own = {"projector": Gaussian(rank=20), "correction": "always" if name == "ssf" else "tested"}
+        own = {
+            "projector": Gaussian(rank=20),
+            "correction": "always" if name == "ssf" else "tested",
+        }
     for clients in (20, 500):  # the same whatever their number
         method = build(name.split(",")[0], local_steps=5, **own)
         problem = Regression(clients=clients, samples=30).build((0,), Settings(batch_size=20))
@@ -85,7 +88,9 @@ def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls
         found = seen.count / ROUNDS, calls(loop) / ROUNDS
         assert found[0] <= operations, found
         assert found[1] <= python_calls, found
-        clients = Simulator(method, problem, participation=Participation())  # which screens replies, as `run` does
+        clients = Simulator(
+            method, problem, participation=Participation()
+        )  # which screens replies, as `run` does
         loop = Loop(method, problem, clients, (0,), 10)
         advance(loop)
         with Operations() as screened:
@@ -96,13 +101,19 @@ def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls
 
 def network() -> TorchProblem:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    data = [as_client_data((torch.randn(8, 6), torch.randint(0, 3, (8,))), str(i)) for i in range(12)]
+    data = [
+        as_client_data((torch.randn(8, 6), torch.randint(0, 3, (8,))), str(i)) for i in range(12)
+    ]
     loss = lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1])  # noqa: E731
-    return TorchProblem(model, data, loss, projection_rules(model, min_numel=4), Settings(batch_size=4))
+    return TorchProblem(
+        model, data, loss, projection_rules(model, min_numel=4), Settings(batch_size=4)
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ssf"])
-@pytest.mark.parametrize("make", [lambda: Regression(samples=30).build((0,), Settings(batch_size=20)), network])
+@pytest.mark.parametrize(
+    "make", [lambda: Regression(samples=30).build((0,), Settings(batch_size=20)), network]
+)
 def test_nothing_of_a_round_waits_for_the_garbage_collector(name: str, make: Any) -> None:
     """The mini-batches of a cohort are freed with its round, so that the next round finds their memory."""
     problem, method = make(), build(name)

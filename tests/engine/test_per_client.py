@@ -74,7 +74,11 @@ def test_the_table_survives_an_interruption_and_the_disk(tmp_path: Path) -> None
     whole = fit(eval_clients_every=1)
     fit(eval_clients_every=1, run_dir=tmp_path / "run", callbacks=[StopAt()])
     again = fit(eval_clients_every=1, run_dir=tmp_path / "run", resume=True)
-    assert list(again.per_client) == list(whole.per_client) == list(fedspan.load(tmp_path / "run").per_client)
+    assert (
+        list(again.per_client)
+        == list(whole.per_client)
+        == list(fedspan.load(tmp_path / "run").per_client)
+    )
     whole.save(tmp_path / "saved")
     assert list(fedspan.load(tmp_path / "saved").per_client) == list(whole.per_client)
 
@@ -97,9 +101,13 @@ def test_it_is_a_setting_of_a_spec_and_changes_no_numbers() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(SpecError, match="set `eval_clients_every`"):
         fit().per_client.worst()
-    with pytest.raises(SpecError, match="`eval_clients_every` must be a multiple of `eval_every`, 2, got 3"):
+    with pytest.raises(
+        SpecError, match="`eval_clients_every` must be a multiple of `eval_every`, 2, got 3"
+    ):
         fit(eval_every=2, eval_clients_every=3)
-    with pytest.raises(SpecError, match="`eval_clients_every` must be a whole number of at least 1, got 0"):
+    with pytest.raises(
+        SpecError, match="`eval_clients_every` must be a whole number of at least 1, got 0"
+    ):
         fit(eval_clients_every=0)
     table = {"rounds": 1, "method": {"name": "fedavg", "lr": 0.1}, "task": {"name": "regression"}}
     with pytest.raises(SpecError, match="`eval_clients_every` needs a task with a torch model"):
@@ -133,14 +141,18 @@ def test_a_damaged_table_is_refused(how: str, tmp_path: Path) -> None:
         file.write_bytes((tmp_path / "other" / NAME).read_bytes())
     else:
         damage(file, how)
-    with pytest.raises(FedspanError, match=r"per_client.jsonl' is (missing|of another|damaged)") as refused:
+    with pytest.raises(
+        FedspanError, match=r"per_client.jsonl' is (missing|of another|damaged)"
+    ) as refused:
         fit(eval_clients_every=1, run_dir=tmp_path / "run", resume=True)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", [NAME, "lr.json"])
 def test_a_finished_run_whose_small_files_changed_is_not_loaded(name: str, tmp_path: Path) -> None:
-    result = fit(eval_clients_every=5, run_dir=tmp_path / "run", method=FedAvg(lr="search"), rounds=3)
+    result = fit(
+        eval_clients_every=5, run_dir=tmp_path / "run", method=FedAvg(lr="search"), rounds=3
+    )
     assert fedspan.load(tmp_path / "run").lr_search == result.lr_search
     damage(tmp_path / "run" / name, "flip")
     with pytest.raises(FedspanError) as refused:

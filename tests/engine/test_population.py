@@ -56,7 +56,13 @@ def fitted(clients: Any, rounds: int = 3, **more: Any) -> fedspan.Result:
     torch.manual_seed(0)
     method = SSF(rank=2, lr=0.1, local_steps=2)
     return fedspan.fit(
-        nn.Linear(6, 3), clients, method=method, rounds=rounds, clients_per_round=4, progress=False, **more
+        nn.Linear(6, 3),
+        clients,
+        method=method,
+        rounds=rounds,
+        clients_per_round=4,
+        progress=False,
+        **more,
     )
 
 
@@ -91,8 +97,12 @@ def test_calls_per_round_do_not_grow_with_the_population(
     for n in (100, 5000):
         task, method = Regression(clients=n, dim=8, samples=2), build("ssf", projector=GAUSSIAN)
         problem = task.build((0,), Settings(dtype="float32"))
-        states = Engine(**engine | ({"states_dir": f"states-{n}"} if "states_dir" in engine else {}))
-        loop = advance(Loop(method, problem, Simulator(method, problem, states), (0,), 5), 16)  # all that is kept is
+        states = Engine(
+            **engine | ({"states_dir": f"states-{n}"} if "states_dir" in engine else {})
+        )
+        loop = advance(
+            Loop(method, problem, Simulator(method, problem, states), (0,), 5), 16
+        )  # all that is kept is
         counts.append(calls(lambda loop=loop: advance(loop, 16)) / 16)  # type: ignore[misc]
     assert counts[1] < 1.1 * counts[0]
 
@@ -112,7 +122,9 @@ def test_memory_and_checkpoints_hold_only_who_took_part() -> None:
 
 def test_compact_states_are_few_arrays_however_many_clients_there_are(tmp_path: Path) -> None:
     """One array per client made a header that safetensors refuses from about 700,000 clients on."""
-    states = CompactStates(torch.zeros(1, 8), 2_000_000, lambda state, entry, t, row: state + entry.sum())
+    states = CompactStates(
+        torch.zeros(1, 8), 2_000_000, lambda state, entry, t, row: state + entry.sum()
+    )
     entry = torch.ones(1, 1, 2)
     states.states = {row: CompactState(None, [row % 5], [entry]) for row in range(20_000)}
     states.states[5] = CompactState(torch.full((1, 1, 8), 3.0))
@@ -138,9 +150,17 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(
     name: str, few: int, many: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its bytes nor the calls that write it, with evaluations or the log of changes; the arrays are as many."""
-    method = {"name": name, "lr": 0.01, "local_steps": 1} | ({} if name == "doublesqueeze" else {"rank": 2})
+    method = {"name": name, "lr": 0.01, "local_steps": 1} | (
+        {} if name == "doublesqueeze" else {"rank": 2}
+    )
     task = {"name": "regression", "dim": 30, "clients": 8, "samples": 4}
-    spec = {"rounds": 20, "clients_per_round": 2, "batch_size": "full", "method": method, "task": task}
+    spec = {
+        "rounds": 20,
+        "clients_per_round": 2,
+        "batch_size": "full",
+        "method": method,
+        "task": task,
+    }
     sizes, arrays, ends, counts, save = [], [], list[int](), list[int](), _Files.save
     monkeypatch.setattr(_Files, "save", lambda files: counts.append(calls(lambda: save(files))))
     for rounds in (few, many):
@@ -161,7 +181,9 @@ def test_a_run_of_which_one_seed_diverged_goes_on_with_the_others(tmp_path: Path
     spec = {"rounds": 40, "eval_every": 10, "batch_size": 5, "method": method, "task": task}
     first = fedspan.run(spec, tmp_path / "a", seeds=3, keep_checkpoint=True, progress=False)
     assert {one[:8] for one in first.statuses} == {"finished", "diverged"}
-    longer = fedspan.run(spec | {"rounds": 60}, tmp_path / "a", seeds=3, resume=True, progress=False)
+    longer = fedspan.run(
+        spec | {"rounds": 60}, tmp_path / "a", seeds=3, resume=True, progress=False
+    )
     whole = fedspan.run(spec | {"rounds": 60}, tmp_path / "b", seeds=3, progress=False)
     assert longer.statuses == whole.statuses
     assert [[row.get("rel_err") for row in run] for run in longer.runs] == [
@@ -173,7 +195,9 @@ def test_a_history_that_the_checkpoint_does_not_know_is_refused(tmp_path: Path) 
     task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
     spec = {"rounds": 4, "method": {"name": "fedavg", "lr": 0.01}, "task": task}
     fedspan.run(spec, tmp_path, keep_checkpoint=True, progress=False)
-    again = fedspan.run(spec | {"rounds": 6}, tmp_path, resume=True, keep_checkpoint=True, progress=False)
+    again = fedspan.run(
+        spec | {"rounds": 6}, tmp_path, resume=True, keep_checkpoint=True, progress=False
+    )
     assert [row["round"] for row in again.history] == list(range(7))
     path = tmp_path / "history.jsonl"
     path.write_text(path.read_text().replace('"round": 3', '"round": 2'))
@@ -217,7 +241,9 @@ def test_data_of_many_clients_is_read_when_they_take_part(later: None) -> None:
     assert [row["loss"] for row in whole.history] == [row["loss"] for row in result.history]
 
 
-@pytest.mark.parametrize("more", [{"epochs": 1}, {"participation": fedspan.Participation(weights="examples")}])
+@pytest.mark.parametrize(
+    "more", [{"epochs": 1}, {"participation": fedspan.Participation(weights="examples")}]
+)
 def test_what_needs_all_sizes_reads_them_from_a_list(
     more: dict[str, Any], later: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +251,9 @@ def test_what_needs_all_sizes_reads_them_from_a_list(
     clients = [Fetched(MANY)[i] if i % 2 else (X[:5], Y[:5]) for i in range(MANY)]
     one = fitted(clients, test=(X, Y), **more)
     monkeypatch.setattr("fedspan.tasks._module.READ_AT_START", 10 * MANY)
-    assert [row["loss"] for row in fitted(clients, test=(X, Y), **more).history] == [r["loss"] for r in one.history]
+    assert [row["loss"] for row in fitted(clients, test=(X, Y), **more).history] == [
+        r["loss"] for r in one.history
+    ]
 
 
 def test_a_bad_client_of_many_is_named_when_it_takes_part(later: None) -> None:
@@ -243,18 +271,27 @@ def test_partitions_of_many_clients_are_those_of_the_plain_rules() -> None:
         if not len(part):
             largest = max(range(len(plain)), key=lambda i: len(plain[i]))
             place = int(draw.integers(len(plain[largest])))
-            plain[client], plain[largest] = plain[largest][place : place + 1], np.delete(plain[largest], place)
-    assert [p.tolist() for p in fill_empty(list(parts), np.random.default_rng(1))] == [p.tolist() for p in plain]
+            plain[client], plain[largest] = (
+                plain[largest][place : place + 1],
+                np.delete(plain[largest], place),
+            )
+    assert [p.tolist() for p in fill_empty(list(parts), np.random.default_rng(1))] == [
+        p.tolist() for p in plain
+    ]
     owners = rng.integers(0, 20, 200).astype(str)
     names, counts = np.unique(owners, return_counts=True)
     chosen = np.sort(names[np.argsort(-counts, kind="stable")][:7])
     found = Natural(clients=7).split(owners, owners=owners)
-    assert [p.tolist() for p in found] == [np.flatnonzero(owners == name).tolist() for name in chosen]
+    assert [p.tolist() for p in found] == [
+        np.flatnonzero(owners == name).tolist() for name in chosen
+    ]
     labels = np.arange(6_000) % 10
     assert sum(map(len, Classes(clients=2_000).split(labels))) == len(labels)
 
 
-def test_a_module_of_many_clients_calls_data_for_those_that_take_part(later: None, tmp_path: Path) -> None:
+def test_a_module_of_many_clients_calls_data_for_those_that_take_part(
+    later: None, tmp_path: Path
+) -> None:
     (tmp_path / "many.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def model():\n    return nn.Linear(6, 3)\n"

@@ -130,7 +130,11 @@ def start(place: Path, script: str, posix: bool = False) -> subprocess.Popen[str
     (place / "script.py").write_text(BEGIN + script, "utf-8")
     paths = [] if posix or os.name != "posix" else [str(ROOT / "tests" / "without_posix")]
     paths += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "cp1252", "OMP_NUM_THREADS": "1"}
+    own = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONIOENCODING": "cp1252",
+        "OMP_NUM_THREADS": "1",
+    }
     own |= {} if posix else {"PYTHONWARNDEFAULTENCODING": "1"}
     return subprocess.Popen(
         [sys.executable, str(place / "script.py"), str(place)], env=os.environ | own, encoding="cp1252",
@@ -160,7 +164,10 @@ def test_runs_have_the_same_bits(tmp_path: Path) -> None:
 
 def test_several_processes_give_the_same_bits(tmp_path: Path) -> None:
     """They are spawned, and the script, which has no `if __name__ == "__main__"`, is not run again."""
-    posix, other = start(tmp_path / "posix", PROCESSES, posix=True), start(tmp_path / "other", PROCESSES)
+    posix, other = (
+        start(tmp_path / "posix", PROCESSES, posix=True),
+        start(tmp_path / "other", PROCESSES),
+    )
     (expected, _), (found, errors) = found_by(posix), found_by(other)
     for what, values in expected.items():
         assert found[what] == values, what
@@ -176,7 +183,10 @@ def test_a_run_directory_keeps_its_promises(tmp_path: Path) -> None:
     assert found["replaced"] == "new"
     assert found["begun again"] == "finished"
     assert errors.count("cannot be made private") == 1
-    for words in ("simulate 'pool' needs functions and classes", "`jobs` 2 needs functions and classes"):
+    for words in (
+        "simulate 'pool' needs functions and classes",
+        "`jobs` 2 needs functions and classes",
+    ):
         assert sum(one.startswith(words) for one in found["said"]) == 1
     assert found["pool is loop"]
     if os.name == "posix":
@@ -197,7 +207,9 @@ def default_encoding(call: ast.Call) -> bool:
     if name != "open":
         return len(call.args) < {"read_text": 1, "write_text": 2}.get(name, 0)
     modes = call.args[0 if isinstance(call.func, ast.Attribute) else 1 :]
-    return not modes or (isinstance(modes[0], ast.Constant) and bool(MODE.fullmatch(str(modes[0].value))))
+    return not modes or (
+        isinstance(modes[0], ast.Constant) and bool(MODE.fullmatch(str(modes[0].value)))
+    )
 
 
 @pytest.mark.parametrize("folder", ["src", "examples", "benchmarks", "studies", "docs"])
@@ -206,5 +218,7 @@ def test_text_files_name_their_encoding(folder: str) -> None:
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         calls = [one for one in ast.walk(ast.parse(path.read_bytes())) if isinstance(one, ast.Call)]
-        found += [f"{path.relative_to(ROOT)}:{call.lineno}" for call in calls if default_encoding(call)]
+        found += [
+            f"{path.relative_to(ROOT)}:{call.lineno}" for call in calls if default_encoding(call)
+        ]
     assert not found

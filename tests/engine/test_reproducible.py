@@ -27,7 +27,9 @@ def test_runs_with_dropout_in_threads_are_those_of_one_thread() -> None:
 
     def losses(_: int) -> list[float]:
         model = copy.deepcopy(net)
-        result = fedspan.fit(model, clients, method={"name": "fedavg", "lr": 0.1}, rounds=8, progress=False)
+        result = fedspan.fit(
+            model, clients, method={"name": "fedavg", "lr": 0.1}, rounds=8, progress=False
+        )
         return [line["training_loss"] for line in result.history]
 
     alone = losses(0)
@@ -97,7 +99,9 @@ if __name__ == "__main__":
 """
 
 
-def printed(code: str, folder: Path, leaps: float = 0.0, hashes: str = "0", threads: str = "1", *more: str) -> Any:
+def printed(
+    code: str, folder: Path, leaps: float = 0.0, hashes: str = "0", threads: str = "1", *more: str
+) -> Any:
     """What a script prints in a process of its own."""
     script = folder.with_suffix(".py")
     script.write_text(DATA + code)

@@ -18,7 +18,11 @@ from fedspan.core.errors import FedspanError, SpecError
 DIGITS: dict[str, Any] = {
     "rounds": 2,
     "method": {"name": "fedavg", "lr": 0.1, "local_steps": 1},
-    "task": {"name": "classification", "data": "digits", "partition": {"name": "iid", "clients": 3}},
+    "task": {
+        "name": "classification",
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 3},
+    },
 }
 
 
@@ -31,11 +35,16 @@ def test_a_result_tells_its_run() -> None:
     assert result.up_bytes == result.history[-1]["up_bytes"] == 30 * 3 * 24 * 8
     assert result.run_dir is None
     assert repr(result).startswith("Result(finished, 30 rounds, rel_err=")
-    assert fedspan.Spec.from_table(result.spec) == fedspan.Spec.from_table(TABLE | {"eval_every": 10})
+    assert fedspan.Spec.from_table(result.spec) == fedspan.Spec.from_table(
+        TABLE | {"eval_every": 10}
+    )
 
 
 def test_a_notebook_shows_method_settings_and_a_curve() -> None:
-    result = fedspan.run(TABLE | {"eval_every": 10, "method": {"name": "ssf", "lr": "search", "rank": 3, "refresh": 2}})
+    result = fedspan.run(
+        TABLE
+        | {"eval_every": 10, "method": {"name": "ssf", "lr": "search", "rank": 3, "refresh": 2}}
+    )
     shown = result._repr_html_()
     found = result.spec["method"]["lr"]
     settings = f"rounds 30, lr {found:.3g} (search), local_steps 10, projector.rank 3, refresh 2"
@@ -57,7 +66,9 @@ def test_a_notebook_shows_method_settings_and_a_curve() -> None:
 def test_several_seeds_say_which() -> None:
     result = fedspan.run(TABLE | {"rounds": 2, "seed": 3}, seeds=2)
     assert result.seeds == (3, 4)
-    assert [(line["seed"], line["round"]) for line in result.history] == [(s, t) for s in (3, 4) for t in range(3)]
+    assert [(line["seed"], line["round"]) for line in result.history] == [
+        (s, t) for s in (3, 4) for t in range(3)
+    ]
     assert result.up_bytes == 2 * result.runs[0][-1]["up_bytes"]
     assert len(result.weights) == 2
 
@@ -65,7 +76,8 @@ def test_several_seeds_say_which() -> None:
 def test_a_diverged_run_keeps_its_last_finite_model() -> None:
     table = TABLE | {"method": TABLE["method"] | {"lr": 50.0}}
     with pytest.warns(
-        UserWarning, match="diverged at round .*; try a smaller lr; the result holds the model of the last"
+        UserWarning,
+        match="diverged at round .*; try a smaller lr; the result holds the model of the last",
     ):
         result = fedspan.run(table)
     last = result.history[-1]
@@ -83,7 +95,11 @@ def test_pandas_and_plots() -> None:
     frame = result.to_pandas()
     assert isinstance(frame, pd.DataFrame)
     assert list(frame["seed"]) == [0, 0, 0, 1, 1, 1]
-    for x, name in (("round", "rounds"), ("up_bytes", "bytes up"), ("total_bytes", "bytes up and down")):
+    for x, name in (
+        ("round", "rounds"),
+        ("up_bytes", "bytes up"),
+        ("total_bytes", "bytes up and down"),
+    ):
         ax = result.plot(x=x)  # type: ignore[arg-type]
         assert (ax.get_xlabel(), ax.get_ylabel(), len(ax.lines)) == (name, "rel_err", 2)
         matplotlib.pyplot.close(ax.figure)
@@ -112,7 +128,13 @@ def test_what_is_saved_is_loaded(seeds: int, tmp_path: Path) -> None:
 def test_a_run_directory_is_loaded(tmp_path: Path) -> None:
     result = fedspan.run(DIGITS, tmp_path / "o")
     found = {path.name for path in (tmp_path / "o").iterdir()}
-    assert {"spec.toml", "history.jsonl", "model.safetensors", "clients.csv", "result.json"} <= found
+    assert {
+        "spec.toml",
+        "history.jsonl",
+        "model.safetensors",
+        "clients.csv",
+        "result.json",
+    } <= found
     assert "checkpoint.safetensors" not in found
     assert result.model is not None
     fresh = fedspan.run(DIGITS | {"rounds": 1}).model

@@ -54,7 +54,9 @@ def test_a_finite_reply_of_3e38_does_not_end_the_run(name: str, own: dict[str, A
             assert not torch.isfinite(run(name, own, screen=None)[0].model()).all()
     assert torch.isfinite(held.model()).all()
     inner = Simulator(method, problem)
-    lost = Loop(method, problem, Scripted(inner, {(t, liar) for t in when}), problem.seeds, 5, rounds=60)
+    lost = Loop(
+        method, problem, Scripted(inner, {(t, liar) for t in when}), problem.seeds, 5, rounds=60
+    )
     advance(lost, 12)
     assert same(tensors(held.server), tensors(lost.server))
     assert same(tensors(clients.clients()), tensors(inner.clients()))
@@ -62,12 +64,18 @@ def test_a_finite_reply_of_3e38_does_not_end_the_run(name: str, own: dict[str, A
     took_part = [t for t in when if liar in cohort_of(problem.seeds, problem.clients, 5, t)]
     assert took_part
     told = [event for event in held.events if "left out" in event]
-    assert [event.split(": reply")[0] for event in told] == [f"round {t}: client {liar}" for t in sorted(took_part)]
+    assert [event.split(": reply")[0] for event in told] == [
+        f"round {t}: client {liar}" for t in sorted(took_part)
+    ]
     assert all("times the median" in event for event in told)
 
 
-@pytest.mark.parametrize("own", [{}, {"compressor": {"name": "topk", "k": 0.5}, "beta": 0.3}], ids=["plain", "coded"])
-def test_states_written_over_their_copies_are_the_same(own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "own", [{}, {"compressor": {"name": "topk", "k": 0.5}, "beta": 0.3}], ids=["plain", "coded"]
+)
+def test_states_written_over_their_copies_are_the_same(
+    own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also that of a client whose reply is left out: what was overwritten is its copy."""
     found = []
     for least in (0, 1 << 62):
@@ -132,7 +140,9 @@ def test_divergence_is_no_lie_and_still_shows() -> None:
     assert not screen.judge([[math.inf] * 3])
     assert screen.usual[0] == [2.0]
     with pytest.warns(UserWarning, match="diverged at round"):
-        result = fedspan.run(RUN | {"method": {"name": "fedavg", "lr": 1e6, "local_steps": 3}}, progress=False)
+        result = fedspan.run(
+            RUN | {"method": {"name": "fedavg", "lr": 1e6, "local_steps": 3}}, progress=False
+        )
     assert result.status.startswith("diverged")
 
 
@@ -156,12 +166,17 @@ def test_a_resumed_run_knows_what_is_usual() -> None:
 
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg"])
-def test_replies_of_large_models_are_screened_as_they_come(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_of_large_models_are_screened_as_they_come(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By what was usual in earlier rounds; where the state was overwritten in place, the client starts again."""
     for module in (running_mean, loops, states):
         monkeypatch.setattr(module, "LARGE", 0)
     torch.manual_seed(0)
-    model, data = torch.nn.Linear(40, 3), [(torch.randn(8, 40), torch.arange(8) % 3) for _ in range(5)]
+    model, data = (
+        torch.nn.Linear(40, 3),
+        [(torch.randn(8, 40), torch.arange(8) % 3) for _ in range(5)],
+    )
     with hostile([1], HUGE, {3}):
         result = fedspan.fit(
             model, data, method={"name": name, "lr": 0.1, "local_steps": 2}, rounds=6, test=data[0],
@@ -179,12 +194,16 @@ class Liar(LocalChannel):
     def deliver(self, messages: list[RoundMessage]) -> Any:
         for index, reply in super().deliver(messages):
             if isinstance(reply, RoundMessage) and reply.client == 2 and reply.t in (4, 5, 9):
-                spoilt = {n: HUGE(a) if a.is_floating_point() else a for n, a in reply.arrays.items()}
+                spoilt = {
+                    n: HUGE(a) if a.is_floating_point() else a for n, a in reply.arrays.items()
+                }
                 reply = dataclasses.replace(reply, arrays=spoilt)
             yield index, reply
 
 
-@pytest.mark.parametrize(("name", "own"), [("ssf", {"rank": 4}), ("fedavg", {}), ("ssf", {"compressor": "sign"})])
+@pytest.mark.parametrize(
+    ("name", "own"), [("ssf", {"rank": 4}), ("fedavg", {}), ("ssf", {"compressor": "sign"})]
+)
 def test_on_a_network_a_reply_of_3e38_is_refused_and_its_client_rolled_back(
     name: str, own: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -196,11 +215,14 @@ def test_on_a_network_a_reply_of_3e38_is_refused_and_its_client_rolled_back(
     advance(loop, 12)
     assert torch.isfinite(loop.model()).all()
     inner = Simulator(method, problem)
-    lost = Loop(method, problem, Scripted(inner, {(t, 2) for t in (4, 5, 9)}), problem.seeds, 5, rounds=60)
+    lost = Loop(
+        method, problem, Scripted(inner, {(t, 2) for t in (4, 5, 9)}), problem.seeds, 5, rounds=60
+    )
     advance(lost, 12)
     torch.testing.assert_close(loop.model(), lost.model(), rtol=1e-4, atol=1e-5)
     assert any(
-        "client 2: reply" in event and ("its norm" in event or "its statistics" in event) for event in loop.events
+        "client 2: reply" in event and ("its norm" in event or "its statistics" in event)
+        for event in loop.events
     )
     took_part = sum(2 in cohort_of(problem.seeds, problem.clients, 5, t) for t in range(12))
     left_out = sum(2 in cohort_of(problem.seeds, problem.clients, 5, t) for t in (4, 5, 9))
@@ -222,4 +244,6 @@ def test_the_norm_of_a_large_reply_is_that_of_its_pieces(monkeypatch: pytest.Mon
     v[1, 1, 7], v[1, 2, 900] = math.inf, math.nan
     whole = torch.tensor(norms([v, v[..., :10]]))
     monkeypatch.setattr(screening, "PIECE", 64)
-    torch.testing.assert_close(torch.tensor(norms([v, v[..., :10]])), whole, rtol=1e-12, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        torch.tensor(norms([v, v[..., :10]])), whole, rtol=1e-12, atol=0, equal_nan=True
+    )

@@ -50,10 +50,22 @@ if __name__ == "__main__":
 """
 
 
-def start(place: Path, *more: str, before: str = "", simulate: str = "loop", under: tuple[str, ...] = ()) -> Any:
+def start(
+    place: Path, *more: str, before: str = "", simulate: str = "loop", under: tuple[str, ...] = ()
+) -> Any:
     (place / "script.py").write_text(SCRIPT)
-    line = [*under, sys.executable, str(place / "script.py"), str(place), *(more or ("begin",)), simulate, before]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    line = [
+        *under,
+        sys.executable,
+        str(place / "script.py"),
+        str(place),
+        *(more or ("begin",)),
+        simulate,
+        before,
+    ]
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def wait_for(path: Path) -> None:
@@ -82,14 +94,19 @@ def resumes_to_the_same_bits(place: Path) -> None:
     process = start(whole)
     assert "fit gave finished" in process.communicate(timeout=120)[0]
     one, other = fedspan.load(place / "run"), fedspan.load(whole / "run")
-    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in each.history] for each in (one, other)]
+    rows = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in each.history]
+        for each in (one, other)
+    ]
     assert rows[0] == rows[1]
     assert all(torch.equal(one.weights[0][name], value) for name, value in other.weights[0].items())
 
 
 @pytest.mark.parametrize("simulate", ["loop", "pool"])
 def test_fit_saves_and_ends_by_the_signal(simulate: str, tmp_path: Path) -> None:
-    code, said, errors = terminated(tmp_path, start(tmp_path, simulate=simulate), group=simulate == "pool")
+    code, said, errors = terminated(
+        tmp_path, start(tmp_path, simulate=simulate), group=simulate == "pool"
+    )
     assert (code, said, errors) == (-signal.SIGTERM, "", "")
     resumes_to_the_same_bits(tmp_path)
 
@@ -132,7 +149,9 @@ sys.exit()
     ],
     ids=["handler", "notebook"],
 )
-def test_where_the_process_goes_on_no_truncated_result_is_returned(before: str, tmp_path: Path) -> None:
+def test_where_the_process_goes_on_no_truncated_result_is_returned(
+    before: str, tmp_path: Path
+) -> None:
     code, said, errors = terminated(tmp_path, start(tmp_path, before=before))
     assert (code, errors) == (0, "")
     assert "raised stopped after round 7; resume=True continues the run in" in said
@@ -155,15 +174,33 @@ sys.exit()
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
-    code, said, _ = terminated(tmp_path, start(tmp_path, before="signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
+    code, said, _ = terminated(
+        tmp_path, start(tmp_path, before="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    )
     assert (code, said) == (0, "fit gave finished\n")
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_comparison_saves_its_runs_and_leaves_no_process(jobs: str, tmp_path: Path) -> None:
-    table = {"rounds": 10**7, "eval_every": 50, "task": SMALL, "method": {"name": "fedavg", "lr": 0.02}}
+    table = {
+        "rounds": 10**7,
+        "eval_every": 50,
+        "task": SMALL,
+        "method": {"name": "fedavg", "lr": 0.02},
+    }
     (tmp_path / "spec.toml").write_text(tomli_w.dumps(table))
-    words = ["compare", "spec.toml", "--methods", "fedavg,scaffold", "--seeds", "1", "--jobs", jobs, "--out", "o"]
+    words = [
+        "compare",
+        "spec.toml",
+        "--methods",
+        "fedavg,scaffold",
+        "--seeds",
+        "1",
+        "--jobs",
+        jobs,
+        "--out",
+        "o",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedspan", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,

@@ -40,13 +40,17 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def problem_of(model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings: Any) -> TorchProblem:
+def problem_of(
+    model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings: Any
+) -> TorchProblem:
     torch.manual_seed(1)
     clients = [(torch.randn(30, *shape), torch.randint(0, 4, (30,))) for _ in range(6)]
     sources = [as_client_data(data, f"client {i}") for i, data in enumerate(clients)]
     loss = settings.pop("loss", cross_entropy)
     rules = projection_rules(model, min_numel=64)
-    return TorchProblem(model, sources, loss, rules, Settings(batch_size=8, training=Training(**settings)))
+    return TorchProblem(
+        model, sources, loss, rules, Settings(batch_size=8, training=Training(**settings))
+    )
 
 
 def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
@@ -54,7 +58,9 @@ def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
     return build(name, lr=0.1, local_steps=3, **extra, **settings)
 
 
-def model_after(problem: TorchProblem, method: Any, way: Simulate = "loop", rounds: int = 4) -> torch.Tensor:
+def model_after(
+    problem: TorchProblem, method: Any, way: Simulate = "loop", rounds: int = 4
+) -> torch.Tensor:
     with Simulator(method, problem, Engine(simulate=way)) as clients:
         loop = Loop(method, problem, clients, (0,), 4)
         with torch.inference_mode():
@@ -63,17 +69,26 @@ def model_after(problem: TorchProblem, method: Any, way: Simulate = "loop", roun
     return loop.method.model(loop.server).clone()
 
 
-@pytest.mark.parametrize("make", [mlp, lambda: network("resnet8", (1, 8, 8), 4)], ids=["mlp", "resnet"])
+@pytest.mark.parametrize(
+    "make", [mlp, lambda: network("resnet8", (1, 8, 8), 4)], ids=["mlp", "resnet"]
+)
 @pytest.mark.parametrize(
     ("name", "projector"),
-    [(name, kind) for name in NAMES for kind in PROJECTORS if kind == "coordinate" or takes(name, "projector")],
+    [
+        (name, kind)
+        for name in NAMES
+        for kind in PROJECTORS
+        if kind == "coordinate" or takes(name, "projector")
+    ],
 )
 def test_steps_in_place_are_the_steps_one_by_one(
     name: str, projector: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a bit differs, with and without clipping and weight decay."""
     method, found = method_of(name, projector), [problem_of(make()).x0]
-    for training in ({}, {"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}) if make is mlp else ({},):
+    for training in (
+        ({}, {"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}) if make is mlp else ({},)
+    ):
         fast = model_after(problem_of(make(), **training), method)
         with monkeypatch.context() as patched:
             patched.setattr(objective, "InPlaceGradient", objective.GradientDirection)
@@ -89,14 +104,19 @@ def test_steps_in_place_are_the_steps_one_by_one(
     [{}, {"momentum": 0.5}, {"optimizer": {"name": "adamw", "eps": 1e-3}}],
     ids=["sgd", "momentum", "adamw"],
 )
-@pytest.mark.parametrize("training", [{"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}], ids=["clip", "and decay"])
-def test_clip_and_weight_decay_mean_the_same_in_every_way(name: str, optimizer: Any, training: Any) -> None:
+@pytest.mark.parametrize(
+    "training", [{"clip": 0.05}, {"clip": 0.05, "weight_decay": 0.1}], ids=["clip", "and decay"]
+)
+def test_clip_and_weight_decay_mean_the_same_in_every_way(
+    name: str, optimizer: Any, training: Any
+) -> None:
     """What is clipped is the gradient that a step uses, P ∇f inside a subspace, before decay and controls."""
     if optimizer and name == "fedsub":
         pytest.skip("plain steps only")
     method = method_of(name, "gaussian", **optimizer)
     loop, batched, pool = (
-        model_after(problem_of(mlp(), **training), method, way) for way in ("loop", "batched", "pool")
+        model_after(problem_of(mlp(), **training), method, way)
+        for way in ("loop", "batched", "pool")
     )
     assert torch.equal(loop, pool)
     assert torch.allclose(loop, batched, rtol=1e-4, atol=1e-6)
@@ -130,7 +150,10 @@ def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
     loop = Loop(method_of("fedprox"), problem, Simulator(method_of("fedprox"), problem), (0,), 1)
     direction = problem.cohort(loop._round()).direction(plus=lambda y: y - problem.x0)
     assert isinstance(direction, InPlaceDirection)
-    far, near = (model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0 for mu in (0.0, 8.0))
+    far, near = (
+        model_after(problem_of(mlp()), method_of("fedprox", mu=mu)) - problem.x0
+        for mu in (0.0, 8.0)
+    )
     assert near.norm() < 0.7 * far.norm()
 
 
@@ -140,7 +163,9 @@ def test_all_ways_agree(name: str, momentum: float) -> None:
     if momentum and name in ("scallion", "scafcom"):
         pytest.skip("no momentum")
     method = method_of(name, momentum=momentum)
-    loop, batched, pool = (model_after(problem_of(mlp()), method, way) for way in ("loop", "batched", "pool"))
+    loop, batched, pool = (
+        model_after(problem_of(mlp()), method, way) for way in ("loop", "batched", "pool")
+    )
     assert torch.equal(loop, pool)
     assert torch.allclose(loop, batched, rtol=1e-4, atol=1e-6)
     assert not torch.equal(loop, problem_of(mlp()).x0)
@@ -186,7 +211,12 @@ def doubled(model: nn.Module, batch: Any) -> torch.Tensor:
     [
         (mlp, {}, 2, "batched"),
         (mlp, {}, 4, "batched"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)), {}, 4, "batched"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)),
+            {},
+            4,
+            "batched",
+        ),
         (mlp, {}, 6000, "loop"),  # 6,000 models of 1,660 numbers
         (mlp, {"loss": doubled}, 4, "loop"),
         (Net, {}, 4, "loop"),
@@ -201,7 +231,8 @@ def test_a_rule_takes_a_way(make: Any, settings: Any, clients: int, way: Simulat
     assert Simulator(method, problem, Engine()).how(clients) == way
     if clients <= problem.clients:
         assert torch.equal(
-            model_after(problem, method, "auto"), model_after(problem_of(make(), **settings), method, way)
+            model_after(problem, method, "auto"),
+            model_after(problem_of(make(), **settings), method, way),
         )
 
 
@@ -274,5 +305,8 @@ def test_fit_takes_a_way_and_ends_its_processes() -> None:
     for way in ("loop", "pool"):
         fedspan.fit(mlp(), clients, method=method, rounds=2, engine=Engine(simulate=way))  # type: ignore[arg-type]
     assert not multiprocessing.active_children()
-    with pytest.raises(fedspan.FedspanError, match="`simulate` must be one of auto, batched, loop, pool, got 'fast'"):
+    with pytest.raises(
+        fedspan.FedspanError,
+        match="`simulate` must be one of auto, batched, loop, pool, got 'fast'",
+    ):
         Engine(simulate="fast")  # type: ignore[arg-type]

@@ -24,8 +24,13 @@ from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory, OnDisk
 
 
-def loop_on(states_dir: Path | None, stored: Any = "float32", resume: bool = False, name: str = "ssf") -> Loop:
-    problem, engine = small(torch.float32), Engine(simulate="loop", states_dir=states_dir, states_dtype=stored)
+def loop_on(
+    states_dir: Path | None, stored: Any = "float32", resume: bool = False, name: str = "ssf"
+) -> Loop:
+    problem, engine = (
+        small(torch.float32),
+        Engine(simulate="loop", states_dir=states_dir, states_dtype=stored),
+    )
     method = build(name, **({} if name == "scaffold" else {"projector": GAUSSIAN}))
     return Loop(method, problem, Simulator(method, problem, engine, resume=resume), (5,), 3)
 
@@ -40,8 +45,13 @@ def test_on_disk_is_in_memory_to_the_bit(name: str, tmp_path: Path) -> None:
 
 def test_a_run_in_float64_keeps_its_states_in_float64(tmp_path: Path) -> None:
     table = RUN | {"method": {"name": "scaffold", "lr": 0.02, "local_steps": 3}}
-    disk, memory = (fedspan.run(table | {"engine": how}, progress=False) for how in ({"states_dir": tmp_path}, {}))
-    assert all(torch.equal(disk.weights[0][name], value) for name, value in memory.weights[0].items())
+    disk, memory = (
+        fedspan.run(table | {"engine": how}, progress=False)
+        for how in ({"states_dir": tmp_path}, {})
+    )
+    assert all(
+        torch.equal(disk.weights[0][name], value) for name, value in memory.weights[0].items()
+    )
 
 
 def test_in_bfloat16_it_is_close_and_half_the_size(tmp_path: Path) -> None:
@@ -70,7 +80,10 @@ def copied(states: OnDisk | CompactStates | InMemory) -> dict[str, torch.Tensor]
 
 
 @settings(max_examples=30, deadline=None)
-@given(steps=st.lists(st.sampled_from(["put", "save", "crash"]), min_size=1, max_size=25), seed=st.integers(0, 999))
+@given(
+    steps=st.lists(st.sampled_from(["put", "save", "crash"]), min_size=1, max_size=25),
+    seed=st.integers(0, 999),
+)
 def test_any_order_of_writes_saves_and_crashes(
     steps: list[str], seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -87,7 +100,9 @@ def test_any_order_of_writes_saves_and_crashes(
             now[torch.from_numpy(rows)] = values
         elif step == "save":
             kept = (copied(states), now.clone())
-            if rng.random() < 0.7:  # else the process dies before it hears that the checkpoint is on disk
+            if (
+                rng.random() < 0.7
+            ):  # else the process dies before it hears that the checkpoint is on disk
                 states.saved()
         else:
             if rng.random() < 0.4:  # the crash came after a save, before its checkpoint was on disk
@@ -132,7 +147,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def peak(states_dir: Path, rounds: int) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", BIG, str(states_dir), str(rounds)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", BIG, str(states_dir), str(rounds)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return int(done.stdout) * 1024
 
@@ -166,7 +184,9 @@ def test_replayed_entries_are_the_state(kind: str, seeds: tuple[int, ...]) -> No
         mine, its = compact.transport.clients().c, whole.transport.clients().c
         torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
         if compact.t == 2:
-            assert states.numel() == 2 * 3 * len(seeds) * 4  # r = 2 × 2 outputs, against 7 × 24 for each run
+            assert (
+                states.numel() == 2 * 3 * len(seeds) * 4
+            )  # r = 2 × 2 outputs, against 7 × 24 for each run
     held = [one.numel() for one in states.states.values()]
     assert max(held) == 24
     assert all(one.start is not None or one.numel() < 24 for one in states.states.values())

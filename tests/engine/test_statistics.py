@@ -25,7 +25,12 @@ REGRESSION: dict[str, Any] = {
     "batch_size": 20,
     "clients_per_round": 10,
     "eval_every": 20,
-    "method": {"name": "ssf", "lr": 1e-3, "local_steps": 5, "projector": {"name": "gaussian", "rank": 20}},
+    "method": {
+        "name": "ssf",
+        "lr": 1e-3,
+        "local_steps": 5,
+        "projector": {"name": "gaussian", "rank": 20},
+    },
     "task": {"name": "regression", "het": 2.0},
 }
 
@@ -45,7 +50,9 @@ def test_no_honest_reply_is_left_out_for_its_statistics() -> None:
 def test_the_unit_of_the_targets_changes_the_scale_of_the_run_and_nothing_else(name: str) -> None:
     """Powers of two scale floating point numbers without rounding, so the weights agree to the last bit."""
     rng = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(30, 8, generator=rng, dtype=torch.float64) * (1 + client) for client in range(6)]
+    inputs = [
+        torch.randn(30, 8, generator=rng, dtype=torch.float64) * (1 + client) for client in range(6)
+    ]
     targets = [one @ torch.randn(8, 1, generator=rng, dtype=torch.float64) for one in inputs]
     method: dict[str, Any] = {"name": name, "lr": 2e-3, "local_steps": 4, "correction": "tested"}
     method |= {"rank": 4} if name == "ssf" else {}
@@ -75,13 +82,19 @@ class Steering(LocalChannel):
     def deliver(self, messages: list[RoundMessage]) -> Any:
         for index, reply in super().deliver(messages):
             if isinstance(reply, RoundMessage) and reply.client == 2 and "test" in reply.arrays:
-                arrays = reply.arrays | {"test": torch.tensor([[self.sent]], dtype=reply.arrays["test"].dtype)}
+                arrays = reply.arrays | {
+                    "test": torch.tensor([[self.sent]], dtype=reply.arrays["test"].dtype)
+                }
                 reply = dataclasses.replace(reply, arrays=arrays)
             yield index, reply
 
 
-@pytest.mark.parametrize("sent", [(1e300, 1e300), (-1e300, 1.0), (0.5, -0.5), (float("nan"), 1.0), (2.0, 1.0)])
-def test_a_client_cannot_steer_the_switch_with_impossible_statistics(sent: tuple[float, float], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sent", [(1e300, 1e300), (-1e300, 1.0), (0.5, -0.5), (float("nan"), 1.0), (2.0, 1.0)]
+)
+def test_a_client_cannot_steer_the_switch_with_impossible_statistics(
+    sent: tuple[float, float], tmp_path: Path
+) -> None:
     """Its reply is refused, and the run is that of the other clients."""
     method, problem = build("ssf", rank=4), small()
     loop, _, end = remote(method, problem, tmp_path)
@@ -95,7 +108,9 @@ def test_a_client_cannot_steer_the_switch_with_impossible_statistics(sent: tuple
     assert int(end.accepted[2]) == 0
 
 
-def test_with_an_aggregator_a_liar_cannot_turn_the_switch_with_possible_statistics(tmp_path: Path) -> None:
+def test_with_an_aggregator_a_liar_cannot_turn_the_switch_with_possible_statistics(
+    tmp_path: Path,
+) -> None:
     """One client of seven sends the worst numbers that may be. Of statistics the median counts."""
     switches = []
     for lies in (False, True):
@@ -110,25 +125,36 @@ def test_with_an_aggregator_a_liar_cannot_turn_the_switch_with_possible_statisti
     assert switches == [[1.0], [1.0]]
 
 
-def test_impossible_statistics_are_left_out_in_a_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_statistics_are_left_out_in_a_simulation_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     method, problem = build("ssf", rank=4), small()
     inner = type(method).client_step
 
     def lying(self: Any, client: Any, down: Any, f: Any, rnd: Any) -> Any:
         state, up = inner(self, client, down, f, rnd)
-        return state, dataclasses.replace(up, test=torch.where(torch.from_numpy(rnd.ids == 2)[..., None], 7.0, up.test))
+        return state, dataclasses.replace(
+            up, test=torch.where(torch.from_numpy(rnd.ids == 2)[..., None], 7.0, up.test)
+        )
 
     monkeypatch.setattr(SSF, "client_step", lying)
     clients = Simulator(method, problem)  # which screens nothing else
     loop = advance(Loop(method, problem, clients, problem.seeds, 7, rounds=60), 3)
-    assert [event.split(": reply left out: ")[0] for event in loop.events] == [f"round {t}: client 2" for t in range(3)]
+    assert [event.split(": reply left out: ")[0] for event in loop.events] == [
+        f"round {t}: client 2" for t in range(3)
+    ]
     assert (clients.clients().c[:, 2] == 0).all()
 
 
 def test_secure_sums_carry_the_statistics_whatever_the_scale_of_the_replies() -> None:
     """‖v‖² is far above the range of the whole numbers, which would cut it."""
     pytest.importorskip("cryptography")
-    table = REGRESSION | {"rounds": 200, "task": SMALL | {"het": 2.0}, "batch_size": 4, "clients_per_round": 4}
+    table = REGRESSION | {
+        "rounds": 200,
+        "task": SMALL | {"het": 2.0},
+        "batch_size": 4,
+        "clients_per_round": 4,
+    }
     table["method"] = table["method"] | {"projector": {"name": "gaussian", "rank": 4}, "lr": 5e-3}
     plain = fedspan.run(table, progress=False)
     secure = {"secure": True, "secure_bits": 64, "secure_scale": 2.0**36, "secure_range": 2.0**14}

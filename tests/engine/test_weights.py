@@ -23,11 +23,16 @@ def federation() -> tuple[list[Any], torch.Tensor]:
         y = x @ torch.full((3, 1), float(number - 3)) + 0.1 * torch.randn(size, 1, generator=draw)
         clients.append((x, y))
         moments.append((x.T @ x / size, x.T @ y / size))
-    square, cross = (sum(n * one for n, one in zip(SIZES, own, strict=True)) for own in zip(*moments, strict=True))
+    square, cross = (
+        sum(n * one for n, one in zip(SIZES, own, strict=True))
+        for own in zip(*moments, strict=True)
+    )
     return clients, torch.linalg.solve(square, cross).flatten()
 
 
-def fitted(method: str, per_round: int = 2, rounds: int = 300, **participation: Any) -> torch.Tensor:
+def fitted(
+    method: str, per_round: int = 2, rounds: int = 300, **participation: Any
+) -> torch.Tensor:
     """The weights that a run ends at, with steps that fade so that the noise of the sampling does."""
     model = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -45,7 +50,9 @@ def test_the_unbiased_mean_leads_methods_without_controls_to_the_objective_of_th
     def far(method: str, **participation: Any) -> float:
         return float((fitted(method, **participation) - promised).norm() / promised.norm())
 
-    assert far("fedavg") > 0.5  # the mean of a round is divided by the weights of those who take part
+    assert (
+        far("fedavg") > 0.5
+    )  # the mean of a round is divided by the weights of those who take part
     assert far("fedavg", unbiased=True) < 0.2
     assert far("fedavgm", unbiased=True) < 0.2
     assert far("scaffold") < 1e-3
@@ -68,7 +75,12 @@ def test_with_everyone_the_unbiased_mean_is_the_mean(method: str) -> None:
 def test_secure_sums_are_weighted_alike(method: str) -> None:
     pytest.importorskip("cryptography")
     clients, _ = federation()
-    own = {"method": {"name": method, "local_steps": 2, "lr": 0.05}, "rounds": 6, "clients_per_round": 4, "seed": 1}
+    own = {
+        "method": {"name": method, "local_steps": 2, "lr": 0.05},
+        "rounds": 6,
+        "clients_per_round": 4,
+        "seed": 1,
+    }
     found = []
     for privacy in (None, {"secure": True, "secure_bits": 64}):
         model = nn.Linear(3, 1, bias=False)
@@ -92,7 +104,9 @@ def test_a_comparison_warns_of_methods_that_minimize_different_objectives() -> N
                 methods, nn.Linear(3, 1, bias=False), clients, loss=nn.MSELoss(), rounds=2, seeds=1, progress=False,
                 clients_per_round=per_round, participation=participation, test=clients[0],
             )  # fmt: skip
-        return any("fedavg: another objective than the other methods" in str(one.message) for one in found)
+        return any(
+            "fedavg: another objective than the other methods" in str(one.message) for one in found
+        )
 
     assert told(2, ["fedavg", "scaffold"])
     assert not told(2, ["fedavg", "scaffold"], unbiased=True)

@@ -73,7 +73,9 @@ def moved(model: nn.Module, x: torch.Tensor, layout: Any) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("projector", [Coordinate(rank=0.2), Gaussian(rank=5)], ids=["coordinate", "gaussian"])
+@pytest.mark.parametrize(
+    "projector", [Coordinate(rank=0.2), Gaussian(rank=5)], ids=["coordinate", "gaussian"]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> None:
     model = MODELS[name]()
@@ -82,10 +84,14 @@ def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> Non
     choices = projection_rules(model)
     layout = layout_of(choices)
     P = draw(projector, layout, (3,), 2)
-    x = torch.cat([dict(model.named_parameters())[c.name].detach().reshape(-1) for c in choices]).view(1, 1, -1)
+    x = torch.cat(
+        [dict(model.named_parameters())[c.name].detach().reshape(-1) for c in choices]
+    ).view(1, 1, -1)
     z = 0.1 * torch.randn(1, 1, P.rank, generator=torch.Generator().manual_seed(1))
     export_round(model, choices, P, z, tmp_path)
-    assert peft.LoraConfig.from_pretrained(str(tmp_path)).fan_in_fan_out == (name == "gpt2")  # said, not guessed
+    assert peft.LoraConfig.from_pretrained(str(tmp_path)).fan_in_fan_out == (
+        name == "gpt2"
+    )  # said, not guessed
     wanted = moved(model, x + P.T @ z, layout)
     assert (wanted - logits(model)).abs().max() > 1e-2
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path)).eval()
@@ -103,7 +109,9 @@ def test_a_round_of_a_run_is_an_adapter_of_the_model_before_it(tmp_path: Path) -
     projection_rules(model, frozen_modules=["*embeddings*"])
     choices = projection_rules(model)
     rows = [{"input_ids": IDS[i], "labels": torch.tensor(i)} for i in range(3)]
-    problem = TorchProblem(copy.deepcopy(model), [Items(rows)] * 2, own_loss, choices, Settings(batch_size=3), seed=4)  # type: ignore[arg-type]
+    problem = TorchProblem(
+        copy.deepcopy(model), [Items(rows)] * 2, own_loss, choices, Settings(batch_size=3), seed=4
+    )  # type: ignore[arg-type]
     method = SSF(rank=0.25, lr=0.1, local_steps=2)
     loop = Loop(method, problem, Simulator(method, problem), (4,), 2)
     loop.step()
@@ -132,7 +140,9 @@ def test_an_accumulated_change_of_low_rank_is_exact_and_else_the_nearest(tmp_pat
     name = "model.layers.1.mlp.down_proj"
     was = before.get_submodule(name).weight.detach()
     got, wanted = merged.get_submodule(name).weight.detach() - was, other.detach() - was
-    assert near.layers[name] == pytest.approx(float((got - wanted).norm() / wanted.norm()), rel=1e-4)
+    assert near.layers[name] == pytest.approx(
+        float((got - wanted).norm() / wanted.norm()), rel=1e-4
+    )
     assert near.layers["model.layers.0.self_attn.q_proj"] < 1e-6
     assert 0.1 < near.error < near.layers[name]
 
@@ -151,7 +161,9 @@ def test_what_peft_cannot_hold_is_refused(tmp_path: Path) -> None:
     model = bert()
     choices = projection_rules(model)
     P = draw(Coordinate(rank=0.2), layout_of(choices), (0,), 0)
-    with pytest.raises(SpecError, match=r"no adapter for 'bert.embeddings.word_embeddings' together with biases"):
+    with pytest.raises(
+        SpecError, match=r"no adapter for 'bert.embeddings.word_embeddings' together with biases"
+    ):
         export_round(model, choices, P, torch.zeros(1, 1, P.rank), tmp_path)
     with pytest.raises(SpecError, match="nothing to export"):
         export_change(model, copy.deepcopy(model), tmp_path)

@@ -23,7 +23,11 @@ constants = pytest.importorskip("huggingface_hub").constants
 Image = pytest.importorskip("PIL.Image")
 
 OFFICIAL = Path(__file__).parents[1] / "data/official"
-IMAGES = {"mnist": ("image", "label"), "fashion_mnist": ("image", "label"), "cifar100": ("img", "fine_label")}
+IMAGES = {
+    "mnist": ("image", "label"),
+    "fashion_mnist": ("image", "label"),
+    "cifar100": ("img", "fine_label"),
+}
 NAMES = [*IMAGES, "banking77"]
 
 
@@ -42,7 +46,9 @@ def official(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     assert known.convert is not None
     made = known.convert(places)
     small = served(server, name, {file: path.read_bytes() for file, path in places.items()})
-    hub = dataclasses.replace(known.hub, files=tuple(one for one in small.files if "qmnist" in one.name))  # type: ignore[type-var]
+    hub = dataclasses.replace(
+        known.hub, files=tuple(one for one in small.files if "qmnist" in one.name)
+    )  # type: ignore[type-var]
     small = dataclasses.replace(small, hub=hub, digest=store.digest(made))
     monkeypatch.setattr(importlib.import_module(f"fedspan.data.sets.{name}"), "SET", small)
     return made
@@ -60,13 +66,23 @@ def on_hub(name: str, made: Any) -> Any:
     for part in ("train", "test"):
         if name == "banking77":
             rows = made[f"text/banking77_{part}.jsonl.gz"]
-            names = sorted({row["intent"] for both in made.values() for row in both}, key=str.lower, reverse=True)
-            columns = {"text": [row["text"] for row in rows], "label": [names.index(row["intent"]) for row in rows]}
+            names = sorted(
+                {row["intent"] for both in made.values() for row in both},
+                key=str.lower,
+                reverse=True,
+            )
+            columns = {
+                "text": [row["text"] for row in rows],
+                "label": [names.index(row["intent"]) for row in rows],
+            }
             kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
         else:
             (arrays,) = made.values()
             image, label = IMAGES[name]
-            columns = {image: [packed(x) for x in arrays[f"{part}_x"]], label: arrays[f"{part}_y"].tolist()}
+            columns = {
+                image: [packed(x) for x in arrays[f"{part}_x"]],
+                label: arrays[f"{part}_y"].tolist(),
+            }
             kinds = {image: datasets.Image(), label: datasets.ClassLabel(num_classes=100)}
         splits[part] = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     return datasets.DatasetDict(splits)
@@ -114,7 +130,10 @@ def test_the_official_files_are_taken_where_the_hub_fails(
     def load_dataset(*_: Any, **__: Any) -> Any:
         if fault == "missing":
             raise RuntimeError("no such data set\nat all")
-        return on_hub("mnist", {file: arrays | {"train_x": 255 - arrays["train_x"]} for file, arrays in made.items()})
+        return on_hub(
+            "mnist",
+            {file: arrays | {"train_x": 255 - arrays["train_x"]} for file, arrays in made.items()},
+        )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     if fault == "silent":
@@ -124,8 +143,13 @@ def test_the_official_files_are_taken_where_the_hub_fails(
     assert time.perf_counter() - began < 5
     told = capsys.readouterr().err.splitlines()
     (line,) = [one for one in told if "taking the official files" in one]
-    assert {"silent": "does not answer", "missing": "no such data set at all", "other": "SHA-256"}[fault] in line
-    assert store.digest({file: store.read(store.folder() / file) for file in made}) == sets.find("mnist").digest
+    assert {"silent": "does not answer", "missing": "no such data set at all", "other": "SHA-256"}[
+        fault
+    ] in line
+    assert (
+        store.digest({file: store.read(store.folder() / file) for file in made})
+        == sets.find("mnist").digest
+    )
 
 
 def test_labels_of_qmnist_that_cannot_be_had_are_the_only_error(

@@ -30,7 +30,9 @@ from tiny import MODELS, bert, flat, gpt2, lines, llama, questions, ssf
 @pytest.mark.parametrize("projector", ["coordinate", "gaussian"])
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_restricted_gradient_is_the_projected_one(name: str, checkpoints: bool, projector: str) -> None:
+def test_the_restricted_gradient_is_the_projected_one(
+    name: str, checkpoints: bool, projector: str
+) -> None:
     """On texts of unequal length, so with masks; transformers norms Llamas in float32, hence the wider margin there."""
     make, data = MODELS[name]
     model = make().double().train()
@@ -49,7 +51,9 @@ def test_the_restricted_gradient_is_the_projected_one(name: str, checkpoints: bo
             z = 0.05 * torch.randn(1, 1, P.rank, dtype=torch.float64, generator=generator)
             found = inside.grad(z, lambda m: own_loss(m, batch))
     full = module.grad(x + P.T @ z, lambda m: own_loss(m, batch))
-    assert float((found - P @ full).norm() / (P @ full).norm()) < (1e-5 if "llama" in name else 1e-9)
+    assert float((found - P @ full).norm() / (P @ full).norm()) < (
+        1e-5 if "llama" in name else 1e-9
+    )
 
 
 def test_heads_embeddings_and_frozen_modules() -> None:
@@ -60,7 +64,9 @@ def test_heads_embeddings_and_frozen_modules() -> None:
     assert how(bert())["bert.pooler.dense.weight"] == "fused"
     assert how(llama())["lm_head.weight"] == "full"
     assert how(MODELS["llama classifier"][0]())["score.weight"] == "full"
-    tied = {c.name: c for c in projection_rules(llama(tie_word_embeddings=True))}["model.embed_tokens.weight"]
+    tied = {c.name: c for c in projection_rules(llama(tie_word_embeddings=True))}[
+        "model.embed_tokens.weight"
+    ]
     assert (tied.how, tied.layer, tied.also) == ("fused", "model.embed_tokens", ("lm_head",))
     for shares in (False, True):
         whole = llama(tie_word_embeddings=shares)
@@ -82,7 +88,9 @@ def test_models_learn_and_plain_transformers_loads_the_result(name: str, tmp_pat
     make, data = MODELS[name]
     model, clients = make(), [data(64, seed) for seed in range(3)]
     method = ssf(lr=0.05, local_steps=8, projector={"name": "coordinate", "rank": 0.5})
-    result = fedspan.fit(model, clients, method=method, rounds=15, batch_size=8, test=data(100, 9), eval_every=15)
+    result = fedspan.fit(
+        model, clients, method=method, rounds=15, batch_size=8, test=data(100, 9), eval_every=15
+    )
     assert result.model is model
     first, last = result.history
     if name == "bert":
@@ -106,9 +114,17 @@ def test_controls_take_the_drift_out_of_a_transformer_too() -> None:
     clients = [[row for row in questions(32, seed) if row["labels"] == seed] for seed in range(4)]
     every, ends = list(itertools.chain(*clients)), {}
     for name, own in (("ssf", {"correction": "always"}), ("subavg", {})):
-        method = build(name, lr=0.1, local_steps=10, projector={"name": "coordinate", "rank": 0.25}, **own)
+        method = build(
+            name, lr=0.1, local_steps=10, projector={"name": "coordinate", "rank": 0.25}, **own
+        )
         result = fedspan.fit(
-            bert(num_hidden_layers=1), clients, method=method, rounds=8, batch_size=8, test=every, eval_every=8
+            bert(num_hidden_layers=1),
+            clients,
+            method=method,
+            rounds=8,
+            batch_size=8,
+            test=every,
+            eval_every=8,
         )
         ends[name] = result.history[-1]["loss"] / result.history[0]["loss"]
     assert ends["ssf"] < 0.5 * ends["subavg"] < 0.5
@@ -128,7 +144,9 @@ def test_frozen_parts_stay_and_are_not_sent() -> None:
     assert left == {n for n in before if "embeddings" in n or "encoder.layer.0" in n}
     numbers = sum(value.numel() for name, value in before.items() if name not in left)
     assert result.history[-1]["up_bytes"] == 4 * numbers
-    assert model.bert.embeddings.word_embeddings.weight.requires_grad  # the caller's module keeps its own settings
+    assert (
+        model.bert.embeddings.word_embeddings.weight.requires_grad
+    )  # the caller's module keeps its own settings
 
 
 def test_constants_of_a_model_are_neither_averaged_nor_sent() -> None:
@@ -141,13 +159,23 @@ def test_constants_of_a_model_are_neither_averaged_nor_sent() -> None:
 def test_dropout_is_decided_by_the_seed_alone(checkpoints: bool) -> None:
     clients = [questions(8, seed) for seed in range(3)]
 
-    def trained(seed: int = 0, simulate: Any = "loop", noise: int = 0, dropout: float = 0.2) -> torch.Tensor:
+    def trained(
+        seed: int = 0, simulate: Any = "loop", noise: int = 0, dropout: float = 0.2
+    ) -> torch.Tensor:
         model = bert(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
         if checkpoints:
             model.gradient_checkpointing_enable()
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        fedspan.fit(model, clients, method=ssf(), rounds=2, batch_size=4, seed=seed, engine=Engine(simulate=simulate))
+        fedspan.fit(
+            model,
+            clients,
+            method=ssf(),
+            rounds=2,
+            batch_size=4,
+            seed=seed,
+            engine=Engine(simulate=simulate),
+        )
         assert torch.equal(torch.get_rng_state(), state)  # and torch's own generator is left alone
         return flat(model)
 
@@ -161,7 +189,9 @@ def test_dropout_is_decided_by_the_seed_alone(checkpoints: bool) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_checkpointing_changes_no_number(dropout: float) -> None:
     """What was dropped in the forward pass is dropped again when it is repeated."""
-    models = [bert(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout) for _ in range(2)]
+    models = [
+        bert(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout) for _ in range(2)
+    ]
     models[1].gradient_checkpointing_enable()
     for model in models:
         fedspan.fit(model, [questions()], method=ssf(), rounds=2, batch_size=4)
@@ -177,8 +207,12 @@ def test_bfloat16_weights_learn_by_small_steps(name: str, projector: str) -> Non
     method = ssf(lr=0.005, projector={"name": projector, "rank": 0.25})
     half = make().to(torch.bfloat16)
     start = copy.deepcopy(half).float()
-    found = fedspan.fit(half, clients, method=method, rounds=10, batch_size=8, test=test, eval_every=10)
-    whole = fedspan.fit(start, clients, method=method, rounds=10, batch_size=8, test=test, eval_every=10)
+    found = fedspan.fit(
+        half, clients, method=method, rounds=10, batch_size=8, test=test, eval_every=10
+    )
+    whole = fedspan.fit(
+        start, clients, method=method, rounds=10, batch_size=8, test=test, eval_every=10
+    )
     assert all(p.dtype == torch.bfloat16 for p in half.parameters())
     assert found.history[-1]["up_bytes"] == whole.history[-1]["up_bytes"]
     fell, wanted = (r.history[0]["loss"] - r.history[-1]["loss"] for r in (found, whole))

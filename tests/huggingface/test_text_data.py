@@ -28,7 +28,11 @@ def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
         for place, row in enumerate(part):
             ids[place, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
             mask[place, : len(row["input_ids"])] = 1
-        return {"input_ids": ids, "attention_mask": mask.numpy(), "labels": torch.tensor([r["labels"] for r in part])}
+        return {
+            "input_ids": ids,
+            "attention_mask": mask.numpy(),
+            "labels": torch.tensor([r["labels"] for r in part]),
+        }
 
     kinds = (
         lambda part: part,
@@ -39,7 +43,10 @@ def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
         pa.Table.from_pylist,
     )
     found = [
-        flat(fedspan.fit(bert(), [kind(p) for p in rows], method=ssf(), rounds=2, batch_size=4).model) for kind in kinds
+        flat(
+            fedspan.fit(bert(), [kind(p) for p in rows], method=ssf(), rounds=2, batch_size=4).model
+        )
+        for kind in kinds
     ]
     for other in found[1:]:
         assert torch.equal(found[0], other)
@@ -47,7 +54,9 @@ def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
 
 def test_inputs_and_targets_are_enough() -> None:
     ids = torch.randint(5, 60, (8, 6), generator=torch.Generator().manual_seed(0))
-    result = fedspan.fit(llama(), [(ids, ids)], method=ssf(), rounds=2, batch_size=4, test=(ids, ids))
+    result = fedspan.fit(
+        llama(), [(ids, ids)], method=ssf(), rounds=2, batch_size=4, test=(ids, ids)
+    )
     assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
@@ -71,12 +80,36 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "no labels": (bert, _without("labels"), "client 0 has no column 'labels'"),
     "no ids": (bert, _without("input_ids"), "client 0 has no column 'input_ids'"),
     "class": (lambda: bert(num_labels=2), questions(), "outside the 2 numbers of the classes"),
-    "word": (bert, [{"input_ids": [3, 60], "labels": 0}], "'input_ids' has 60, outside the 60 numbers"),
-    "mask": (bert, SHORT | {"attention_mask": torch.ones(2, 3)}, "'attention_mask' is 2 × 3, 'input_ids' 2 × 4"),
-    "length": (bert, [{"input_ids": [7] * 25, "labels": 0}], "texts of 25 tokens; the model takes 24"),
-    "padding": (bert, SHORT | {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])}, "example 1 has nothing"),
-    "examples": (bert, SHORT | {"labels": torch.zeros(3, dtype=torch.int64)}, "has 2 examples, but 3 in 'labels'"),
-    "nothing to predict": (llama, [{"input_ids": [7], "labels": [7]}], "example 0 has no token to predict"),
+    "word": (
+        bert,
+        [{"input_ids": [3, 60], "labels": 0}],
+        "'input_ids' has 60, outside the 60 numbers",
+    ),
+    "mask": (
+        bert,
+        SHORT | {"attention_mask": torch.ones(2, 3)},
+        "'attention_mask' is 2 × 3, 'input_ids' 2 × 4",
+    ),
+    "length": (
+        bert,
+        [{"input_ids": [7] * 25, "labels": 0}],
+        "texts of 25 tokens; the model takes 24",
+    ),
+    "padding": (
+        bert,
+        SHORT | {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])},
+        "example 1 has nothing",
+    ),
+    "examples": (
+        bert,
+        SHORT | {"labels": torch.zeros(3, dtype=torch.int64)},
+        "has 2 examples, but 3 in 'labels'",
+    ),
+    "nothing to predict": (
+        llama,
+        [{"input_ids": [7], "labels": [7]}],
+        "example 0 has no token to predict",
+    ),
     "labels of a class": (llama, SHORT, "'labels' is 2, 'input_ids' 2 × 4"),
     "empty": (bert, {"input_ids": [], "labels": []}, "has no examples"),
     "text": (bert, [{"input_ids": "hello", "labels": 0}], "'input_ids' is not numbers"),
@@ -105,7 +138,9 @@ def test_an_objective_of_ones_own_gets_the_mapping() -> None:
     rows = {"input_ids": torch.full((6, 4), 7), "labels": torch.arange(6) % 4}
 
     def objective(model: Any, batch: Any) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"])
+        return nn.functional.cross_entropy(
+            model(input_ids=batch["input_ids"]).logits, batch["labels"]
+        )
 
     result = fedspan.fit(bert(), [rows], method=ssf(), rounds=1, objective=objective, test=rows)
     assert result.history[-1]["loss"] > 0

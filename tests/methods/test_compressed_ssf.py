@@ -18,7 +18,11 @@ from fedspan.core.round import Round
 COMPRESSORS: list[dict[str, Any]] = [
     {"name": "qsgd", "levels": 127},
     {"name": "topk", "k": 0.3},
-    {"name": "compose", "outer": {"name": "qsgd", "levels": 7}, "inner": {"name": "topk", "k": 0.5}},
+    {
+        "name": "compose",
+        "outer": {"name": "qsgd", "levels": 7},
+        "inner": {"name": "topk", "k": 0.5},
+    },
 ]
 
 
@@ -29,7 +33,9 @@ def test_compressed_ssf_keeps_its_sums(compressor: dict[str, Any]) -> None:
     for _ in range(ROUNDS):
         advance(loop, 1)
         controls = loop.transport.clients().c
-        torch.testing.assert_close(loop.server.c, controls.mean(1, keepdim=True), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            loop.server.c, controls.mean(1, keepdim=True), rtol=1e-12, atol=1e-13
+        )
     assert float(controls.norm()) > 0.1
 
 
@@ -56,12 +62,19 @@ def test_what_a_compressor_left_out_is_in_the_next_message() -> None:
     """c_i is the memory of the error feedback: the next a is a less what was sent, and all is sent in the end."""
     problem = small()
     method = build("ssf", projector={"name": "identity"}, compressor={"name": "topk", "k": 5})
-    f = Slope(torch.randn(1, 1, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    state, server = method.init_client(problem.x0, problem.layout), method.init_server(problem.x0, problem.layout)
+    f = Slope(
+        torch.randn(1, 1, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )
+    state, server = (
+        method.init_client(problem.x0, problem.layout),
+        method.init_server(problem.x0, problem.layout),
+    )
     left = f.g
     for t in range(5):  # 5 · 5 ≥ 24
         rnd = Round(t, (5,), 7, problem.layout, np.array([[2]]), np.array([[-1]]), local_steps=3)
-        state, up = method.client_step(state, replace(method.broadcast(server, rnd), Pc=torch.zeros_like(left)), f, rnd)
+        state, up = method.client_step(
+            state, replace(method.broadcast(server, rnd), Pc=torch.zeros_like(left)), f, rnd
+        )
         sent = method.state_change(up, rnd)
         torch.testing.assert_close(sent, torch.where(sent == 0, 0, left), rtol=1e-10, atol=1e-12)
         left = left - sent
@@ -73,7 +86,9 @@ def test_rank_and_bits_multiply() -> None:
     """A tenth of the directions at eight bits: a fortieth of FedAvg's uplink, and one scale."""
     problem = small(torch.float32, dim=200, outputs=5)
     small_up = {"name": "qsgd", "levels": 127}
-    ssf = advance(start(build("ssf", correction="always", rank=0.1, compressor=small_up), problem), 4).ledger.up.sum()
+    ssf = advance(
+        start(build("ssf", correction="always", rank=0.1, compressor=small_up), problem), 4
+    ).ledger.up.sum()
     fedavg = advance(start(build("fedavg"), problem), 4).ledger.up.sum()
     assert ssf == fedavg / 40 + 4 * 3 * 4
     with pytest.raises(SpecError, match="and ssf needs a contractive one"):
@@ -83,11 +98,19 @@ def test_rank_and_bits_multiply() -> None:
 
 
 @pytest.mark.parametrize("clients_per_round", [3, 7])
-@pytest.mark.parametrize("compressor", [*COMPRESSORS, {"name": "sign"}], ids=lambda one: str(one["name"]))
-def test_with_momentum_in_the_whole_space_it_is_scafcom(compressor: dict[str, Any], clients_per_round: int) -> None:
+@pytest.mark.parametrize(
+    "compressor", [*COMPRESSORS, {"name": "sign"}], ids=lambda one: str(one["name"])
+)
+def test_with_momentum_in_the_whole_space_it_is_scafcom(
+    compressor: dict[str, Any], clients_per_round: int
+) -> None:
     """The same codes of the same running means: model, controls, and what is yet to be sent."""
     shared = {"compressor": compressor, "beta": 0.3, "server_lr": 0.6}
-    ssf = start(build("ssf", correction="always", projector={"name": "identity"}, **shared), small(), clients_per_round)
+    ssf = start(
+        build("ssf", correction="always", projector={"name": "identity"}, **shared),
+        small(),
+        clients_per_round,
+    )
     scafcom = start(build("scafcom", **shared), small(), clients_per_round)
     for _ in range(ROUNDS):
         advance(ssf, 1)
@@ -103,15 +126,24 @@ def test_momentum_stays_inside_the_subspace_of_its_round() -> None:
     """Outside of it u_i stays, as c_i does; inside, v_i = c_i + u_i is the running mean, whatever was sent."""
     problem = small()
     method = build("ssf", projector=GAUSSIAN, compressor={"name": "topk", "k": 0.3}, beta=0.25)
-    f = Slope(torch.randn(1, 1, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    state, server = method.init_client(problem.x0, problem.layout), method.init_server(problem.x0, problem.layout)
+    f = Slope(
+        torch.randn(1, 1, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )
+    state, server = (
+        method.init_client(problem.x0, problem.layout),
+        method.init_server(problem.x0, problem.layout),
+    )
     for t in range(4):
         rnd = Round(t, (5,), 7, problem.layout, np.array([[2]]), np.array([[-1]]), local_steps=3)
         P, before = method.subspace(rnd), state.c + state.u
         state, up = method.client_step(state, method.broadcast(server, rnd), f, rnd)
         after = state.c + state.u
-        torch.testing.assert_close(P @ after, 0.75 * (P @ before) + 0.25 * (P @ f.g), rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(after - P.T @ (P @ after), before - P.T @ (P @ before), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            P @ after, 0.75 * (P @ before) + 0.25 * (P @ f.g), rtol=1e-10, atol=1e-12
+        )
+        torch.testing.assert_close(
+            after - P.T @ (P @ after), before - P.T @ (P @ before), rtol=1e-10, atol=1e-12
+        )
         assert int((method.state_change(up, rnd) != 0).sum()) < P.rank
 
 
@@ -120,7 +152,14 @@ def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:
     ends = {}
     for beta in (1.0, 0.2):
         loop = start(
-            build("ssf", projector=GAUSSIAN, compressor={"name": "sign"}, beta=beta, lr=0.01, correction="always"),
+            build(
+                "ssf",
+                projector=GAUSSIAN,
+                compressor={"name": "sign"},
+                beta=beta,
+                lr=0.01,
+                correction="always",
+            ),
             small(),
         )
         errors = []
@@ -128,7 +167,9 @@ def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:
             advance(loop, 20)
             errors.append(float(loop.problem.evaluate(model(loop))["rel_err"][0]))
         controls = loop.transport.clients().c
-        torch.testing.assert_close(loop.server.c, controls.mean(1, keepdim=True), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            loop.server.c, controls.mean(1, keepdim=True), rtol=1e-10, atol=1e-12
+        )
         ends[beta] = np.mean(errors[-20:])
     assert ends[0.2] < 0.9 * ends[1.0]
 
@@ -139,15 +180,23 @@ def test_running_means_without_a_compressor(clients_per_round: int) -> None:
     whole, identity = {"projector": {"name": "identity"}}, {"compressor": {"name": "identity"}}
     shared = {"server_lr": 0.6, "correction": "always"}
     pairs = [
-        (build("ssf", beta=0.4, **whole, **shared), build("scallion", alpha=0.4, server_lr=0.6, **identity)),
-        (build("ssf", beta=0.4, projector=GAUSSIAN), build("ssf", beta=0.4, projector=GAUSSIAN, **identity)),
+        (
+            build("ssf", beta=0.4, **whole, **shared),
+            build("scallion", alpha=0.4, server_lr=0.6, **identity),
+        ),
+        (
+            build("ssf", beta=0.4, projector=GAUSSIAN),
+            build("ssf", beta=0.4, projector=GAUSSIAN, **identity),
+        ),
     ]
     for ours, theirs in pairs:
         one, other = (advance(start(m, small(), clients_per_round), ROUNDS) for m in (ours, theirs))
         assert relative(model(one), model(other)) < 1e-12
         assert relative(one.transport.clients().c, other.transport.clients().c) < 1e-12
         assert one.transport.clients().u.numel() == 0
-        torch.testing.assert_close(one.server.c, one.transport.clients().c.mean(1, keepdim=True), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            one.server.c, one.transport.clients().c.mean(1, keepdim=True), rtol=1e-9, atol=1e-11
+        )
 
 
 def test_beta_is_a_share_and_needs_the_exact_control() -> None:

@@ -32,13 +32,21 @@ def test_every_method_has_settings_here() -> None:
 @pytest.mark.parametrize(("name", "settings"), every_method())
 def test_has_a_docstring_and_names_bad_values(name: str, settings: dict[str, Any]) -> None:
     assert len(registry.summary(type(build(name, **settings)))) > 20
-    for key, bad in (("lr", 0.0), ("lr", -1.0), ("lr", float("nan")), ("local_steps", 0), ("server_lr", 0.0)):
+    for key, bad in (
+        ("lr", 0.0),
+        ("lr", -1.0),
+        ("lr", float("nan")),
+        ("local_steps", 0),
+        ("server_lr", 0.0),
+    ):
         with pytest.raises(SpecError, match=key):
             build(name, **(settings | {key: bad}))
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
-def test_controls_stay_the_mean_of_the_clients_when_replies_are_lost(name: str, settings: dict[str, Any]) -> None:
+def test_controls_stay_the_mean_of_the_clients_when_replies_are_lost(
+    name: str, settings: dict[str, Any]
+) -> None:
     """A client whose reply is lost has not taken part: nobody's state changes, and the sums stay right."""
     problem, method = small(batch="full"), build(name, **settings)
     transport = WireTransport(method, problem)
@@ -63,7 +71,9 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
 
     def init_client(self, x0: Any, layout: Any) -> Any:
         first = super().init_client(x0, layout)
-        return dataclasses.replace(first, c=first.c + x0) if self.mistake == "first_state" else first
+        return (
+            dataclasses.replace(first, c=first.c + x0) if self.mistake == "first_state" else first
+        )
 
     def client_step(self, client: Any, down: Any, f: Any, rnd: Any) -> Any:
         if self.mistake == "restorable_state":
@@ -76,14 +86,18 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
             return new, dataclasses.replace(up, dy=up.dy + torch.rand(()))
         if self.mistake == "axes":
             return new, dataclasses.replace(up, dy=up.dy[:, :1])
-        return new, dataclasses.replace(up, dy=up.dy + rnd.ids.shape[1]) if self.mistake == "clients_apart" else up
+        return new, dataclasses.replace(
+            up, dy=up.dy + rnd.ids.shape[1]
+        ) if self.mistake == "clients_apart" else up
 
     def server_step(self, server: Any, up: Any, rnd: Any) -> Any:
         if self.mistake == "order_of_replies":
             up = dataclasses.replace(up, dy=up.dy[:, -1:].expand_as(up.dy))
         if self.mistake == "resume":
             object.__setattr__(self, "hidden", getattr(self, "hidden", 0) + 1)
-            return dataclasses.replace(super().server_step(server, up, rnd), x=server.x + self.hidden)  # type: ignore[attr-defined]
+            return dataclasses.replace(
+                super().server_step(server, up, rnd), x=server.x + self.hidden
+            )  # type: ignore[attr-defined]
         return super().server_step(server, up, rnd)
 
 

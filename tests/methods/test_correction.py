@@ -33,7 +33,9 @@ def test_off_until_the_controls_are_filled_then_on_trial() -> None:
     for t in range(20):
         test = method.judged(test, sums(0.0, 0.0), 0.25, rounds(t))
         modes.append(int(method.switch(test)))
-    assert modes == [OFF] * 15 + [TRIAL] * 5  # from round 2 N/(ρ S) = 16; a trial without a tested client goes on
+    assert (
+        modes == [OFF] * 15 + [TRIAL] * 5
+    )  # from round 2 N/(ρ S) = 16; a trial without a tested client goes on
 
 
 def test_a_trial_that_fails_is_repeated_at_twice_the_round() -> None:
@@ -54,7 +56,9 @@ def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
     seen = []
     for t in range(10):
         told = int(method.switch(test)) != OFF
-        test = method.judged(test, sums(values.pop(0) if told and values else 0.0, 2.0 * told), 1.0, rounds(t))
+        test = method.judged(
+            test, sums(values.pop(0) if told and values else 0.0, 2.0 * told), 1.0, rounds(t)
+        )
         seen.append((int(method.switch(test)), round(float(test[..., 1]), 3)))
     assert seen[3] == (TRIAL, 0.0)
     assert seen[4] == (ON, 1.0)
@@ -66,11 +70,15 @@ def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
 def test_the_correction_stays_above_one_half_and_not_at_it(s: float, stays: bool) -> None:
     method = build("ssf", correction="tested")
     on_trial = torch.tensor([[[float(TRIAL), 0.0, 0.0, 0.0]]], dtype=torch.float64)
-    assert int(method.switch(method.judged(on_trial, sums(s), 1.0, rounds(9)))) == (ON if stays else OFF)
+    assert int(method.switch(method.judged(on_trial, sums(s), 1.0, rounds(9)))) == (
+        ON if stays else OFF
+    )
 
 
 @pytest.mark.parametrize(("name", "settings"), NAMES)
-def test_the_measured_numbers_are_those_of_their_definition(name: str, settings: dict[str, Any]) -> None:
+def test_the_measured_numbers_are_those_of_their_definition(
+    name: str, settings: dict[str, Any]
+) -> None:
     """n_i and d_i from all local gradients, which a recording objective keeps."""
     method = build(name, correction="tested", **settings)
     loop = advance(start(method, small(), 7), 40)
@@ -87,14 +95,22 @@ def test_the_measured_numbers_are_those_of_their_definition(name: str, settings:
         direction = inner(*args, plus=plus)
         return lambda z: seen.append(direction(z).clone()) or seen[-1]
 
-    setattr(f, "restrict" if P is not None else "direction", recorded if P is not None else lambda u: recorded(plus=u))
+    setattr(
+        f,
+        "restrict" if P is not None else "direction",
+        recorded if P is not None else lambda u: recorded(plus=u),
+    )
     client = loop.transport.clients()
     _, up = method.client_step(client, down, f, rnd)
     c = project(server.c)
     v = project(client.c) - c
     h, mean = (torch.stack(part).mean(0) + b * v for part in (seen[1:], seen))
     total = (v * v + (mean - c) ** 2).sum(-1, keepdim=True)
-    expected = b * torch.cat([(v * (h - c)).sum(-1, keepdim=True), (v * v).sum(-1, keepdim=True)], -1) / total
+    expected = (
+        b
+        * torch.cat([(v * (h - c)).sum(-1, keepdim=True), (v * v).sum(-1, keepdim=True)], -1)
+        / total
+    )
     expected[..., 0].clamp_(-0.5, 0.5)
     torch.testing.assert_close(up.test, expected)
 
@@ -111,12 +127,16 @@ def one_by_one(make: Any) -> Any:
 
 @pytest.mark.parametrize("mode", [OFF, ON, TRIAL])
 @pytest.mark.parametrize(("name", "settings"), NAMES)
-def test_steps_taken_together_tell_the_same_as_steps_one_by_one(name: str, settings: dict[str, Any], mode: int) -> None:
+def test_steps_taken_together_tell_the_same_as_steps_one_by_one(
+    name: str, settings: dict[str, Any], mode: int
+) -> None:
     """Of a direction that takes the steps itself only the end points are known; of any other, each value."""
     method = build(name, correction="tested", **settings)
     loop = advance(start(method, small(), 7), 40)
     rnd, client = loop._round(), loop.transport.clients()
-    down = replace(method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8))
+    down = replace(
+        method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8)
+    )
     replies = []
     for together in (True, False):
         f = loop.problem.cohort(rnd)
@@ -136,13 +156,17 @@ def test_the_ways_of_naming_who_corrects_agree(name: str, settings: dict[str, An
     loop = advance(start(method, small(), 7), 40)
     rnd, client = loop._round(), loop.transport.clients()
     for mode in (OFF, ON):
-        down = replace(method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8))
+        down = replace(
+            method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8)
+        )
         assert method.corrects(down.switch, rnd) == mode
         replies = []
         for b in (mode, torch.full((1, 7, 1), float(mode), dtype=torch.float64)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(type(method), "corrects", lambda *_, b=b: b)
-                replies.append(vars(method.client_step(client, down, loop.problem.cohort(rnd), rnd)[1]))
+                replies.append(
+                    vars(method.client_step(client, down, loop.problem.cohort(rnd), rnd)[1])
+                )
         for field, value in replies[0].items():
             assert value is None or torch.equal(value, replies[1][field]), field
 
@@ -152,8 +176,12 @@ def test_a_client_without_a_control_is_not_counted(name: str, settings: dict[str
     method = build(name, correction="tested", **settings)
     loop = start(method, small(), 7)
     rnd = loop._round()
-    server = loop.server.__class__(**(vars(loop.server) | {"c": loop.server.c + 1, "test": torch.ones(1, 1, 4)}))
-    _, up = method.client_step(loop.transport.clients(), method.broadcast(server, rnd), loop.problem.cohort(rnd), rnd)
+    server = loop.server.__class__(
+        **(vars(loop.server) | {"c": loop.server.c + 1, "test": torch.ones(1, 1, 4)})
+    )
+    _, up = method.client_step(
+        loop.transport.clients(), method.broadcast(server, rnd), loop.problem.cohort(rnd), rnd
+    )
     assert (up.test == 0).all()
 
 
@@ -187,7 +215,9 @@ def test_never_takes_the_steps_of_fedavg(own: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "settings"), NAMES)
-def test_it_converges_to_the_optimum_of_heterogeneous_clients(name: str, settings: dict[str, Any]) -> None:
+def test_it_converges_to_the_optimum_of_heterogeneous_clients(
+    name: str, settings: dict[str, Any]
+) -> None:
     """Without the correction a floor remains; the test finds that the correction is worth it, and the floor goes."""
     errors = {}
     for correction in ("tested", "never"):

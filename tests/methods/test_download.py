@@ -20,9 +20,13 @@ from fedspan.methods import SSF
 QSGD = {"name": "qsgd", "levels": 127}
 
 
-@pytest.mark.parametrize("settings", [{}, {"server_momentum": 0.5}, {"extrapolate": True, "server_lr": 0.7}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"server_momentum": 0.5}, {"extrapolate": True, "server_lr": 0.7}]
+)
 @pytest.mark.parametrize("cohort", [3, 7])
-def test_a_client_that_keeps_c_needs_no_other_control(settings: dict[str, Any], cohort: int) -> None:
+def test_a_client_that_keeps_c_needs_no_other_control(
+    settings: dict[str, Any], cohort: int
+) -> None:
     """The same numbers as with P c on the download, also under sampling and when replies are lost."""
     ends = []
     for keep in (True, False):
@@ -58,10 +62,14 @@ def test_momentum_is_that_of_what_was_sent(name: str) -> None:
         advance(loop, 1)
         rnd = replace(loop._round(), t=loop.t - 1)
         P = method.subspace(rnd)
-        torch.testing.assert_close(P @ loop.server.m, method.opened(loop.server.log.entries[-1], P, rnd))
+        torch.testing.assert_close(
+            P @ loop.server.m, method.opened(loop.server.log.entries[-1], P, rnd)
+        )
 
 
-@pytest.mark.parametrize(("keep", "down"), [(True, {"name": "qsgd", "levels": 7}), (False, {"name": "sign"})])
+@pytest.mark.parametrize(
+    ("keep", "down"), [(True, {"name": "qsgd", "levels": 7}), (False, {"name": "sign"})]
+)
 def test_compressed_downloads_reach_the_optimum(keep: bool, down: dict[str, Any]) -> None:
     """Error feedback on the server, and controls that do not depend on what was left out."""
     method = build("ssf", projector=GAUSSIAN, lr=0.05, keep_control=keep, down_compressor=down)
@@ -73,7 +81,9 @@ def test_compressed_downloads_reach_the_optimum(keep: bool, down: dict[str, Any]
 
 def test_what_is_left_out_is_sent_later() -> None:
     """Σ of all moves before compression = x − x0 + e, without momentum and with P = I."""
-    method = build("ssf", projector={"name": "identity"}, down_compressor={"name": "topk", "k": 0.2})
+    method = build(
+        "ssf", projector={"name": "identity"}, down_compressor={"name": "topk", "k": 0.2}
+    )
     loop = start(method, small())
     total = torch.zeros_like(loop.server.x)
     for _ in range(8):
@@ -96,7 +106,10 @@ def test_eight_bits_both_ways_cost_a_fortieth_of_fedavg() -> None:
     problem = small(clients=3, dim=4000, outputs=1, dtype=torch.float32)
     both = {"compressor": QSGD | {"unbiased": False}, "down_compressor": QSGD, "keep_control": True}
     costs = []
-    for method in (build("ssf", projector={"name": "coordinate", "rank": 0.1}, **both), build("fedavg")):
+    for method in (
+        build("ssf", projector={"name": "coordinate", "rank": 0.1}, **both),
+        build("fedavg"),
+    ):
         loop = advance(start(method, problem, 3), 1)
         before = int(loop.ledger.up.sum() + loop.ledger.down.sum())
         advance(loop, 2)
@@ -108,7 +121,9 @@ def test_settings_that_make_no_sense_are_named() -> None:
     with pytest.raises(SpecError, match="`keep_control` needs plain steps"):
         SSF(keep_control=True, momentum=0.5)
     with pytest.raises(SpecError, match="`down_compressor` 'randk' is not contractive"):
-        start(build("ssf", projector=GAUSSIAN, down_compressor={"name": "randk", "k": 0.3}), small())
+        start(
+            build("ssf", projector=GAUSSIAN, down_compressor={"name": "randk", "k": 0.3}), small()
+        )
 
 
 @pytest.mark.parametrize("projector", ["coordinate", "gaussian"])
@@ -124,7 +139,11 @@ def test_missed_changes_lead_to_the_servers_bits(projector: str) -> None:
     server = copy
     for entry, rnd in zip(entries, rounds, strict=True):
         server = method.subspace(rnd).T.plus(entry, server)
-    down = {"sync.missed": torch.cat(entries, 1), "probe": torch.zeros(1, 1, 1), "switch": torch.zeros(1, 1, 1)}
+    down = {
+        "sync.missed": torch.cat(entries, 1),
+        "probe": torch.zeros(1, 1, 1),
+        "switch": torch.zeros(1, 1, 1),
+    }
     found = opened(
         method, Replica(method.init_client(copy, layout), copy, 0), down, replace(rounds[-1], t=5)
     ).sync.model
@@ -137,8 +156,13 @@ def test_a_log_that_is_too_short_or_too_long_is_refused(count: int) -> None:
     """It would lead to another model than the server's, without a word."""
     method = SSF(rank=0.3, lr=0.1)
     layout = Layout((Block("w", (8, 20), 1),), torch.float32)
-    copy, rnd = torch.zeros(1, 1, layout.size), Round(5, (0,), 1, layout, np.zeros((1, 1), np.int64), np.zeros((1, 1)))
+    copy, rnd = (
+        torch.zeros(1, 1, layout.size),
+        Round(5, (0,), 1, layout, np.zeros((1, 1), np.int64), np.zeros((1, 1))),
+    )
     missed = torch.zeros(1, count, method.subspace(rnd).rank)
     down = {"sync.missed": missed, "probe": torch.zeros(1, 1, 1), "switch": torch.zeros(1, 1, 1)}
-    with pytest.raises(ProtocolError, match=f"the server sent {count} changes of the model, .* is round 5"):
+    with pytest.raises(
+        ProtocolError, match=f"the server sent {count} changes of the model, .* is round 5"
+    ):
         opened(method, Replica(method.init_client(copy, layout), copy, 0), down, rnd)

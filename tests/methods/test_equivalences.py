@@ -25,7 +25,9 @@ def test_ssf_in_the_whole_space_is_scaffold(clients_per_round: int, server_lr: f
     full = {"name": "gaussian", "rank": 1.0}  # an orthonormal basis of everything, not the identity
     for projector in ({"name": "identity"}, full):
         ssf = start(
-            build("ssf", correction="always", projector=projector, server_lr=server_lr), problem, clients_per_round
+            build("ssf", correction="always", projector=projector, server_lr=server_lr),
+            problem,
+            clients_per_round,
         )
         scaffold = start(build("scaffold", server_lr=server_lr), problem, clients_per_round)
         for _ in range(ROUNDS):
@@ -37,7 +39,10 @@ def test_ssf_in_the_whole_space_is_scaffold(clients_per_round: int, server_lr: f
 
 def test_with_everybody_both_control_rules_are_the_papers_box() -> None:
     problem = small()
-    exact, paper = (start(build("ssf", projector=GAUSSIAN, control=rule), problem, 7) for rule in ("exact", "paper"))
+    exact, paper = (
+        start(build("ssf", projector=GAUSSIAN, control=rule), problem, 7)
+        for rule in ("exact", "paper")
+    )
     advance(exact, ROUNDS)
     advance(paper, ROUNDS)
     assert relative(model(exact), model(paper)) < 1e-12
@@ -46,7 +51,10 @@ def test_with_everybody_both_control_rules_are_the_papers_box() -> None:
 
 def test_under_sampling_the_control_rules_differ() -> None:
     problem = small()
-    exact, paper = (start(build("ssf", projector=GAUSSIAN, control=rule), problem, 3) for rule in ("exact", "paper"))
+    exact, paper = (
+        start(build("ssf", projector=GAUSSIAN, control=rule), problem, 3)
+        for rule in ("exact", "paper")
+    )
     assert relative(model(advance(exact, ROUNDS)), model(advance(paper, ROUNDS))) > 1e-3
 
 
@@ -67,7 +75,8 @@ def test_without_what_sets_them_apart_fedprox_and_fedavgm_are_fedavg() -> None:
     fedavg = model(advance(start(build("fedavg", server_lr=0.8), problem), ROUNDS))
     for name, key in (("fedprox", "mu"), ("fedavgm", "server_momentum")):
         without, with_it = (
-            model(advance(start(build(name, server_lr=0.8, **{key: value}), problem), ROUNDS)) for value in (0.0, 0.5)
+            model(advance(start(build(name, server_lr=0.8, **{key: value}), problem), ROUNDS))
+            for value in (0.0, 0.5)
         )
         assert relative(without, fedavg) < 1e-12
         assert relative(with_it, fedavg) > 1e-3
@@ -81,7 +90,10 @@ def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
         loop = start(method, problem)
         rnd = loop._round()
         _, up = method.client_step(
-            loop.transport.population.take(rnd), method.broadcast(loop.server, rnd), problem.cohort(rnd), rnd
+            loop.transport.population.take(rnd),
+            method.broadcast(loop.server, rnd),
+            problem.cohort(rnd),
+            rnd,
         )
         reach = problem.cohort(rnd).full_grad(problem.x0).norm(dim=-1) / mu
         moved = up.dy.norm(dim=-1)
@@ -93,7 +105,9 @@ def test_a_server_without_memory_scales_each_coordinate() -> None:
     """β_1 = β_2 = 0: FedAdam goes η_g Δ / (|Δ| + τ). With a huge τ the scale is flat: FedAvg at η_g / 2τ."""
     problem = small()
     delta = model(advance(start(build("fedavg"), problem), 1)) - problem.x0
-    adam = advance(start(build("fedadam", beta1=0.0, beta2=0.0, tau=1e-2, server_lr=0.1), problem), 1)
+    adam = advance(
+        start(build("fedadam", beta1=0.0, beta2=0.0, tau=1e-2, server_lr=0.1), problem), 1
+    )
     assert relative(model(adam) - problem.x0, 0.1 * delta / (delta.abs() + 1e-2)) < 1e-12
     flat = advance(start(build("fedadagrad", beta1=0.0, tau=1e8, server_lr=2e8), problem), ROUNDS)
     fedavg = advance(start(build("fedavg", server_lr=1.0), problem), ROUNDS)
@@ -126,7 +140,9 @@ def test_ffalora_of_full_rank_is_fedavg(others: str) -> None:
 def test_ffalora_is_subavg_with_one_subspace_for_good(momentum: float) -> None:
     """And α is a step: W + s B A moves by s² where B moves by 1."""
     problem = small()
-    lora = advance(start(build("ffalora", rank=3, alpha=4.5, lr=0.02, momentum=momentum), problem), ROUNDS)
+    lora = advance(
+        start(build("ffalora", rank=3, alpha=4.5, lr=0.02, momentum=momentum), problem), ROUNDS
+    )
     subavg = build("subavg", projector=GAUSSIAN, refresh=10**6, lr=0.02 * 1.5**2, momentum=momentum)
     assert relative(model(lora), model(advance(start(subavg, problem), ROUNDS))) < 1e-12
 
@@ -134,7 +150,10 @@ def test_ffalora_is_subavg_with_one_subspace_for_good(momentum: float) -> None:
 def test_from_its_start_fedit_takes_the_first_step_of_ffalora() -> None:
     """B = 0, so A has no gradient yet; from the second step on the two differ."""
     problem = small()
-    one, two = (start(build(name, rank=3, alpha=2.0, local_steps=1), problem) for name in ("fedit", "ffalora"))
+    one, two = (
+        start(build(name, rank=3, alpha=2.0, local_steps=1), problem)
+        for name in ("fedit", "ffalora")
+    )
     assert relative(model(advance(one, 1)), model(advance(two, 1))) < 1e-12
     assert relative(model(advance(one, 1)), model(advance(two, 1))) > 1e-3
 
@@ -148,7 +167,9 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
         loop = advance(start(method, problem), 5)
         rnd, server = loop._round(), loop.server
         down = method.broadcast(server, rnd)
-        _, up = method.client_step(loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd)
+        _, up = method.client_step(
+            loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd
+        )
         models = method.merged(server.base, server.u + up.du, rnd)
         off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
     assert off["ffalora"] < 1e-12
@@ -157,7 +178,9 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
 
 def test_one_vector_and_classic_uplink_are_the_same_scaffold() -> None:
     problem = small()
-    one, classic = (start(build("scaffold", uplink=uplink), problem) for uplink in ("one", "classic"))
+    one, classic = (
+        start(build("scaffold", uplink=uplink), problem) for uplink in ("one", "classic")
+    )
     advance(one, ROUNDS)
     advance(classic, ROUNDS)
     assert relative(model(one), model(classic)) < 1e-12
@@ -182,20 +205,25 @@ def test_without_compression_they_are_fedavg(name: str, clients_per_round: int) 
     problem = small()
     for settings in ({"server_lr": 0.6}, {"momentum": 0.5, "schedule": "linear"}):
         plain = advance(start(build("fedavg", **settings), problem, clients_per_round), ROUNDS)
-        coded = advance(start(build(name, compressor=IDENTITY, **settings), problem, clients_per_round), ROUNDS)
+        coded = advance(
+            start(build(name, compressor=IDENTITY, **settings), problem, clients_per_round), ROUNDS
+        )
         assert relative(model(coded), model(plain)) < 1e-12
 
 
 @pytest.mark.parametrize("clients_per_round", [3, 7])
 @pytest.mark.parametrize(
-    ("name", "settings"), [("scallion", {}), ("scallion", {"alpha": 1.0}), ("scafcom", {"beta": 1.0})]
+    ("name", "settings"),
+    [("scallion", {}), ("scallion", {"alpha": 1.0}), ("scafcom", {"beta": 1.0})],
 )
 def test_without_compression_they_are_scaffold(
     name: str, settings: dict[str, Any], clients_per_round: int, tmp_path: Any
 ) -> None:
     problem = small(weights="examples", **unequal(tmp_path))
     shared = {"server_lr": 0.6, "schedule": "cosine"}
-    coded = start(build(name, compressor=IDENTITY, **settings, **shared), problem, clients_per_round)
+    coded = start(
+        build(name, compressor=IDENTITY, **settings, **shared), problem, clients_per_round
+    )
     scaffold = start(build("scaffold", **shared), problem, clients_per_round)
     for _ in range(ROUNDS):
         advance(coded, 1)
@@ -225,13 +253,17 @@ def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None
 def test_qsparse_is_error_feedback_with_another_compressor() -> None:
     problem, qsparse = small(), build("qsparse")
     ef = build("ef", compressor=building.describe(qsparse.compressor))
-    assert torch.equal(model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9)))
+    assert torch.equal(
+        model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9))
+    )
     assert qsparse.compressor.delta(24) > 0
 
 
 def test_with_momentum_ssf_in_the_whole_space_is_scaffold() -> None:
     problem = small()
-    ssf = start(build("ssf", correction="always", projector={"name": "identity"}, momentum=0.6), problem)
+    ssf = start(
+        build("ssf", correction="always", projector={"name": "identity"}, momentum=0.6), problem
+    )
     scaffold = start(build("scaffold", momentum=0.6), problem)
     advance(ssf, ROUNDS)
     advance(scaffold, ROUNDS)
@@ -242,7 +274,8 @@ def test_with_momentum_ssf_in_the_whole_space_is_scaffold() -> None:
 def test_momentum_sends_the_end_point_too_and_goes_faster() -> None:
     problem = small(batch="full")
     plain, heavy = (
-        start(build("ssf", correction="always", projector=GAUSSIAN, momentum=beta), problem) for beta in (0.0, 0.5)
+        start(build("ssf", correction="always", projector=GAUSSIAN, momentum=beta), problem)
+        for beta in (0.0, 0.5)
     )
     advance(plain, 60)
     advance(heavy, 60)

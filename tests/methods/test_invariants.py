@@ -25,7 +25,11 @@ from fedspan.projectors import Coordinate, Hadamard
             {"compressor": {"name": "randk", "k": 0.3}},
             "and ef needs a contractive one",
         ),
-        ("ef21", {"compressor": {"name": "qsgd", "levels": 1}}, "'qsgd' is not contractive for 24 numbers"),
+        (
+            "ef21",
+            {"compressor": {"name": "qsgd", "levels": 1}},
+            "'qsgd' is not contractive for 24 numbers",
+        ),
         ("doublesqueeze", {"compressor": {"name": "randk", "k": 0.3}}, "unbiased = false"),
         ("scafcom", {"compressor": {"name": "randk", "k": 0.3}}, "contractive"),
         (
@@ -33,11 +37,21 @@ from fedspan.projectors import Coordinate, Hadamard
             {"compressor": {"name": "topk", "k": 0.3}},
             "'topk' is biased",
         ),
-        ("scallion", {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}}, "unbiased = true"),
-        ("compressed", {"compressor": {"name": "topk", "k": 25}}, "`k` 25 is larger than the 24 numbers"),
+        (
+            "scallion",
+            {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}},
+            "unbiased = true",
+        ),
+        (
+            "compressed",
+            {"compressor": {"name": "topk", "k": 25}},
+            "`k` 25 is larger than the 24 numbers",
+        ),
     ],
 )
-def test_a_compressor_that_the_method_cannot_use_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+def test_a_compressor_that_the_method_cannot_use_is_refused(
+    name: str, settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SpecError, match=words):
         start(build(name, **settings), small())
 
@@ -52,14 +66,17 @@ def test_a_compressor_that_the_method_cannot_use_is_refused(name: str, settings:
         ("scafcom", {"beta": 0.0}, "`method.beta` must be above 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(name: str, settings: dict[str, Any], words: str) -> None:
+def test_settings_that_make_no_sense_are_named(
+    name: str, settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SpecError, match=words):
         build(name, **settings)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 @pytest.mark.parametrize(
-    ("name", "message"), [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")]
+    ("name", "message"),
+    [("scaffold", "c"), ("ssf", "c"), ("scallion", "c"), ("scafcom", "c"), ("ef21", "h")],
 )
 def test_the_server_control_is_the_mean_of_all_client_controls(
     name: str, message: str, weights: str, tmp_path: Any
@@ -68,7 +85,11 @@ def test_the_server_control_is_the_mean_of_all_client_controls(
     problem = small(weights=weights, **unequal(tmp_path))
     extra = {"projector": GAUSSIAN} if name == "ssf" else {}
     loop = start(build(name, **extra), problem)
-    w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
+    w = (
+        torch.full((7,), 1 / 7, dtype=torch.float64)
+        if problem.weights is None
+        else torch.from_numpy(problem.weights)
+    )
     for _ in range(ROUNDS):
         advance(loop, 1)
         mean = (getattr(loop.transport.clients(), message) * w[None, :, None]).sum(1, keepdim=True)
@@ -86,7 +107,11 @@ def test_the_duals_of_fedsub_sum_to_zero(weights: str, tmp_path: Any) -> None:
     problem = small(weights=weights, **unequal(tmp_path))
     loop = advance(start(build("fedsub", projector=GAUSSIAN, refresh=100), problem, 7), ROUNDS)
     state, last = loop.transport.clients(), loop.server.log.entries[-1]
-    w = torch.full((7,), 1 / 7, dtype=torch.float64) if problem.weights is None else torch.from_numpy(problem.weights)
+    w = (
+        torch.full((7,), 1 / 7, dtype=torch.float64)
+        if problem.weights is None
+        else torch.from_numpy(problem.weights)
+    )
     duals = state.dual - last
     assert (duals * w[None, :, None]).sum(1).norm() < 1e-12 * duals.norm()
 
@@ -119,14 +144,18 @@ def test_a_rank_aware_step_is_that_step(name: str) -> None:
     """d/r = 4 here, so a boost of 10 is a step four times as large, and one of 2 twice as large."""
     problem = small()
     for boost, factor in ((10.0, 4.0), (2.0, 2.0)):
-        boosted = advance(start(build(name, projector=GAUSSIAN, lr=0.01, rank_boost=boost), problem), ROUNDS)
+        boosted = advance(
+            start(build(name, projector=GAUSSIAN, lr=0.01, rank_boost=boost), problem), ROUNDS
+        )
         larger = advance(start(build(name, projector=GAUSSIAN, lr=0.01 * factor), problem), ROUNDS)
         assert relative(model(boosted), model(larger)) < 1e-12
 
 
 def test_rank_is_that_of_the_projector() -> None:
     assert build("ssf", rank=0.2) == build("ssf", projector={"name": "coordinate", "rank": 0.2})
-    assert build("ssf", rank=0.2, projector=GAUSSIAN) == build("ssf", projector=GAUSSIAN | {"rank": 0.2})
+    assert build("ssf", rank=0.2, projector=GAUSSIAN) == build(
+        "ssf", projector=GAUSSIAN | {"rank": 0.2}
+    )
     assert build("ssf", rank=0.2, projector="hadamard").projector == Hadamard(rank=0.2)
     assert replace(build("ssf"), rank=4).projector == Coordinate(rank=4)
     assert SSF().projector == Coordinate(rank=0.1)
@@ -137,7 +166,9 @@ def test_a_rate_that_is_yet_to_be_found_is_named() -> None:
     assert building.build("method", building.describe(SSF(lr="auto"))) == SSF(lr="auto")
     with pytest.raises(SpecError, match="`lr` is still 'search'"):
         SSF().rate(start(build("fedavg"), small())._round())
-    with pytest.raises(SpecError, match="`lr` must be a positive number, 'search' or 'auto', got 'fast'"):
+    with pytest.raises(
+        SpecError, match="`lr` must be a positive number, 'search' or 'auto', got 'fast'"
+    ):
         SSF(lr="fast")  # type: ignore[arg-type]
 
 
@@ -160,15 +191,24 @@ def test_a_schedule_spans_the_run(schedule: str, rounds: int) -> None:
 
 def test_a_step_schedule_falls_at_its_milestones() -> None:
     assert rates(8, schedule="step")[:8] == pytest.approx([0.4] * 4 + [0.04] * 2 + [0.004] * 2)
-    assert rates(8, schedule="step", milestones=[0.25], gamma=0.5)[:8] == pytest.approx([0.4] * 2 + [0.2] * 6)
-    for bad in ({"milestones": [0.5, 1.5]}, {"gamma": 0.0}, {"warmup": -1}, {"schedule": "exponential"}):
+    assert rates(8, schedule="step", milestones=[0.25], gamma=0.5)[:8] == pytest.approx(
+        [0.4] * 2 + [0.2] * 6
+    )
+    for bad in (
+        {"milestones": [0.5, 1.5]},
+        {"gamma": 0.0},
+        {"warmup": -1},
+        {"schedule": "exponential"},
+    ):
         with pytest.raises(SpecError, match=next(iter(bad))):
             build("fedavg", **bad)
 
 
 def test_a_warmup_rises_to_lr_and_the_schedule_spans_the_rest() -> None:
     assert rates(6, warmup=3) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4])
-    assert rates(6, warmup=2, schedule="linear")[:6] == pytest.approx([0.4 / 3, 0.8 / 3, 0.4, 0.3, 0.2, 0.1])
+    assert rates(6, warmup=2, schedule="linear")[:6] == pytest.approx(
+        [0.4 / 3, 0.8 / 3, 0.4, 0.3, 0.2, 0.1]
+    )
 
 
 def test_a_schedule_without_the_length_of_the_run_is_refused() -> None:

@@ -25,7 +25,14 @@ def vector(*values: float) -> torch.Tensor:
 
 def two_of_four() -> Round:
     layout = Layout((Block("w", (1, 1), 1),), torch.float64)
-    return Round(t=0, seeds=(0,), clients=4, layout=layout, ids=np.array([[0, 2]]), last_round=np.array([[-1, -1]]))
+    return Round(
+        t=0,
+        seeds=(0,),
+        clients=4,
+        layout=layout,
+        ids=np.array([[0, 2]]),
+        last_round=np.array([[-1, -1]]),
+    )
 
 
 def classic() -> Scaffold:
@@ -37,7 +44,9 @@ def classic() -> Scaffold:
 def test_all_replies_count_not_only_the_last() -> None:
     """FedML overwrites the aggregate with the last client's: Δy = 1, 3 and Δc = 10, 30 of N = 4 gave 3.0 and 7.5."""
     server = classic().server_step(
-        ServerState(vector(0), vector(0), NO_TESTS, NO_TESTS), Up(vector(1, 3), vector(10, 30)), two_of_four()
+        ServerState(vector(0), vector(0), NO_TESTS, NO_TESTS),
+        Up(vector(1, 3), vector(10, 30)),
+        two_of_four(),
     )
     assert float(server.x) == 2.0
     assert float(server.c) == 10.0
@@ -46,7 +55,9 @@ def test_all_replies_count_not_only_the_last() -> None:
 def test_the_control_moves_by_s_over_n_not_by_one() -> None:
     """NVFlare and others take the mean over responders, without |S|/N."""
     server = classic().server_step(
-        ServerState(vector(0), vector(1), NO_TESTS, NO_TESTS), Up(vector(0, 0), vector(4, 4)), two_of_four()
+        ServerState(vector(0), vector(1), NO_TESTS, NO_TESTS),
+        Up(vector(0, 0), vector(4, 4)),
+        two_of_four(),
     )
     assert float(server.c) == 1 + 4 * 2 / 4
 
@@ -67,7 +78,9 @@ def test_a_control_belongs_to_a_client_not_to_a_place_in_the_cohort() -> None:
     before, ids = loop.transport.clients().c.clone(), loop._round().ids[0]
     advance(loop, 1)
     after = loop.transport.clients().c
-    changed = [client for client in range(7) if not torch.equal(before[0, client], after[0, client])]
+    changed = [
+        client for client in range(7) if not torch.equal(before[0, client], after[0, client])
+    ]
     assert changed == ids.tolist()
 
 
@@ -103,7 +116,16 @@ def test_the_server_control_is_in_the_checkpoint() -> None:
 
 def test_the_duals_of_fedsub_stay_bounded_at_large_rank() -> None:
     """The rotation P_new P_oldᵀ has norm at most 1; divergence at r = 50 of 100 is not FedSub's own doing."""
-    problem = small(torch.float32, dim=100, samples=50, clients=20, het=2.0, target_het=0.0, batch=20, outputs=10)
+    problem = small(
+        torch.float32,
+        dim=100,
+        samples=50,
+        clients=20,
+        het=2.0,
+        target_het=0.0,
+        batch=20,
+        outputs=10,
+    )
     settings = {"lr": 1e-3, "local_steps": 5, "projector": {"name": "gaussian", "rank": 50}}
     calm = advance(start(build("fedsub", **settings), problem, 10), 400)
     assert float(problem.evaluate(model(calm))["rel_err"][0]) < 1
@@ -122,8 +144,13 @@ def test_momentum_does_not_multiply_the_duals_of_fedsub() -> None:
 @pytest.mark.parametrize("variant", ["zero_sum", "stale"])
 def test_a_round_without_replies_changes_no_dual_of_fedsub(variant: str) -> None:
     """Full batches and one P: a run that loses all replies of two rounds is the shorter run."""
-    method, problem = build("fedsub", projector=GAUSSIAN, variant=variant, refresh=100), small(batch="full")
+    method, problem = (
+        build("fedsub", projector=GAUSSIAN, variant=variant, refresh=100),
+        small(batch="full"),
+    )
     whole = advance(start(method, problem, 7), 9)
-    silent = Scripted(Simulator(method, problem), {(t, client) for t in (3, 6) for client in range(7)})
+    silent = Scripted(
+        Simulator(method, problem), {(t, client) for t in (3, 6) for client in range(7)}
+    )
     gaps = advance(start(method, problem, 7, silent), 11)
     close(model(gaps), model(whole))

@@ -27,7 +27,14 @@ Data = list[tuple[torch.Tensor, torch.Tensor]]
 def network() -> nn.Sequential:
     """One convolution and one matrix that are adapted; a head and biases that are not."""
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 3)]
+    layers = [
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64, 6),
+        nn.Tanh(),
+        nn.Linear(6, 3),
+    ]
     return nn.Sequential(*layers).double()
 
 
@@ -60,7 +67,9 @@ def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]
     for block, first in zip(layout.blocks, starts, strict=True):
         if first is not None:
             trained[f"{block.name}/A"] = first.columns()[0].T.clone()
-            trained[f"{block.name}/B"] = torch.zeros(block.shape[0], *block.shape[2:], RANK).double()
+            trained[f"{block.name}/B"] = torch.zeros(
+                block.shape[0], *block.shape[2:], RANK
+            ).double()
         elif others == "trained":
             trained[block.name] = base[block.name]
 
@@ -112,7 +121,9 @@ def test_only_what_is_trained_travels(name: str, others: str, numbers: int) -> N
     last = fit(build(name, lr=LR, local_steps=1, rank=RANK, others=others)).history[-1]
     model = sum(p.numel() for p in network().parameters())
     assert last["up_bytes"] == ROUNDS * 3 * numbers * 8
-    assert last["down_bytes"] == ROUNDS * 3 * (numbers + 1) * 8 + 3 * model * 8  # a probe each time, the base once
+    assert (
+        last["down_bytes"] == ROUNDS * 3 * (numbers + 1) * 8 + 3 * model * 8
+    )  # a probe each time, the base once
 
 
 def test_with_a_frozen_no_full_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +157,10 @@ def test_mistakes_are_named(name: str) -> None:
     ]:
         with pytest.raises(SpecError, match=words):
             build(name, **wrong)
-    for rank, words in ((4, "larger than the 3 inputs of block"), ({"0.*": 2}, "no pattern for block '3")):
+    for rank, words in (
+        (4, "larger than the 3 inputs of block"),
+        ({"0.*": 2}, "no pattern for block '3"),
+    ):
         with pytest.raises(SpecError, match=words):
             fit(build(name, rank=rank))
     with pytest.raises(SpecError, match="nothing to train"):

@@ -18,7 +18,13 @@ from fedspan.projectors import Coordinate, Identity
 
 ROWS: dict[str, Any] = {"preconditioner": "rows"}
 LAYOUT = Layout(
-    (Block("weight", (3, 8), 1), Block("first", (8, 2), 0), Block("head", (2, 4)), Block("bias", (5,))), torch.float64
+    (
+        Block("weight", (3, 8), 1),
+        Block("first", (8, 2), 0),
+        Block("head", (2, 4)),
+        Block("bias", (5,)),
+    ),
+    torch.float64,
 )
 
 
@@ -34,12 +40,19 @@ def test_the_scale_is_that_of_its_definition() -> None:
     method, P = SSF(lr=0.1, rank=0.5, **ROWS), draw(Coordinate(rank=0.5), LAYOUT, (0,), 0)
     w = torch.randn(1, 1, P.rank, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     v = method.squares(method.no_squares(torch.zeros(1, 1, 1, dtype=torch.float64), LAYOUT), w, P)
-    parts = [*w[0, 0, :12].split(4), *w[0, 0, 12:20].split(4), *w[0, 0, 20:28].split(4), w[0, 0, 28:]]
+    parts = [
+        *w[0, 0, :12].split(4),
+        *w[0, 0, 12:20].split(4),
+        *w[0, 0, 20:28].split(4),
+        w[0, 0, 28:],
+    ]
     squares = torch.stack([part.square().mean() for part in parts]) * (1 - method.beta2)
     torch.testing.assert_close(v[0, 0], squares)
     D = method.scales(v, P)
     torch.testing.assert_close(D[0, 0], scale_by_hand(squares, [4] * 7 + [5], method.eps))
-    torch.testing.assert_close(D, method.scales(100 * v, P))  # the scale of the loss does not matter
+    torch.testing.assert_close(
+        D, method.scales(100 * v, P)
+    )  # the scale of the loss does not matter
 
 
 def test_a_block_in_full_has_the_rows_of_its_inputs() -> None:
@@ -56,18 +69,27 @@ def test_a_block_in_full_has_the_rows_of_its_inputs() -> None:
 def test_a_step_is_as_long_as_without_it() -> None:
     method, P = SSF(lr=0.1, rank=0.5, **ROWS), draw(Coordinate(rank=0.5), LAYOUT, (0,), 0)
     zero = method.no_squares(torch.zeros(1, 1, 1, dtype=torch.float64), LAYOUT)
-    assert torch.equal(method.scales(zero, P), torch.ones(1, 1, P.rank, dtype=torch.float64))  # before the first round
-    w = torch.randn(1, 1, P.rank, dtype=torch.float64) * torch.logspace(-3, 1, P.rank, dtype=torch.float64)
+    assert torch.equal(
+        method.scales(zero, P), torch.ones(1, 1, P.rank, dtype=torch.float64)
+    )  # before the first round
+    w = torch.randn(1, 1, P.rank, dtype=torch.float64) * torch.logspace(
+        -3, 1, P.rank, dtype=torch.float64
+    )
     D = method.scales(method.squares(zero, w, P), P)
     assert float((D * w).norm() / w.norm()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("settings", [{}, {"server_momentum": 0.5}, {"extrapolate": True, "server_lr": 0.7}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"server_momentum": 0.5}, {"extrapolate": True, "server_lr": 0.7}]
+)
 def test_a_client_replays_it_from_the_log(settings: dict[str, Any]) -> None:
     """With `keep_control` nothing but the changes of x is sent, also under sampling and when replies are lost."""
     ends = []
     for keep in (True, False):
-        problem, method = small(), build("ssf", projector=GAUSSIAN, keep_control=keep, **ROWS, **settings)
+        problem, method = (
+            small(),
+            build("ssf", projector=GAUSSIAN, keep_control=keep, **ROWS, **settings),
+        )
         transport = WireTransport(method, problem)
         loop = start(method, problem, 3, transport)
         for t in range(25):
@@ -87,13 +109,21 @@ def test_what_it_costs() -> None:
             loop = advance(start(method, small(), 7), 3)
             up, down = int(loop.ledger.up.sum()), int(loop.ledger.down.sum())
             advance(loop, 1)
-            costs[keep, name] = (int(loop.ledger.up.sum()) - up) // 56, (int(loop.ledger.down.sum()) - down) // 56
+            costs[keep, name] = (
+                (int(loop.ledger.up.sum()) - up) // 56,
+                (int(loop.ledger.down.sum()) - down) // 56,
+            )
     assert costs[False, "rows"] == (costs[False, "none"][0], costs[False, "none"][1] + 2)
     assert costs[True, "rows"] == costs[True, "none"]
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"keep_control": True, "server_momentum": 0.5}, {"compressor": {"name": "qsgd", "levels": 7}}]
+    "settings",
+    [
+        {},
+        {"keep_control": True, "server_momentum": 0.5},
+        {"compressor": {"name": "qsgd", "levels": 7}},
+    ],
 )
 def test_it_converges_to_the_optimum_of_heterogeneous_clients(settings: dict[str, Any]) -> None:
     """The correction still cancels in the mean."""
@@ -110,13 +140,24 @@ def test_without_controls_a_floor_remains() -> None:
 
 def ended(name: str, settings: dict[str, Any]) -> tuple[Any, float]:
     """A run with exact gradients, and its error."""
-    loop = start(build(name, projector=GAUSSIAN, lr=0.03, **ROWS, **settings), small(batch="full", samples=40), 7)
+    loop = start(
+        build(name, projector=GAUSSIAN, lr=0.03, **ROWS, **settings),
+        small(batch="full", samples=40),
+        7,
+    )
     return loop, float(loop.problem.evaluate(model(advance(loop, 700)))["rel_err"][0])
 
 
 def test_without_controls_it_is_subavg() -> None:
     ends = [
-        model(advance(start(build(name, projector=GAUSSIAN, server_momentum=0.5, **ROWS, **own), small(), 7), 20))
+        model(
+            advance(
+                start(
+                    build(name, projector=GAUSSIAN, server_momentum=0.5, **ROWS, **own), small(), 7
+                ),
+                20,
+            )
+        )
         for name, own in (("ssf", {"correction": "never"}), ("subavg", {}))
     ]
     assert relative(ends[0], ends[1]) < 1e-10

@@ -16,11 +16,18 @@ from conftest import advance, build, model, small, start
 
 
 def errors(
-    name: str, rounds: int, every: int, clients_per_round: int = 5, batch: int | str = "full", **settings: Any
+    name: str,
+    rounds: int,
+    every: int,
+    clients_per_round: int = 5,
+    batch: int | str = "full",
+    **settings: Any,
 ) -> np.ndarray:
     """Relative error over rounds: 20 clients with their own targets, 5 of them a round, 40 × 3 numbers."""
     problem = small(batch=batch, clients=20, dim=40, outputs=3, samples=50, het=0.5, target_het=1.0)
-    loop = start(build(name, **({"lr": 0.02, "local_steps": 5} | settings)), problem, clients_per_round)
+    loop = start(
+        build(name, **({"lr": 0.02, "local_steps": 5} | settings)), problem, clients_per_round
+    )
     found = []
     for _ in range(rounds // every):
         advance(loop, every)
@@ -29,7 +36,12 @@ def errors(
 
 
 @pytest.mark.parametrize(
-    "projector", [{"name": "gaussian", "rank": 8}, {"name": "coordinate", "rank": 8}, {"name": "hadamard", "rank": 8}]
+    "projector",
+    [
+        {"name": "gaussian", "rank": 8},
+        {"name": "coordinate", "rank": 8},
+        {"name": "hadamard", "rank": 8},
+    ],
 )
 def test_ssf_reaches_the_exact_optimum_at_a_linear_rate(projector: dict[str, Any]) -> None:
     found = errors("ssf", 4000, 200, projector=projector)
@@ -47,7 +59,15 @@ def test_scaffold_reaches_the_exact_optimum() -> None:
     assert errors("scaffold", 1500, 500)[-1] < 1e-10
 
 
-EIGHT = {"batch": "full", "clients": 8, "dim": 40, "outputs": 10, "samples": 50, "het": 0.5, "target_het": 1.0}
+EIGHT = {
+    "batch": "full",
+    "clients": 8,
+    "dim": 40,
+    "outputs": 10,
+    "samples": 50,
+    "het": 0.5,
+    "target_het": 1.0,
+}
 
 
 def after(name: str, rounds: int, clients_per_round: int, lr: float, **settings: Any) -> float:
@@ -90,7 +110,8 @@ def test_with_clients_sampled_powersgd_stops_further_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("fedavg", {}), ("subavg", {"projector": {"name": "gaussian", "rank": 8}})]
+    ("name", "settings"),
+    [("fedavg", {}), ("subavg", {"projector": {"name": "gaussian", "rank": 8}})],
 )
 def test_without_controls_it_stalls(name: str, settings: dict[str, Any]) -> None:
     found = errors(name, 4000, 500, **settings)
@@ -98,7 +119,11 @@ def test_without_controls_it_stalls(name: str, settings: dict[str, Any]) -> None
     assert found[-4:].min() > 0.3 * found[-4:].max()
 
 
-TOPK, TENTH, RANDK = {"name": "topk", "k": 0.05}, {"name": "topk", "k": 0.1}, {"name": "randk", "k": 0.1}
+TOPK, TENTH, RANDK = (
+    {"name": "topk", "k": 0.05},
+    {"name": "topk", "k": 0.1},
+    {"name": "randk", "k": 0.1},
+)
 GRADIENT = {
     "clients_per_round": 20,
     "local_steps": 1,
@@ -122,9 +147,15 @@ def test_ef21_with_top_k_reaches_the_exact_optimum() -> None:
 
 @pytest.mark.parametrize(
     ("name", "compressor", "rounds"),
-    [("scallion", RANDK, 3000), ("scallion", RANDK | {"k": 0.2, "common": True}, 3000), ("scafcom", TENTH, 2000)],
+    [
+        ("scallion", RANDK, 3000),
+        ("scallion", RANDK | {"k": 0.2, "common": True}, 3000),
+        ("scafcom", TENTH, 2000),
+    ],
 )
-def test_compressed_controls_reach_the_exact_optimum(name: str, compressor: dict[str, Any], rounds: int) -> None:
+def test_compressed_controls_reach_the_exact_optimum(
+    name: str, compressor: dict[str, Any], rounds: int
+) -> None:
     """Where SCAFFOLD goes they go too, with a tenth of the uplink and with 5 of 20 clients a round."""
     assert errors(name, rounds, rounds, compressor=compressor)[-1] < 1e-8
 
@@ -133,6 +164,13 @@ def test_scallion_with_rand_k_ends_near_scaffold() -> None:
     """With mini-batches both have a floor; half of the coordinates cost less than twice of it."""
     noisy: dict[str, Any] = {"clients_per_round": 10, "batch": 20, "lr": 0.01}
     scaffold = errors("scaffold", 1200, 20, **noisy)[30:].mean()
-    scallion = errors("scallion", 1200, 20, compressor={"name": "randk", "k": 0.5}, **noisy)[30:].mean()
+    scallion = errors("scallion", 1200, 20, compressor={"name": "randk", "k": 0.5}, **noisy)[
+        30:
+    ].mean()
     assert scallion < 2 * scaffold
-    assert scallion < errors("compressed", 1200, 20, compressor={"name": "randk", "k": 0.5}, **noisy)[30:].mean()
+    assert (
+        scallion
+        < errors("compressed", 1200, 20, compressor={"name": "randk", "k": 0.5}, **noisy)[
+            30:
+        ].mean()
+    )

@@ -25,7 +25,9 @@ def test_fedprox(tmp_path: Path, mu: float, server_lr: float) -> None:
 
 @pytest.mark.parametrize(("server_momentum", "server_lr"), [(0.9, 1.0), (0.5, 0.7)])
 def test_fedavgm(tmp_path: Path, server_momentum: float, server_lr: float) -> None:
-    compare(tmp_path, {"name": "fedavgm", "server_momentum": server_momentum, "server_lr": server_lr})
+    compare(
+        tmp_path, {"name": "fedavgm", "server_momentum": server_momentum, "server_lr": server_lr}
+    )
 
 
 @pytest.mark.parametrize(("beta1", "tau"), [(0.9, 1e-3), (0.0, 0.1)])
@@ -38,7 +40,9 @@ def test_adaptive_servers(tmp_path: Path, name: str, beta1: float, tau: float) -
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
 @pytest.mark.parametrize(("option", "uplink"), SCAFFOLDS)
 def test_scaffold(tmp_path: Path, option: str, uplink: str, server_lr: float) -> None:
-    compare(tmp_path, {"name": "scaffold", "option": option, "uplink": uplink, "server_lr": server_lr})
+    compare(
+        tmp_path, {"name": "scaffold", "option": option, "uplink": uplink, "server_lr": server_lr}
+    )
 
 
 @pytest.mark.parametrize(("refresh", "server_lr"), [(1, 1.0), (3, 1.0), (1, 0.7)])
@@ -47,7 +51,14 @@ def test_scaffold(tmp_path: Path, option: str, uplink: str, server_lr: float) ->
 def test_ssf(tmp_path: Path, projector: str, control: str, refresh: int, server_lr: float) -> None:
     compare(
         tmp_path,
-        projected("ssf", projector, correction="always", control=control, refresh=refresh, server_lr=server_lr),
+        projected(
+            "ssf",
+            projector,
+            correction="always",
+            control=control,
+            refresh=refresh,
+            server_lr=server_lr,
+        ),
     )
 
 
@@ -60,8 +71,13 @@ def test_subavg(tmp_path: Path, projector: str, refresh: int, server_lr: float) 
 @pytest.mark.parametrize(("refresh", "server_lr"), [(1, 1.0), (2, 1.0), (5, 1.0), (2, 0.7)])
 @pytest.mark.parametrize("variant", ["zero_sum", "stale"])
 @pytest.mark.parametrize("projector", PROJECTORS)
-def test_fedsub(tmp_path: Path, projector: str, variant: str, refresh: int, server_lr: float) -> None:
-    compare(tmp_path, projected("fedsub", projector, variant=variant, refresh=refresh, server_lr=server_lr))
+def test_fedsub(
+    tmp_path: Path, projector: str, variant: str, refresh: int, server_lr: float
+) -> None:
+    compare(
+        tmp_path,
+        projected("fedsub", projector, variant=variant, refresh=refresh, server_lr=server_lr),
+    )
 
 
 @pytest.mark.parametrize("variant", ["zero_sum", "stale"])
@@ -99,8 +115,13 @@ MIXED = [
 
 @pytest.mark.parametrize("batch", ["full", 4])
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
-@pytest.mark.parametrize("spec", MIXED, ids=lambda spec: "-".join(str(v) for v in spec.values() if isinstance(v, str)))
+@pytest.mark.parametrize(
+    "spec", MIXED, ids=lambda spec: "-".join(str(v) for v in spec.values() if isinstance(v, str))
+)
 def test_clients_of_unequal_size(
-    tmp_path: Path, spec: dict[str, Any], weights: Literal["uniform", "examples"], batch: int | Literal["full"]
+    tmp_path: Path,
+    spec: dict[str, Any],
+    weights: Literal["uniform", "examples"],
+    batch: int | Literal["full"],
 ) -> None:
     compare(tmp_path, spec, weights, batch, unequal=True)

@@ -41,7 +41,12 @@ def code(table: Table, v: list[float], key: int) -> list[float]:
         mean = sum(abs(a) for a in v) / n
         return [mean if a >= 0 else -mean for a in v]
     if name == "qsgd":
-        return qsgd(v, table.get("levels", 7), table.get("bucket", n), seeds.uniform(key_array(key), n)[0].tolist())
+        return qsgd(
+            v,
+            table.get("levels", 7),
+            table.get("bucket", n),
+            seeds.uniform(key_array(key), n)[0].tolist(),
+        )
     assert name == "compose"
     assert table["inner"]["name"] == "topk"
     kept = code(table["inner"], v, 0)
@@ -101,7 +106,11 @@ class Coded(Reference):
 
     def clients(self, method: str) -> dict[str, list[Array]]:
         ahead = [v - c for v, c in zip(self.v, self.ci, strict=True)]
-        every = {"ef21": {"h": self.hi}, "scallion": {"c": self.ci}, "scafcom": {"c": self.ci, "u": ahead}}
+        every = {
+            "ef21": {"h": self.hi},
+            "scallion": {"c": self.ci},
+            "scafcom": {"c": self.ci, "u": ahead},
+        }
         return every.get(method, {} if method == "compressed" else {"e": self.e})
 
     def local(self, i: int, rows: Rows, c: Array | float = 0.0) -> Array:
@@ -173,15 +182,23 @@ SPECS: list[Table] = [
     *({"name": "compressed", "compressor": one} for one in (RANDK, QSGD, TOPK, SIGN)),
     *({"name": "ef", "compressor": one, "server_lr": 0.7} for one in (TOPK, SHRUNK, SIGN, QSGD)),
     {"name": "qsparse", "compressor": QSPARSE},
-    *({"name": "doublesqueeze", "compressor": one, "server_lr": 0.7} for one in (TOPK, SHRUNK, QSPARSE)),
+    *(
+        {"name": "doublesqueeze", "compressor": one, "server_lr": 0.7}
+        for one in (TOPK, SHRUNK, QSPARSE)
+    ),
     *({"name": "ef21", "compressor": one, "server_lr": 0.7} for one in (TOPK, QSPARSE)),
     *({"name": "scallion", "compressor": one, "server_lr": 0.7} for one in (RANDK, QSGD)),
     {"name": "scallion", "compressor": RANDK, "alpha": 0.1},
-    *({"name": "scafcom", "compressor": one, "beta": 0.4, "server_lr": 0.7} for one in (TOPK, QSGD)),
+    *(
+        {"name": "scafcom", "compressor": one, "beta": 0.4, "server_lr": 0.7}
+        for one in (TOPK, QSGD)
+    ),
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec['name']}-{spec['compressor']['name']}")
+@pytest.mark.parametrize(
+    "spec", SPECS, ids=lambda spec: f"{spec['name']}-{spec['compressor']['name']}"
+)
 def test_each_method(tmp_path: Path, spec: Table) -> None:
     compare(tmp_path, spec, kind=Coded)
 

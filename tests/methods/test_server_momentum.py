@@ -34,17 +34,23 @@ def test_momentum_moves_only_inside_the_subspace(name: str) -> None:
     assert torch.equal(model(first), model(other))  # m starts at zero
 
 
-@pytest.mark.parametrize(("name", "settings"), [("subavg", {}), ("ssf", {"correction": "never"}), ("fedsub", {})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("subavg", {}), ("ssf", {"correction": "never"}), ("fedsub", {})]
+)
 def test_at_full_rank_it_is_fedavgm(name: str, settings: dict[str, Any]) -> None:
     """With P = I, no correction and everybody in every round. FedSub's duals are zero in its first round only."""
     rounds = 1 if name == "fedsub" else 12
-    ours = build(name, projector={"name": "identity"}, server_momentum=BETA, server_lr=0.7, **settings)
+    ours = build(
+        name, projector={"name": "identity"}, server_momentum=BETA, server_lr=0.7, **settings
+    )
     theirs = build("fedavgm", server_momentum=BETA, server_lr=0.7)
     found, wanted = (model(advance(start(one, small(), 7), rounds)) for one in (ours, theirs))
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [{}, {"extrapolate": True}, {"correction": "tested"}, {"correction": "never"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"extrapolate": True}, {"correction": "tested"}, {"correction": "never"}]
+)
 def test_at_full_rank_ssf_is_scaffold_with_the_same_momentum(settings: dict[str, Any]) -> None:
     both = {"server_momentum": BETA, "server_lr": 0.7, "correction": "always", **settings}
     ssf, scaffold = build("ssf", projector={"name": "identity"}, **both), build("scaffold", **both)
@@ -62,7 +68,9 @@ def test_ffalora_moves_its_adapters_with_momentum() -> None:
 
 def test_the_duals_of_fedsub_do_not_follow_the_momentum() -> None:
     """Σ Λ_i = 0 needs the mean of what the clients sent, not the move of x."""
-    loop = advance(start(build("fedsub", projector=GAUSSIAN, refresh=100, server_momentum=BETA), small(), 7), 9)
+    loop = advance(
+        start(build("fedsub", projector=GAUSSIAN, refresh=100, server_momentum=BETA), small(), 7), 9
+    )
     state, entry = loop.transport.clients(), loop.server.log.entries[-1]
     duals = state.dual - entry.chunk(2, -1)[0]
     assert duals.sum(1).norm() < 1e-12 * duals.norm()
@@ -71,7 +79,9 @@ def test_the_duals_of_fedsub_do_not_follow_the_momentum() -> None:
 
 @pytest.mark.parametrize("name", ["subavg", "ssf"])
 def test_extrapolation_is_the_step_of_fedexp(name: str) -> None:
-    method, plain = (build(name, projector=GAUSSIAN, **more) for more in ({"extrapolate": True}, {}))
+    method, plain = (
+        build(name, projector=GAUSSIAN, **more) for more in ({"extrapolate": True}, {})
+    )
     loop, other = (advance(start(one, small(), 7), 1) for one in (method, plain))
     rnd = start(plain, small(), 7)._round()
     P, x0 = plain.subspace(rnd), small().x0

@@ -72,12 +72,16 @@ CASES: dict[str, tuple[str, torch.Tensor, torch.Tensor, float]] = {
 def test_metrics_are_scikit_learns(case: str, batch: int) -> None:
     name, outputs, targets, expected = CASES[case]
     exact = name in ("accuracy", "f1_macro")
-    assert measured(name, outputs, targets, batch) == pytest.approx(expected, rel=1e-12 if exact else 1e-5)
+    assert measured(name, outputs, targets, batch) == pytest.approx(
+        expected, rel=1e-12 if exact else 1e-5
+    )
 
 
 def test_tokens_that_do_not_count_change_nothing() -> None:
     """Batches of different lengths; (n, classes, tokens) against (n, tokens)."""
-    metrics = {name: building.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")}
+    metrics = {
+        name: building.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")
+    }
     right, logs = [], []
     for length in (5, 9):
         logits, labels = torch.randn(3, 6, length), torch.randint(0, 6, (3, length))
@@ -91,7 +95,10 @@ def test_tokens_that_do_not_count_change_nothing() -> None:
 
 
 def test_concordance_counts_pairs_whose_order_is_known() -> None:
-    risk, time = torch.randn(60, generator=GENERATOR), torch.randint(1, 9, (60,), generator=GENERATOR)
+    risk, time = (
+        torch.randn(60, generator=GENERATOR),
+        torch.randint(1, 9, (60,), generator=GENERATOR),
+    )
     event = torch.rand(60, generator=GENERATOR) < 0.6
     risk[:10] = risk[10]  # ties
     right, pairs = 0.0, 0
@@ -106,8 +113,12 @@ def test_concordance_counts_pairs_whose_order_is_known() -> None:
         measured("c_index", risk, time)
 
 
-def evaluated(outputs: torch.Tensor, targets: torch.Tensor, loss: Any = None, **settings: Any) -> Any:
-    evaluator = model_adapter(nn.Identity(), Settings(device="cpu", **settings), loss).evaluator((outputs, targets))
+def evaluated(
+    outputs: torch.Tensor, targets: torch.Tensor, loss: Any = None, **settings: Any
+) -> Any:
+    evaluator = model_adapter(nn.Identity(), Settings(device="cpu", **settings), loss).evaluator(
+        (outputs, targets)
+    )
     assert evaluator is not None
     return evaluator(nn.Identity())
 
@@ -139,10 +150,14 @@ def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh
 
     given = ["f1_macro", Accuracy, Accuracy(), share_of_zero]
     assert list(chosen(given)) == ["f1_macro", "accuracy", "share_of_zero"]
-    test = model_adapter(nn.Identity(), Settings(device="cpu")).client_data((LOGITS, LABELS), "test set")
+    test = model_adapter(nn.Identity(), Settings(device="cpu")).client_data(
+        (LOGITS, LABELS), "test set"
+    )
     evaluator = Evaluator(test, by_outputs(F.cross_entropy), given, torch.device("cpu"))
     assert evaluator(nn.Identity()) == evaluator(nn.Identity())
-    assert evaluator(nn.Identity())["share_of_zero"] == pytest.approx(float((LOGITS.argmax(1) == 0).double().mean()))
+    assert evaluator(nn.Identity())["share_of_zero"] == pytest.approx(
+        float((LOGITS.argmax(1) == 0).double().mean())
+    )
     with pytest.raises(SpecError, match=r"acuracy.*did you mean 'accuracy'"):
         chosen(["acuracy"])
     with pytest.raises(SpecError, match="`metrics` must be names, metrics or functions"):
@@ -154,7 +169,9 @@ def test_targets_that_a_metric_cannot_use_are_named() -> None:
         measured("mae", LOGITS, LABELS)
     with pytest.raises(SpecError, match="targets must be 0 or 1, got"):
         measured("accuracy", SCORES, LABELS + 1)
-    with pytest.raises(SpecError, match=r"`perplexity` needs .* whole numbers as targets, got outputs of shape"):
+    with pytest.raises(
+        SpecError, match=r"`perplexity` needs .* whole numbers as targets, got outputs of shape"
+    ):
         measured("perplexity", LOGITS, LOGITS)
 
 
@@ -178,19 +195,31 @@ def test_large_scores_are_ranked_and_not_squashed() -> None:
     scores, there = torch.tensor([20.0, 30.0, 25.0, 40.0]), torch.tensor([0, 1, 0, 1])
     assert measured("auroc", scores, there) == measured("average_precision", scores, there) == 1
     wide = 30 * SCORES.double()
-    assert measured("auroc", wide, BINARY) == pytest.approx(sk.roc_auc_score(BINARY, wide), rel=1e-12)
+    assert measured("auroc", wide, BINARY) == pytest.approx(
+        sk.roc_auc_score(BINARY, wide), rel=1e-12
+    )
     assert measured("average_precision", wide, BINARY) == pytest.approx(
         sk.average_precision_score(BINARY, wide), rel=1e-12
     )
-    for name in ("auroc", "average_precision"):  # a common factor of two classes' scores changes no order
+    for name in (
+        "auroc",
+        "average_precision",
+    ):  # a common factor of two classes' scores changes no order
         two = torch.stack([-SCORES, SCORES], 1).double()
-        assert measured(name, 1000 * two, BINARY) == pytest.approx(measured(name, two, BINARY), rel=1e-12)
+        assert measured(name, 1000 * two, BINARY) == pytest.approx(
+            measured(name, two, BINARY), rel=1e-12
+        )
 
 
 def test_ranks_of_places_are_those_of_examples() -> None:
     """(n, classes, places) against (n, places), of which some do not count."""
-    images, labels = LOGITS[:100].reshape(20, 5, 4).movedim(2, 1), LABELS[:100].reshape(20, 5).clone()
-    assert measured("auroc", images, labels) == pytest.approx(measured("auroc", LOGITS[:100], LABELS[:100]), rel=1e-12)
+    images, labels = (
+        LOGITS[:100].reshape(20, 5, 4).movedim(2, 1),
+        LABELS[:100].reshape(20, 5).clone(),
+    )
+    assert measured("auroc", images, labels) == pytest.approx(
+        measured("auroc", LOGITS[:100], LABELS[:100]), rel=1e-12
+    )
     labels[:, 0] = -100
     counted = torch.arange(100) % 5 > 0
     assert measured("auroc", images, labels) == pytest.approx(
@@ -209,14 +238,24 @@ def test_a_metric_that_is_undefined_is_told_with_the_reason() -> None:
     """AUROC of one class, of the test set and of a client."""
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
     both, one = (x, (x[:, 0] > 0).long()), (x, torch.zeros(20).long())
-    more: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.1}, "metrics": ["auroc"], "progress": False}
-    with pytest.warns(UserWarning, match="'auroc' is undefined on the test data: it needs .* two classes") as seen:
+    more: dict[str, Any] = {
+        "method": {"name": "fedavg", "lr": 0.1},
+        "metrics": ["auroc"],
+        "progress": False,
+    }
+    with pytest.warns(
+        UserWarning, match="'auroc' is undefined on the test data: it needs .* two classes"
+    ) as seen:
         fedspan.fit(nn.Linear(3, 2), [both], rounds=3, test=one, **more)
     assert len(seen) == 1
     clients = {"north": both, "south": one}
-    result = fedspan.fit(nn.Linear(3, 2), clients, rounds=2, test=both, eval_clients_every=1, **more)
+    result = fedspan.fit(
+        nn.Linear(3, 2), clients, rounds=2, test=both, eval_clients_every=1, **more
+    )
     for call in (result.per_client.worst, result.per_client.spread):
-        with pytest.warns(UserWarning, match="'auroc' is undefined for 'south': it needs .* two classes; left out"):
+        with pytest.warns(
+            UserWarning, match="'auroc' is undefined for 'south': it needs .* two classes; left out"
+        ):
             call("auroc")
     assert result.per_client.worst("loss")["client"] in clients
     alone = fedspan.fit(nn.Linear(3, 2), [one], rounds=1, test=both, eval_clients_every=1, **more)
@@ -227,6 +266,11 @@ def test_a_metric_that_is_undefined_is_told_with_the_reason() -> None:
 def test_a_metric_without_a_name_is_called_metric() -> None:
     data = (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
     result = fedspan.fit(
-        torch.nn.Linear(3, 2), [data], test=data, metrics=[lambda outputs, targets: 0.5], rounds=1, progress=False
+        torch.nn.Linear(3, 2),
+        [data],
+        test=data,
+        metrics=[lambda outputs, targets: 0.5],
+        rounds=1,
+        progress=False,
     )
     assert result.history[-1]["metric"] == 0.5

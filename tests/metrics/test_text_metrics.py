@@ -66,7 +66,9 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_texts(name: str) -> None:
     assert found == pytest.approx(wanted, rel=1e-10 if name == "bert" else 1e-5)
 
 
-def test_scores_of_a_classifier_are_those_of_its_texts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_a_classifier_are_those_of_its_texts_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In parts of unequal size."""
     monkeypatch.setattr(text_data, "AT_ONCE", 4)
     model, rows = bert().eval(), questions(13, 3)

@@ -43,8 +43,12 @@ def trained(model, targets, loss, **more):
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_of_ones_own_does_not_broadcast(loss):
-    torch.testing.assert_close(trained(nn.Linear(4, 1), X[:, 0], loss), trained(nn.Linear(4, 1), X[:, 0], nn.MSELoss()))
-    torch.testing.assert_close(trained(Flat(), X[:, :1], loss), trained(Flat(), X[:, :1], nn.MSELoss()))
+    torch.testing.assert_close(
+        trained(nn.Linear(4, 1), X[:, 0], loss), trained(nn.Linear(4, 1), X[:, 0], nn.MSELoss())
+    )
+    torch.testing.assert_close(
+        trained(Flat(), X[:, :1], loss), trained(Flat(), X[:, :1], nn.MSELoss())
+    )
 
 
 def test_a_loss_that_squeezes_outputs_itself_keeps_its_targets():
@@ -79,10 +83,15 @@ def test_columns_are_matched_by_name():
     def weights(second, **more):
         torch.manual_seed(0)
         model = nn.Linear(4, 1)
-        result = fedspan.fit(model, [(frame, target), second], loss=nn.MSELoss(), rounds=2, progress=False, **more)
+        result = fedspan.fit(
+            model, [(frame, target), second], loss=nn.MSELoss(), rounds=2, progress=False, **more
+        )
         return model.weight.detach(), result
 
-    same, other = weights((frame, target)), weights((frame[list("dcba")], target), test=(frame[list("dcba")], target))
+    same, other = (
+        weights((frame, target)),
+        weights((frame[list("dcba")], target), test=(frame[list("dcba")], target)),
+    )
     torch.testing.assert_close(same[0], other[0])
     with pytest.raises(FedspanError, match="client 1 has the columns a, b, c, z"):
         weights((frame.rename(columns={"d": "z"}), target))
@@ -133,12 +142,18 @@ class Locked(nn.Linear):
 
 def test_models_without_a_gradient_without_weights_or_without_a_copy():
     refused("outputs of the model have no gradient", Returns(lambda o: o.detach()))
-    refused("outputs of the model have no gradient", Returns(lambda o: o.detach()), loss=nn.CrossEntropyLoss())
+    refused(
+        "outputs of the model have no gradient",
+        Returns(lambda o: o.detach()),
+        loss=nn.CrossEntropyLoss(),
+    )
     refused("on the device 'meta', which holds none", nn.Linear(4, 2, device="meta"))
     refused("`model` cannot be copied.*cannot pickle '_thread.lock'", Locked())
 
 
-@pytest.mark.parametrize("last", [nn.Sigmoid(), lambda o: 1 / (1 + torch.exp(-o)), lambda o: o.clamp(0, 1)])
+@pytest.mark.parametrize(
+    "last", [nn.Sigmoid(), lambda o: 1 / (1 + torch.exp(-o)), lambda o: o.clamp(0, 1)]
+)
 @pytest.mark.parametrize("loss", [None, nn.BCEWithLogitsLoss()])
 def test_outputs_between_0_and_1_under_a_loss_of_logits(last, loss):
     def fit(make):
@@ -148,7 +163,10 @@ def test_outputs_between_0_and_1_under_a_loss_of_logits(last, loss):
         labels = LABELS if loss is None else LABELS.float()
         fedspan.fit(model, [(X, labels)] * 2, loss=loss, rounds=1, progress=False)
 
-    with pytest.warns(UserWarning, match="takes logits and applies a sigmoid itself; remove Sigmoid from the model"):
+    with pytest.warns(
+        UserWarning,
+        match="takes logits and applies a sigmoid itself; remove Sigmoid from the model",
+    ):
         fit(last)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -162,7 +180,10 @@ def test_outputs_that_are_no_probabilities(loss, scale):
     nn.init.constant_(model.weight, scale)
     nn.init.constant_(model.bias, 0.5)
     clients, more = [(X, (X[:, 0] > 0).long())] * 2, {"rounds": 1, "progress": False}
-    with pytest.raises(FedspanError, match=r"takes probabilities; give loss=BCEWithLogitsLoss\(\), or end .* Sigmoid$"):
+    with pytest.raises(
+        FedspanError,
+        match=r"takes probabilities; give loss=BCEWithLogitsLoss\(\), or end .* Sigmoid$",
+    ):
         fedspan.fit(model, clients, loss=loss, **more)
     assert fedspan.fit(nn.Sequential(model, nn.Sigmoid()), clients, loss=loss, **more).finished
 
@@ -178,7 +199,10 @@ def test_a_softmax_before_cross_entropy():
         (lambda batch, draw: None, r"must return a batch such as it gets, .* got None"),
         (lambda batch, draw: batch[0], r"got a tensor \(12, 4\)"),
         (lambda batch, draw: (batch[0],), r"got \(a tensor \(12, 4\)\)"),
-        (lambda batch, draw: (batch[0][:2], batch[1]), r"got \(a tensor \(2, 4\), a tensor \(12,\)\)"),
+        (
+            lambda batch, draw: (batch[0][:2], batch[1]),
+            r"got \(a tensor \(2, 4\), a tensor \(12,\)\)",
+        ),
         (lambda batch, draw: 1 / 0, "fails: ZeroDivisionError"),
         (lambda batch: batch, "must be a function of .batch, generator."),
         ("flip", "is for images"),
@@ -188,7 +212,10 @@ def test_a_softmax_before_cross_entropy():
 )
 @pytest.mark.parametrize("simulate", ["loop", "batched"])
 def test_an_augmentation_that_gives_no_batch(augment, words, simulate):
-    more = {"training": fedspan.Training(augment=augment), "engine": fedspan.Engine(simulate=simulate)}
+    more = {
+        "training": fedspan.Training(augment=augment),
+        "engine": fedspan.Engine(simulate=simulate),
+    }
     refused(words, method={"name": "fedavg", "lr": 0.1}, **more)
 
 
@@ -204,7 +231,12 @@ def test_an_error_that_no_other_process_can_make_again():
         return outputs
 
     more = {"batch_size": 4, "method": {"name": "fedavg", "lr": 0.1}}
-    refused("worker process.*TwoWordsError: no way", Returns(fails), engine=fedspan.Engine(simulate="pool"), **more)
+    refused(
+        "worker process.*TwoWordsError: no way",
+        Returns(fails),
+        engine=fedspan.Engine(simulate="pool"),
+        **more,
+    )
     with pytest.raises(TwoWordsError):
         fedspan.fit(Returns(fails), [(X, LABELS)] * 2, rounds=1, progress=False, **more)
 
@@ -226,11 +258,15 @@ def test_a_dataset_whose_examples_cannot_be_read():
     for data in (Short(), torch.utils.data.DataLoader(Short(), batch_size=4, shuffle=True)):
         with pytest.raises(FedspanError, match=r"client 0: example \d+ cannot be read: IndexError"):
             fedspan.fit(nn.Linear(4, 2), [data] * 2, rounds=3, progress=False)
-    with pytest.raises(FedspanError, match="client 0: examples cannot be joined to a batch: RuntimeError"):
+    with pytest.raises(
+        FedspanError, match="client 0: examples cannot be joined to a batch: RuntimeError"
+    ):
         fedspan.fit(nn.Linear(4, 2), [Ragged()] * 2, rounds=3, progress=False)
 
 
-@pytest.mark.parametrize("name", ["up_bytes", "round", "seconds", "loss", "down_bytes", "diverged", "events"])
+@pytest.mark.parametrize(
+    "name", ["up_bytes", "round", "seconds", "loss", "down_bytes", "diverged", "events"]
+)
 def test_a_metric_does_not_take_the_name_of_a_column(name):
     refused("column of every run", metrics=[named(name)], test=(X, LABELS))
 
@@ -267,8 +303,14 @@ GOOD = "import torch\nfrom torch import nn\ndef model(): return nn.Linear(4, 2)\
         ("def model(:\n", "cannot be imported: SyntaxError"),
         ("import sys\nsys.exit(1)\n", "calls sys.exit"),
         (GOOD + "def data(): pass\n", r"data\(\) must take one argument"),
-        (GOOD + "def data(client):\n  return 1 / 0\n", r"data\(\) fails in line 5 of nets.py: ZeroDivisionError"),
-        (GOOD.replace("2)", "2, device='meta')") + "def data(client): pass\n", "a model with weights"),
+        (
+            GOOD + "def data(client):\n  return 1 / 0\n",
+            r"data\(\) fails in line 5 of nets.py: ZeroDivisionError",
+        ),
+        (
+            GOOD.replace("2)", "2, device='meta')") + "def data(client): pass\n",
+            "a model with weights",
+        ),
     ],
 )
 def test_errors_of_a_task_module_name_it(tmp_path, text, words):

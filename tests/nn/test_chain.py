@@ -35,14 +35,20 @@ def entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def problem_of(
-    *layers: nn.Module, loss: Any = entropy, shape: tuple[int, ...] = (2, 8, 8), target: Any = None, **training: Any
+    *layers: nn.Module,
+    loss: Any = entropy,
+    shape: tuple[int, ...] = (2, 8, 8),
+    target: Any = None,
+    **training: Any,
 ) -> TorchProblem:
     torch.manual_seed(1)
     target = target or (lambda n: torch.randint(0, 3, (n,)))
     data = [as_client_data((torch.randn(n, *shape).double(), target(n)), str(n)) for n in LENGTHS]
     model = nn.Sequential(*layers).double()
     rules = projection_rules(model, min_numel=20)
-    return TorchProblem(model, data, loss, rules, Settings(batch_size=4, training=Training(**training)))
+    return TorchProblem(
+        model, data, loss, rules, Settings(batch_size=4, training=Training(**training))
+    )
 
 
 def round_of(problem: TorchProblem) -> Round:
@@ -54,7 +60,14 @@ def images(first: nn.Module, pool: nn.Module | None = None) -> list[nn.Module]:
     """A convolution, pooling, another convolution, and a linear head."""
     pool = pool or nn.MaxPool2d(2)
     torch.manual_seed(0)
-    found = [first, nn.ReLU(), pool, nn.Conv2d(first.out_channels, 5, 3, padding=1), nn.ReLU(), nn.Flatten()]
+    found = [
+        first,
+        nn.ReLU(),
+        pool,
+        nn.Conv2d(first.out_channels, 5, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    ]
     width = nn.Sequential(*found)(torch.zeros(1, first.in_channels, 8, 8)).shape[1]
     return [*found, nn.Linear(width, 7), nn.ReLU(), nn.Linear(7, 3)]
 
@@ -85,7 +98,9 @@ NETWORKS: dict[str, Callable[[], TorchProblem]] = {
 
 
 @pytest.mark.parametrize(
-    "inside", [None, Coordinate(rank=0.5), Gaussian(rank=0.5)], ids=["full", "coordinate", "gaussian"]
+    "inside",
+    [None, Coordinate(rank=0.5), Gaussian(rank=0.5)],
+    ids=["full", "coordinate", "gaussian"],
 )
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_autograd(name: str, inside: Any) -> None:
@@ -100,12 +115,18 @@ def test_gradients_are_those_of_autograd(name: str, inside: Any) -> None:
     batched = together.direction() if P is None else together.restrict(x, P)
     torch.manual_seed(2)
     for step in range(7):
-        y = torch.randn(1, len(LENGTHS), problem.layout.size if P is None else P.rank).double() * 0.1
+        y = (
+            torch.randn(1, len(LENGTHS), problem.layout.size if P is None else P.rank).double()
+            * 0.1
+        )
         found = batched(y)
         for client, one in enumerate(alone):
             at = y[:, client : client + 1]
             wanted = one.direction()(at) if P is None else one.restrict(x, P)(at)
-            assert torch.allclose(found[:, client : client + 1], wanted, rtol=1e-10, atol=1e-12), (step, client)
+            assert torch.allclose(found[:, client : client + 1], wanted, rtol=1e-10, atol=1e-12), (
+                step,
+                client,
+            )
             problem.release()
     assert found.abs().max() > 1e-3
 
@@ -125,7 +146,9 @@ def test_fused_steps_are_those_of_the_local_solver(name: str, inside: bool, plus
         f = problem.cohort(rnd)
         direction: Any = f.restrict(x, P, u) if inside else f.direction(u)
         assert direction.takes_steps
-        ends.append(solver.descend(start, direction if fused else lambda y, d=direction: d(y), 0.1, 6)[0])
+        ends.append(
+            solver.descend(start, direction if fused else lambda y, d=direction: d(y), 0.1, 6)[0]
+        )
     assert torch.allclose(*ends, rtol=1e-10, atol=1e-12)
     assert ends[0].shape == (1, len(LENGTHS), start.shape[-1])
 
@@ -157,7 +180,9 @@ def test_equal_numbers_in_a_window_share_no_gradient() -> None:
         data.parts[0].fill_(1.0)  # type: ignore[attr-defined]
     rnd = round_of(problem)
     found = problem.cohort(rnd).grad(problem.x0)
-    wanted = torch.cat([TorchObjective(problem, rnd, client).grad(problem.x0) for client in range(len(LENGTHS))], 1)
+    wanted = torch.cat(
+        [TorchObjective(problem, rnd, client).grad(problem.x0) for client in range(len(LENGTHS))], 1
+    )
     assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-12)
 
 
@@ -206,12 +231,18 @@ def test_other_networks_and_losses_are_left_to_autograd(make: Callable[[], Torch
     together, rnd = problem.cohort(round_of(problem)), round_of(problem)
     assert isinstance(together, Cohort)
     assert together.formulas is None
-    wanted = torch.cat([TorchObjective(problem, rnd, client).grad(problem.x0) for client in range(len(LENGTHS))], 1)
+    wanted = torch.cat(
+        [TorchObjective(problem, rnd, client).grad(problem.x0) for client in range(len(LENGTHS))], 1
+    )
     assert torch.allclose(together.grad(problem.x0), wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_a_loss_is_known_only_if_it_does_nothing_else() -> None:
-    known = [entropy, lambda m, b: nn.MSELoss()(m(b[0]), b[1]), lambda m, b: nn.CrossEntropyLoss()(m(b[0]), b[1])]
+    known = [
+        entropy,
+        lambda m, b: nn.MSELoss()(m(b[0]), b[1]),
+        lambda m, b: nn.CrossEntropyLoss()(m(b[0]), b[1]),
+    ]
     other = [
         lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=torch.ones(3)),
         lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"),
@@ -226,7 +257,9 @@ def test_a_loss_is_known_only_if_it_does_nothing_else() -> None:
     assert all(loss_gradient(loss) is not None for loss in known)
     assert all(loss_gradient(loss) is None for loss in other)
     smooth = problem_of(
-        nn.Flatten(), nn.Linear(128, 3), loss=lambda m, b: nn.CrossEntropyLoss(label_smoothing=0.1)(m(b[0]), b[1])
+        nn.Flatten(),
+        nn.Linear(128, 3),
+        loss=lambda m, b: nn.CrossEntropyLoss(label_smoothing=0.1)(m(b[0]), b[1]),
     )
     assert smooth.cohort(round_of(smooth)).formulas is None  # type: ignore[attr-defined]
 
@@ -257,7 +290,13 @@ def test_a_local_step_of_a_cohort_takes_few_operations(kind: Any, bound: int) ->
         problem = problem_of(nn.Flatten(), nn.Linear(128, 9), nn.ReLU(), nn.Linear(9, 3))
         problem.batch_size = 1  # so that both draw from one pass
         method = kind(lr=0.1, local_steps=steps)
-        loop = Loop(method, problem, Simulator(method, problem, Engine(simulate="batched")), (0,), len(LENGTHS))
+        loop = Loop(
+            method,
+            problem,
+            Simulator(method, problem, Engine(simulate="batched")),
+            (0,),
+            len(LENGTHS),
+        )
         with torch.inference_mode():
             loop.step()
             with Counted() as counted:

@@ -31,15 +31,22 @@ NUMBERS = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.zeros(N, dtyp
 
 def drawn(loader: DataLoader[Any], count: int, seed: int = 0, first: int = 0) -> list[list[int]]:
     """The examples of the first batches of a round."""
-    found = batches(as_client_data(loader, "client 0"), 32, lambda passed: 1000 * (seed + 1) + passed, first)
-    return [[int(x) for x in data.take(index)[0]] for _, (data, index) in zip(range(count), found, strict=False)]
+    found = batches(
+        as_client_data(loader, "client 0"), 32, lambda passed: 1000 * (seed + 1) + passed, first
+    )
+    return [
+        [int(x) for x in data.take(index)[0]]
+        for _, (data, index) in zip(range(count), found, strict=False)
+    ]
 
 
 def test_passes_are_shuffled_and_end_as_the_loader_says() -> None:
     whole = drawn(DataLoader(NUMBERS, batch_size=4, shuffle=True), 3)
     assert [len(batch) for batch in whole] == [4, 4, 2]
     assert sorted(number for batch in whole for number in batch) == list(range(N))
-    assert [len(batch) for batch in drawn(DataLoader(NUMBERS, 4, shuffle=True, drop_last=True), 4)] == [4, 4, 4, 4]
+    assert [
+        len(batch) for batch in drawn(DataLoader(NUMBERS, 4, shuffle=True, drop_last=True), 4)
+    ] == [4, 4, 4, 4]
     assert (
         whole
         == drawn(DataLoader(NUMBERS, batch_size=4, shuffle=True), 3)
@@ -69,7 +76,11 @@ def test_a_sampler_is_honored_and_repeats(sampler: Any) -> None:
     loader = DataLoader(NUMBERS, batch_size=4, sampler=sampler())
     assert drawn(loader, 4) == one == drawn(loader, 4)
     assert {n for batch in one for n in batch} <= {0, 1, 2}
-    assert {int(x) for x in as_client_data(loader, "client 0").take(torch.arange(2))[0]} <= {0, 1, 2}
+    assert {int(x) for x in as_client_data(loader, "client 0").take(torch.arange(2))[0]} <= {
+        0,
+        1,
+        2,
+    }
 
 
 def test_a_batch_sampler_is_honored() -> None:
@@ -107,7 +118,12 @@ class Stream(IterableDataset[Any]):
 def fit(clients: Any, **settings: Any) -> torch.Tensor:
     torch.manual_seed(0)
     result = fedspan.fit(
-        torch.nn.Linear(3, 2), clients, method=FedAvg(lr=0.1, local_steps=2), rounds=2, progress=False, **settings
+        torch.nn.Linear(3, 2),
+        clients,
+        method=FedAvg(lr=0.1, local_steps=2),
+        rounds=2,
+        progress=False,
+        **settings,
     )
     weight: torch.Tensor = result.weights[0]["weight"]
     return weight
@@ -139,7 +155,9 @@ def test_loaders_that_cannot_be_used_are_named() -> None:
     for message, loader in wrong.items():
         with pytest.raises(DataError, match=message):
             fit([loader])
-    with pytest.raises(SpecError, match=r"`batch_size` is 8, but the DataLoader of client 'a' has 4"):
+    with pytest.raises(
+        SpecError, match=r"`batch_size` is 8, but the DataLoader of client 'a' has 4"
+    ):
         fit({"a": DataLoader(Noisy(), batch_size=4)}, batch_size=8)
     with pytest.warns(UserWarning, match="`num_workers` of a DataLoader counts for nothing"):
         fit([DataLoader(Noisy(), batch_size=4, num_workers=2)])

@@ -26,7 +26,11 @@ PROJECTORS = ["coordinate", "gaussian", "hadamard"]
 
 
 def close(
-    model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], projector: str, rank: float = 0.4, **choice: Any
+    model: nn.Module,
+    loss: Callable[[nn.Module], torch.Tensor],
+    projector: str,
+    rank: float = 0.4,
+    **choice: Any,
 ) -> list[Any]:
     """Compare the restricted gradient with the projected full one at x + Pᵀz; the choices made."""
     model = copy.deepcopy(model).double()
@@ -72,10 +76,16 @@ def test_convolutions(projector: str, data: st.DataObject) -> None:
     groups = data.draw(st.sampled_from([1, 2, 3]))
     inputs, outputs = groups * data.draw(st.integers(2, 5)), groups * data.draw(st.integers(1, 3))
     kernel, stride, dilation = (data.draw(st.integers(1, 3)) for _ in range(3))
-    padding = data.draw(st.sampled_from([0, 1, 2, "same"])) if stride == 1 else data.draw(st.integers(0, 2))
+    padding = (
+        data.draw(st.sampled_from([0, 1, 2, "same"]))
+        if stride == 1
+        else data.draw(st.integers(0, 2))
+    )
     mode = data.draw(st.sampled_from(["zeros", "circular", "reflect"]))
     kind = nn.Conv2d if two else nn.Conv1d
-    layer = kind(inputs, outputs, kernel, stride, padding, dilation, groups, data.draw(st.booleans()), mode)
+    layer = kind(
+        inputs, outputs, kernel, stride, padding, dilation, groups, data.draw(st.booleans()), mode
+    )
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(2))
     x = torch.randn(2, inputs, *([9, 8] if two else [11]))
     model(x)
@@ -168,9 +178,18 @@ def test_backward_makes_no_tensor_of_a_covered_weights_size(kind: str, projector
     """Weights are much larger than activations here, so any full gradient would be the largest tensor made."""
     torch.manual_seed(5)
     if kind == "linear":
-        model, data = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 2)), torch.randn(3, 200)
+        model, data = (
+            nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 2)),
+            torch.randn(3, 200),
+        )
     elif kind == "conv":
-        layers = nn.Conv2d(64, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 2)
+        layers = (
+            nn.Conv2d(64, 96, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(96, 2),
+        )
         model, data = nn.Sequential(*layers), torch.randn(2, 64, 4, 4)
     else:
         model, data = (
@@ -201,7 +220,11 @@ def test_backward_makes_no_tensor_of_a_covered_weights_size(kind: str, projector
 
 def test_layers_can_be_named() -> None:
     model = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20), nn.Linear(20, 50))
-    assert [c.how for c in projection_rules(model) if c.name.endswith("weight")] == ["fused", "fused", "full"]
+    assert [c.how for c in projection_rules(model) if c.name.endswith("weight")] == [
+        "fused",
+        "fused",
+        "full",
+    ]
     named = projection_rules(model, full_modules=["0.*"], project_modules=["2.weight"])
     assert [c.how for c in named if c.name.endswith("weight")] == ["full", "fused", "fused"]
     with pytest.raises(SpecError, match=r"'9.weight' matches no trained tensor"):
@@ -239,11 +262,23 @@ def test_a_weight_used_behind_its_layers_back_is_reported() -> None:
         (["head"], {"head.weight", "head.bias"}),
         (["blocks.0"], {"blocks.0.q_proj.weight", "blocks.0.q_proj.bias"}),
         (["q_proj"], {f"blocks.{i}.q_proj.{name}" for i in (0, 1) for name in ("weight", "bias")}),
-        (["q_proj.bias", "head.weight"], {"blocks.0.q_proj.bias", "blocks.1.q_proj.bias", "head.weight"}),
-        (["*"], {*(f"blocks.{i}.q_proj.{n}" for i in (0, 1) for n in ("weight", "bias")), "head.weight", "head.bias"}),
+        (
+            ["q_proj.bias", "head.weight"],
+            {"blocks.0.q_proj.bias", "blocks.1.q_proj.bias", "head.weight"},
+        ),
+        (
+            ["*"],
+            {
+                *(f"blocks.{i}.q_proj.{n}" for i in (0, 1) for n in ("weight", "bias")),
+                "head.weight",
+                "head.bias",
+            },
+        ),
     ],
 )
-def test_patterns_name_tensors_modules_parents_and_ends(patterns: list[str], found: set[str]) -> None:
+def test_patterns_name_tensors_modules_parents_and_ends(
+    patterns: list[str], found: set[str]
+) -> None:
     def model() -> nn.Module:
         blocks = nn.ModuleList(nn.ModuleDict({"q_proj": nn.Linear(30, 30)}) for _ in range(2))
         return nn.ModuleDict({"blocks": blocks, "head": nn.Linear(30, 30)})
@@ -258,5 +293,7 @@ def test_patterns_name_tensors_modules_parents_and_ends(patterns: list[str], fou
 
 
 def test_a_tied_weight_goes_by_all_its_names() -> None:
-    (rule,) = (r for r in projection_rules(Odd(), full_modules=["tied"]) if r.name == "embed.weight")
+    (rule,) = (
+        r for r in projection_rules(Odd(), full_modules=["tied"]) if r.name == "embed.weight"
+    )
     assert rule.how == "full"

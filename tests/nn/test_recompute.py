@@ -52,7 +52,9 @@ def inside(model: nn.Module, recompute: bool) -> tuple[Restricted, torch.Tensor]
     module = FlatModule(model, layout)
     P = draw(Coordinate(rank=0.2), layout, (1,), 0)
     z = 0.1 * torch.randn(1, 1, P.rank, generator=torch.Generator().manual_seed(2))
-    return Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P, recompute).__enter__(), z
+    return Restricted(
+        module, choices, module.flat.detach().clone().view(1, 1, -1), P, recompute
+    ).__enter__(), z
 
 
 def kept_and_found(model: nn.Module, data: torch.Tensor) -> tuple[list[int], list[torch.Tensor]]:
@@ -89,15 +91,23 @@ def test_masks_of_dropout_are_drawn_again() -> None:
     kept, found = kept_and_found(Attention(dropout=0.5), data)
     plain, undropped = kept_and_found(Attention(), data)
     assert not torch.equal(found[0], undropped[0])
-    assert kept[0] > plain[0] + 3 * 4 * 16 * 4 * 24 * 24  # probabilities of four heads, three times over, and more
-    assert kept[1] < plain[1]  # no masks, no probabilities, and not attention's output, which its kernel keeps
+    assert (
+        kept[0] > plain[0] + 3 * 4 * 16 * 4 * 24 * 24
+    )  # probabilities of four heads, three times over, and more
+    assert (
+        kept[1] < plain[1]
+    )  # no masks, no probabilities, and not attention's output, which its kernel keeps
 
 
 def test_dropout_outside_of_training_and_in_place_is_torchs_own() -> None:
     class Drops(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.up, self.head, self.drop = nn.Linear(40, 80), nn.Linear(80, 2), nn.Dropout(0.5, inplace=True)
+            self.up, self.head, self.drop = (
+                nn.Linear(40, 80),
+                nn.Linear(80, 2),
+                nn.Dropout(0.5, inplace=True),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(nn.functional.dropout(self.drop(self.up(x)), 0.5, training=False))
@@ -125,7 +135,10 @@ def test_an_input_that_was_changed_since_is_noticed() -> None:
         at.grad(z, lambda m: m(torch.ones(3, 40)).sum())
 
 
-CLIENTS = [(torch.randn(6, 40, generator=torch.Generator().manual_seed(n)), torch.arange(6) % 2) for n in range(2)]
+CLIENTS = [
+    (torch.randn(6, 40, generator=torch.Generator().manual_seed(n)), torch.arange(6) % 2)
+    for n in range(2)
+]
 SSF = {"lr": 0.1, "local_steps": 2, "rank": 0.25}
 
 
@@ -134,14 +147,21 @@ def test_fit_recomputes_only_where_it_is_asked_to() -> None:
     fedspan.fit(Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch_size=3)
     with pytest.raises(FedspanError, match="without `recompute`"):
         fedspan.fit(
-            Changed(), CLIENTS, method=build("ssf", **SSF), rounds=1, batch_size=3, engine=Engine(recompute=True)
+            Changed(),
+            CLIENTS,
+            method=build("ssf", **SSF),
+            rounds=1,
+            batch_size=3,
+            engine=Engine(recompute=True),
         )
 
 
 def test_dropout_is_not_drawn_again() -> None:
     """The same bits after several rounds, and others with another seed."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 80), nn.GELU(), nn.Dropout(0.4), nn.Linear(80, 80), nn.Tanh(), nn.Dropout(0.4))
+    model = nn.Sequential(
+        nn.Linear(40, 80), nn.GELU(), nn.Dropout(0.4), nn.Linear(80, 80), nn.Tanh(), nn.Dropout(0.4)
+    )
     model.append(nn.Linear(80, 2))
 
     def trained(recompute: bool, seed: int = 0) -> torch.Tensor:
@@ -166,7 +186,13 @@ def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from fedspan.huggingface.outline import batch_of, outline
 
-    config = {"model_type": "bert", "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_labels": 3}
+    config = {
+        "model_type": "bert",
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_labels": 3,
+    }
     config |= {"num_attention_heads": 2, "intermediate_size": 128, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
 

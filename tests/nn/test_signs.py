@@ -32,7 +32,9 @@ class Checkpointed(nn.Module):
 
 def convolutions(inplace: bool = False) -> nn.Module:
     inner = [part for _ in range(4) for part in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(inplace))]
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(inplace), *inner, nn.Flatten(), nn.LazyLinear(3))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(inplace), *inner, nn.Flatten(), nn.LazyLinear(3)
+    )
 
 
 NETWORKS = {
@@ -74,7 +76,9 @@ def test_gradients_stay_the_same(
     assert gradient(inside, batch).numpy().tobytes() == before.numpy().tobytes()
 
 
-def test_less_is_kept(network: tuple[str, Restricted, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_less_is_kept(
+    network: tuple[str, Restricted, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, inside, batch = network
 
     def kept() -> int:

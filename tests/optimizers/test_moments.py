@@ -32,23 +32,33 @@ class Written:
         self.method, self.problem = method, problem
         self.x, self.c = problem.x0.flatten().clone(), torch.zeros(24, dtype=torch.float64)
         self.own = torch.zeros(7, 24, dtype=torch.float64)
-        self.optimizers: dict[int, tuple[int, Any]] = {}  # client → the epoch it is of, its optimizer
+        self.optimizers: dict[
+            int, tuple[int, Any]
+        ] = {}  # client → the epoch it is of, its optimizer
 
     def matrix(self, epoch: int) -> torch.Tensor:
         P = draw(self.method.projector, self.problem.layout, (5,), epoch)
-        return torch.cat([P @ row.view(1, 1, -1) for row in torch.eye(24, dtype=torch.float64)], 1)[0].T
+        return torch.cat([P @ row.view(1, 1, -1) for row in torch.eye(24, dtype=torch.float64)], 1)[
+            0
+        ].T
 
     def made(self, weight: torch.Tensor) -> Any:
         how = self.method.optimizer
         if how is None:
             return torch.optim.SGD([weight], lr=LR, momentum=self.method.momentum)
-        return torch.optim.AdamW([weight], lr=LR, betas=(how.beta1, how.beta2), eps=how.eps, weight_decay=how.decay)
+        return torch.optim.AdamW(
+            [weight], lr=LR, betas=(how.beta1, how.beta2), eps=how.eps, weight_decay=how.decay
+        )
 
     def begun(self, client: int, weight: torch.nn.Parameter, epoch: int) -> Any:
         """An optimizer of this round: new, or with the state of the one before."""
         optimizer = self.made(weight)
         was, old = self.optimizers.get(client, (epoch, None))
-        if old is not None and (was == epoch or self.method.moments == "project") and self.method.moments != "reset":
+        if (
+            old is not None
+            and (was == epoch or self.method.moments == "project")
+            and self.method.moments != "reset"
+        ):
             state = dict(next(iter(old.state.values())))
             if was != epoch:
                 overlap = self.matrix(epoch) @ self.matrix(was).T
@@ -93,13 +103,32 @@ class Written:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("ssf", {"correction": "always", "projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}}),
-        ("ssf", {"correction": "always", "projector": {"name": "coordinate", "rank": 7}, "optimizer": ADAMW}),
+        (
+            "ssf",
+            {"correction": "always", "projector": GAUSSIAN, "optimizer": ADAMW | {"decay": 0.1}},
+        ),
+        (
+            "ssf",
+            {
+                "correction": "always",
+                "projector": {"name": "coordinate", "rank": 7},
+                "optimizer": ADAMW,
+            },
+        ),
         ("subavg", {"projector": {"name": "hadamard", "rank": 5}, "momentum": 0.6}),
-        ("ssf", {"correction": "always", "projector": {"name": "coordinate", "rank": 7}, "momentum": 0.6}),
+        (
+            "ssf",
+            {
+                "correction": "always",
+                "projector": {"name": "coordinate", "rank": 7},
+                "momentum": 0.6,
+            },
+        ),
     ],
 )
-def test_moments_are_what_is_said_of_them(name: str, settings: dict[str, Any], refresh: int, moments: str) -> None:
+def test_moments_are_what_is_said_of_them(
+    name: str, settings: dict[str, Any], refresh: int, moments: str
+) -> None:
     """Three of seven clients a round, so that some come back after several subspaces."""
     problem = small()
     method = build(name, lr=LR, local_steps=STEPS, refresh=refresh, moments=moments, **settings)
@@ -154,7 +183,9 @@ def test_kept_moments_are_lost_with_the_clients_state_and_begin_anew() -> None:
     method = build("ssf", rank=3, refresh=9, moments="keep", optimizer=ADAMW)
     assert method.private == ("moments",)
     assert build("ssf", rank=3, optimizer=ADAMW).private == ()
-    assert build("ssf", rank=3, optimizer=ADAMW, moments="reset") == build("ssf", rank=3, optimizer=ADAMW)
+    assert build("ssf", rank=3, optimizer=ADAMW, moments="reset") == build(
+        "ssf", rank=3, optimizer=ADAMW
+    )
     state = method.init_client(small().x0, small().layout)
     assert state.moments.shape == (1, 1, 2 * 6 + 1)
     assert build("ssf", rank=3).init_client(small().x0, small().layout).moments.numel() == 0
@@ -164,9 +195,12 @@ def test_kept_moments_are_lost_with_the_clients_state_and_begin_anew() -> None:
 @pytest.mark.parametrize("projector", ["coordinate", "gaussian"])
 def test_on_a_network_all_ways_agree(projector: str, moments: str) -> None:
     method = dataclasses.replace(
-        method_of("ssf", projector, optimizer={"name": "adamw", "eps": 1e-2}, moments=moments), lr=0.01
+        method_of("ssf", projector, optimizer={"name": "adamw", "eps": 1e-2}, moments=moments),
+        lr=0.01,
     )
-    loop, batched, pool = (model_after(problem_of(mlp()), method, way) for way in ("loop", "batched", "pool"))
+    loop, batched, pool = (
+        model_after(problem_of(mlp()), method, way) for way in ("loop", "batched", "pool")
+    )
     assert torch.equal(loop, pool)
     assert torch.allclose(loop, batched, rtol=1e-3, atol=1e-5)
     other = dataclasses.replace(method, moments="project" if moments == "reset" else "reset")
@@ -191,5 +225,7 @@ def test_kept_moments_need_replies_as_they_are_and_whole_states(tmp_path: Path) 
     with pytest.raises(SpecError, match="would round replies after ssf"):
         remote(method, small(), tmp_path, reply_dtype="bfloat16")
     free = build("ssf", rank=3, optimizer=ADAMW)
-    compact_states = start(free, small(), transport=Simulator(free, small(), Engine(compact_states=True)))
+    compact_states = start(
+        free, small(), transport=Simulator(free, small(), Engine(compact_states=True))
+    )
     close(model(advance(compact_states, 12)), model(advance(start(free, small()), 12)))

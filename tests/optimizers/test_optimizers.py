@@ -45,12 +45,18 @@ def by_torch(p: torch.Tensor, grad: Any, steps: int, **settings: Any) -> torch.T
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"beta1": 0.5, "beta2": 0.9}, {"eps": 0.1}, {"decay": 0.3}, {"beta1": 0.0, "beta2": 0.0}]
+    "settings",
+    [{}, {"beta1": 0.5, "beta2": 0.9}, {"eps": 0.1}, {"decay": 0.3}, {"beta1": 0.0, "beta2": 0.0}],
 )
 @pytest.mark.parametrize("steps", [1, 20])
 def test_it_is_torchs_adamw(settings: dict[str, float], steps: int) -> None:
     ours, grad, p = AdamW(**settings), quadratic(), torch.ones(1, 1, 6, dtype=torch.float64)
-    same = {"betas": (ours.beta1, ours.beta2), "eps": ours.eps, "weight_decay": ours.decay, "lr": 0.05}
+    same = {
+        "betas": (ours.beta1, ours.beta2),
+        "eps": ours.eps,
+        "weight_decay": ours.decay,
+        "lr": 0.05,
+    }
     theirs = by_torch(p, grad, steps, **same)
     close(ours.descend(p, grad, 0.05, steps)[0], theirs, 1e-13)
     shifted, _ = ours.descend(torch.zeros_like(p), lambda z: grad(p + z), 0.05, steps, origin=p)
@@ -64,10 +70,14 @@ def test_in_float32_it_is_torchs_to_its_last_digits() -> None:
     grad = quadratic()
     single = lambda y: grad(y.double()).float()  # noqa: E731
     theirs = by_torch(p, single, 10, lr=0.05, weight_decay=0.0)
-    torch.testing.assert_close(AdamW().descend(p, single, 0.05, 10)[0], theirs, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        AdamW().descend(p, single, 0.05, 10)[0], theirs, rtol=1e-6, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(decay=0.1), SGD(momentum=0.7)], ids=["adamw", "momentum"])
+@pytest.mark.parametrize(
+    "optimizer", [AdamW(decay=0.1), SGD(momentum=0.7)], ids=["adamw", "momentum"]
+)
 def test_a_memory_goes_on_where_it_was(optimizer: Optimizer) -> None:
     """Also for clients that have taken different numbers of steps; what is given stays as it is."""
     grad, at = quadratic(2), torch.zeros(1, 1, 6, dtype=torch.float64)
@@ -91,8 +101,14 @@ def test_a_memory_goes_on_where_it_was(optimizer: Optimizer) -> None:
 def test_in_the_whole_space_ssf_is_scaffold_and_subavg_is_fedavg(extra: dict[str, Any]) -> None:
     problem = small()
     always = {"projector": IDENTITY, "correction": "always"}
-    for inside, outside, own in (("ssf", "scaffold", always), ("subavg", "fedavg", {"projector": IDENTITY})):
-        one, other = start(build(inside, **own, **extra), problem), start(build(outside, **extra), problem)
+    for inside, outside, own in (
+        ("ssf", "scaffold", always),
+        ("subavg", "fedavg", {"projector": IDENTITY}),
+    ):
+        one, other = (
+            start(build(inside, **own, **extra), problem),
+            start(build(outside, **extra), problem),
+        )
         for _ in range(30):
             advance(one, 1)
             advance(other, 1)
@@ -102,7 +118,10 @@ def test_in_the_whole_space_ssf_is_scaffold_and_subavg_is_fedavg(extra: dict[str
                 close(one.server.c, one.transport.clients().c.mean(1, keepdim=True))
     plain = advance(start(build("ssf", **always), problem), 30)
     assert one.ledger.up.sum() == plain.ledger.up.sum()  # SubAvg's, as ever
-    assert advance(start(build("ssf", **always, **extra), problem), 30).ledger.up.sum() == 2 * one.ledger.up.sum()
+    assert (
+        advance(start(build("ssf", **always, **extra), problem), 30).ledger.up.sum()
+        == 2 * one.ledger.up.sum()
+    )
 
 
 def test_controls_take_client_drift_out_of_scaled_steps_too() -> None:
@@ -124,7 +143,9 @@ def test_decay_acts_on_the_factors_of_lora_and_on_weights_that_have_none() -> No
         method = build(name, rank=3, alpha=6.0, lr=0.1, optimizer={"name": "adamw", "decay": 0.5})
         server = method.init_server(x, layout())
         server = dataclasses.replace(server, u=torch.ones_like(server.u))
-        _, up = method.client_step(method.init_client(x, layout()), method.broadcast(server, rnd), Flat(), rnd)
+        _, up = method.client_step(
+            method.init_client(x, layout()), method.broadcast(server, rnd), Flat(), rnd
+        )
         assert list(method.sizes(layout())) == sizes
         at = server.u.clone()
         at[..., -4:] += x[..., -4:]
@@ -138,9 +159,15 @@ def test_ffalora_is_subavg_whose_step_is_s_times_as_long() -> None:
     problem, eps = small(), 0.3
     lora = build("ffalora", rank=3, alpha=4.5, optimizer={"name": "adamw", "eps": eps})
     subavg = build(
-        "subavg", projector=GAUSSIAN, refresh=10**6, lr=0.02 * 1.5, optimizer={"name": "adamw", "eps": eps / 1.5}
+        "subavg",
+        projector=GAUSSIAN,
+        refresh=10**6,
+        lr=0.02 * 1.5,
+        optimizer={"name": "adamw", "eps": eps / 1.5},
     )
-    close(model(advance(start(lora, problem), 20)), model(advance(start(subavg, problem), 20)), 1e-11)
+    close(
+        model(advance(start(lora, problem), 20)), model(advance(start(subavg, problem), 20)), 1e-11
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,19 +175,47 @@ def test_ffalora_is_subavg_whose_step_is_s_times_as_long() -> None:
     [
         ("fedavg", {"optimizer": {"name": "adam"}}, "did you mean 'adamw'"),
         ("fedavg", {"optimizer": "adam"}, "did you mean 'adamw'"),
-        ("fedavg", {"optimizer": 3}, "`method.optimizer` must be an optimizer, its name or a table with `name`, got 3"),
-        ("fedavg", {"optimizer": ADAMW | {"beta1": 1.0}}, "`method.optimizer.beta1` must be at least 0 and below 1"),
-        ("fedavg", {"optimizer": ADAMW | {"beta2": -0.1}}, "`method.optimizer.beta2` must be at least 0 and below 1"),
-        ("fedavg", {"optimizer": ADAMW | {"eps": 0.0}}, "`method.optimizer.eps` must be a positive number"),
-        ("fedavg", {"optimizer": ADAMW | {"decay": -1.0}}, "`method.optimizer.decay` must be a number of at least 0"),
+        (
+            "fedavg",
+            {"optimizer": 3},
+            "`method.optimizer` must be an optimizer, its name or a table with `name`, got 3",
+        ),
+        (
+            "fedavg",
+            {"optimizer": ADAMW | {"beta1": 1.0}},
+            "`method.optimizer.beta1` must be at least 0 and below 1",
+        ),
+        (
+            "fedavg",
+            {"optimizer": ADAMW | {"beta2": -0.1}},
+            "`method.optimizer.beta2` must be at least 0 and below 1",
+        ),
+        (
+            "fedavg",
+            {"optimizer": ADAMW | {"eps": 0.0}},
+            "`method.optimizer.eps` must be a positive number",
+        ),
+        (
+            "fedavg",
+            {"optimizer": ADAMW | {"decay": -1.0}},
+            "`method.optimizer.decay` must be a number of at least 0",
+        ),
         ("fedavg", {"optimizer": ADAMW, "momentum": 0.5}, "`method.momentum` 0.5 is for SGD"),
         ("fedavg", {"optimizer": ADAMW, "moments": "keep"}, "has no key 'moments'"),
         ("ssf", {"rank": 3, "moments": "project"}, "plain steps have none"),
         ("ssf", {"rank": 3, "momentum": 0.5, "moments": "keep"}, "set `refresh` above 1"),
         ("ssf", {"rank": 3, "momentum": 0.5, "moments": "kept"}, "did you mean 'keep'"),
-        ("ssf", {"rank": 3, "optimizer": ADAMW, "compressor": {"name": "topk", "k": 0.5}}, "leave out `momentum`"),
+        (
+            "ssf",
+            {"rank": 3, "optimizer": ADAMW, "compressor": {"name": "topk", "k": 0.5}},
+            "leave out `momentum`",
+        ),
         ("fedsub", {"rank": 3, "optimizer": ADAMW}, "`method.optimizer` 'adamw' is not for fedsub"),
-        ("fedsub", {"rank": 3, "momentum": 0.5, "moments": "project"}, "`method.moments` 'project' is not for fedsub"),
+        (
+            "fedsub",
+            {"rank": 3, "momentum": 0.5, "moments": "project"},
+            "`method.moments` 'project' is not for fedsub",
+        ),
         ("scallion", {"optimizer": ADAMW}, "`method.optimizer` 'adamw' is not for scallion"),
         ("scafcom", {"optimizer": ADAMW}, "`method.optimizer` 'adamw' is not for scafcom"),
     ],
@@ -179,7 +234,9 @@ def test_every_method_takes_adamw_or_says_why_not() -> None:
         except SpecError:
             refused.append(name)
             continue
-        assert any("optimizer" in settings for settings in METHODS[name]), f"{name} is not held to the contract with it"
+        assert any("optimizer" in settings for settings in METHODS[name]), (
+            f"{name} is not held to the contract with it"
+        )
     assert refused == ["fedsub", "scallion", "scafcom"]
 
 
@@ -190,7 +247,10 @@ def test_the_corollary_does_not_know_it_and_the_search_does() -> None:
     found = search(method, problem, 7, 400)
     before, after = (
         float(problem.evaluate(x)["rel_err"][0])
-        for x in (problem.x0, model(advance(start(dataclasses.replace(method, lr=found.lr), problem, 7), 400)))
+        for x in (
+            problem.x0,
+            model(advance(start(dataclasses.replace(method, lr=found.lr), problem, 7), 400)),
+        )
     )
     assert after < 0.3 * before
 

@@ -21,12 +21,16 @@ from fedspan.engine.judging import main_metric
 from fedspan.privacy import accountant
 from fedspan.privacy.mechanism import Mechanism
 
-pytest.importorskip("dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'"
+)
 
 PRIVATE: dict[str, Any] = RUN | {"participation": {"weights": "uniform"}}
 
 
-def independent(noise: float, q: float, rounds: int, delta: float, beside: float | None = None) -> float:
+def independent(
+    noise: float, q: float, rounds: int, delta: float, beside: float | None = None
+) -> float:
     """ε by an accountant of another kind (Rényi), which gives an upper bound; and by the library's own PLD events."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -35,13 +39,21 @@ def independent(noise: float, q: float, rounds: int, delta: float, beside: float
     if beside is not None:
         one = dp_accounting.ComposedDpEvent([one, dp_accounting.GaussianDpEvent(beside)])
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(q, one), rounds)
-    made = dp_accounting.rdp.RdpAccountant(orders=range(2, 64)) if beside is not None else PLDAccountant()
+    made = (
+        dp_accounting.rdp.RdpAccountant(orders=range(2, 64))
+        if beside is not None
+        else PLDAccountant()
+    )
     return float(made.compose(event).get_epsilon(delta))
 
 
-@pytest.mark.parametrize(("noise", "q", "rounds"), [(1.2, 0.2, 60), (2.0, 1.0, 10), (0.7, 0.05, 25)])
+@pytest.mark.parametrize(
+    ("noise", "q", "rounds"), [(1.2, 0.2, 60), (2.0, 1.0, 10), (0.7, 0.05, 25)]
+)
 def test_epsilon_is_that_of_an_independent_computation(noise: float, q: float, rounds: int) -> None:
-    assert accountant.epsilon(noise, q, rounds, 1e-5) == pytest.approx(independent(noise, q, rounds, 1e-5), rel=1e-4)
+    assert accountant.epsilon(noise, q, rounds, 1e-5) == pytest.approx(
+        independent(noise, q, rounds, 1e-5), rel=1e-4
+    )
 
 
 def test_one_gaussian_release_costs_what_the_formula_says() -> None:
@@ -58,8 +70,14 @@ def test_one_gaussian_release_costs_what_the_formula_says() -> None:
 def test_without_noise_there_is_no_privacy() -> None:
     assert accountant.epsilon(0.0, 0.1, 3, 1e-5) == math.inf
     assert accountant.epsilon(1.0, 0.1, 0, 1e-5) == 0.0
-    result = fedspan.run(PRIVATE | {"rounds": 2, "privacy": {"clip": 1.0, "noise": 0.0}}, progress=False)
-    assert [line["epsilon"] for line in result.history] == [0.0, None, None]  # null stands for infinity
+    result = fedspan.run(
+        PRIVATE | {"rounds": 2, "privacy": {"clip": 1.0, "noise": 0.0}}, progress=False
+    )
+    assert [line["epsilon"] for line in result.history] == [
+        0.0,
+        None,
+        None,
+    ]  # null stands for infinity
 
 
 @pytest.mark.parametrize(("target", "q", "rounds"), [(8.0, 0.2, 60), (1.0, 1.0, 5), (0.5, 0.5, 2)])
@@ -71,7 +89,9 @@ def test_noise_is_solved_for_epsilon(target: float, q: float, rounds: int) -> No
 def test_the_count_of_an_adapted_clip_is_paid_for() -> None:
     made = Mechanism.of(Privacy(clip=1.0, noise=1.1, quantile=0.5), 500, 100, 40)
     assert made.vector_noise > made.noise
-    both = independent(made.vector_noise, 0.2, 40, 1e-5, beside=2 * made.count_noise)  # a count of ±1/2
+    both = independent(
+        made.vector_noise, 0.2, 40, 1e-5, beside=2 * made.count_noise
+    )  # a count of ±1/2
     alone = independent(made.noise, 0.2, 40, 1e-5, beside=1e9)
     assert both == pytest.approx(alone, rel=1e-3)
     assert made.epsilon(40) <= both
@@ -89,11 +109,21 @@ def clients(count: int = 12) -> list[Any]:
 
 
 def fit(**own: Any) -> fedspan.Result:
-    given = {"privacy": Privacy(epsilon=8, delta=1e-3, clip=0.5), "rounds": 6, "clients_per_round": 4} | own
+    given = {
+        "privacy": Privacy(epsilon=8, delta=1e-3, clip=0.5),
+        "rounds": 6,
+        "clients_per_round": 4,
+    } | own
     uniform = fedspan.Participation(weights="uniform")
     method = build("ssf", projector={"name": "coordinate", "rank": 0.5})
     return fedspan.fit(
-        net(), clients(), method=method, participation=uniform, progress=False, test=clients()[0], **given
+        net(),
+        clients(),
+        method=method,
+        participation=uniform,
+        progress=False,
+        test=clients()[0],
+        **given,
     )
 
 
@@ -118,7 +148,9 @@ def test_noise_that_drowns_the_signal_is_told(count: int, width: int, warned: bo
             nn.Linear(width, 2), data, method={"name": "fedavg", "lr": 0.1}, rounds=2, progress=False, test=data[0],
             privacy=Privacy(epsilon=8, delta=1e-3, clip=0.5), participation=fedspan.Participation(weights="uniform"),
         )  # fmt: skip
-    told = [str(one.message) for one in seen if "signal-to-noise ratio is at most" in str(one.message)]
+    told = [
+        str(one.message) for one in seen if "signal-to-noise ratio is at most" in str(one.message)
+    ]
     assert bool(told) == warned
     if warned:  # as norms: N C over σ C √d
         noise = accountant.noise_for(8, 1.0, 2, 1e-3)
@@ -128,7 +160,9 @@ def test_noise_that_drowns_the_signal_is_told(count: int, width: int, warned: bo
 
 def test_a_longer_run_is_refused_where_epsilon_was_promised(tmp_path: Path) -> None:
     fit(run_dir=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="rounds = 6, not 9; its noise was solved for this many rounds"):
+    with pytest.raises(
+        CheckpointError, match="rounds = 6, not 9; its noise was solved for this many rounds"
+    ):
         fit(run_dir=tmp_path / "run", rounds=9, resume=True)
 
 
@@ -143,7 +177,10 @@ def test_a_longer_run_continues_the_count_of_a_given_noise(tmp_path: Path) -> No
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
 def test_the_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     fedspan.run(
-        PRIVATE | {"privacy": {"clip": 1.0, "noise": 1.0}}, tmp_path / "run", keep_checkpoint=True, progress=False
+        PRIVATE | {"privacy": {"clip": 1.0, "noise": 1.0}},
+        tmp_path / "run",
+        keep_checkpoint=True,
+        progress=False,
     )
     holding = [path for path in (tmp_path / "run").iterdir() if b"privacy.key" in path.read_bytes()]
     assert [path.name for path in holding] == ["checkpoint.safetensors"]
@@ -157,12 +194,17 @@ def test_several_seeds_have_secrets_of_their_own(tmp_path: Path) -> None:
     assert result.runs[0][-1]["up_bytes"] > 0
 
 
-def test_plan_tells_the_noise_of_an_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_tells_the_noise_of_an_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
     from fedspan.costs.plan import plan
 
-    found = plan(PRIVATE | {"rounds": 20, "method": {"name": "ssf", "lr": 0.1, "rank": 4}}, ["ssf", "ef", "fedavg"])
+    found = plan(
+        PRIVATE | {"rounds": 20, "method": {"name": "ssf", "lr": 0.1, "rank": 4}},
+        ["ssf", "ef", "fedavg"],
+    )
     _plan_table.privacy(found, Privacy(epsilon=4, delta=1e-3, clip=1.0), console)
     said = capsys.readouterr().out
     noise = accountant.noise_for(4, 3 / 7, 20, 1e-3)

@@ -57,7 +57,9 @@ class Planted(Problem):
         self.seeds, self.clients, self.weights = (0,) * runs, clients, None
         self.layout = Layout((Block("w", (2, size // 2), 1),), torch.float64)
         self.x0 = torch.zeros(runs, 1, size, dtype=torch.float64)
-        self.b = torch.randn(clients, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        self.b = torch.randn(
+            clients, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+        )
         self.b[CANARY] += 1e4
 
     def cohort(self, rnd: Round) -> Objective:
@@ -88,23 +90,31 @@ def scores(
     """How far each model lies in the canary's direction, (with it, without it)."""
     silent = Privacy(clip=privacy.clip, noise=0.0, delta=DELTA)
     with intact():
-        with_it, without = (models(name, Planted(1, *of), silent, of[0], there, KEY, rounds) for there in (True, False))
+        with_it, without = (
+            models(name, Planted(1, *of), silent, of[0], there, KEY, rounds)
+            for there in (True, False)
+        )
     direction = (with_it - without) / (with_it - without).norm()
     problems = (
         [Planted(runs, *of)] if cohort == of[0] else [Planted(1, *of)] * runs
     )  # cohorts differ in size: one run at a time
     found = []
     for there in (True, False):
-        keys = (bytes([there]) + number.to_bytes(31) for number in range(runs))  # a test that is the same every time
+        keys = (
+            bytes([there]) + number.to_bytes(31) for number in range(runs)
+        )  # a test that is the same every time
         parts = [
-            models(name, one, privacy, cohort, there, key, rounds) for one, key in zip(problems, keys, strict=False)
+            models(name, one, privacy, cohort, there, key, rounds)
+            for one, key in zip(problems, keys, strict=False)
         ]
         x = torch.cat(parts)
         found.append(((x - without) * direction).sum(-1).numpy())
     return found
 
 
-def lower_bound(inside: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], level: float = 0.95) -> float:
+def lower_bound(
+    inside: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], level: float = 0.95
+) -> float:
     """The largest ε that the trainings refute, at this confidence."""
     half = len(inside) // 2
     candidates = np.unique(np.concatenate([inside[:half], outside[:half]]))
@@ -112,10 +122,17 @@ def lower_bound(inside: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], lev
     return _bound(inside[half:], outside[half:], best, level)
 
 
-def _bound(inside: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], at: float, level: float) -> float:
+def _bound(
+    inside: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], at: float, level: float
+) -> float:
     from scipy.stats import beta
 
-    n, hits, false, tail = len(inside), int((inside >= at).sum()), int((outside >= at).sum()), (1 - level) / 2
+    n, hits, false, tail = (
+        len(inside),
+        int((inside >= at).sum()),
+        int((outside >= at).sum()),
+        (1 - level) / 2,
+    )
     tpr = beta.ppf(tail, hits, n - hits + 1) if hits else 0.0
     fpr = beta.ppf(1 - tail, false + 1, n - false) if false < n else 1.0
     return math.log(max(tpr - DELTA, 1e-9) / fpr)
@@ -143,7 +160,9 @@ def audited(
     return claimed, lower_bound(*scores(name, privacy, runs, cohort, rounds, (clients, size)))
 
 
-@pytest.mark.parametrize("own", [{}, {"leak": 0.2}, {"noise_at": "clients"}], ids=["plain", "leak", "distributed"])
+@pytest.mark.parametrize(
+    "own", [{}, {"leak": 0.2}, {"noise_at": "clients"}], ids=["plain", "leak", "distributed"]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_audit_does_not_refute_what_is_claimed(name: str, own: dict[str, Any]) -> None:
     claimed, refuted = audited(name, 1.2, 7, 3000, **own)
@@ -158,7 +177,9 @@ def test_nor_with_secret_cohorts() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_refutes_a_run_whose_noise_was_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_refutes_a_run_whose_noise_was_left_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Mechanism, "vector_noise", 0.01)
     claimed, refuted = audited(name, 1.2, 7, 2000)
     assert refuted > claimed
@@ -171,8 +192,12 @@ def test_and_one_with_secret_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_refutes_a_run_whose_clip_was_not_applied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipping, "clipped", lambda up, clip: (up, clipping.norms(list(payload(up).values()))))
+def test_it_refutes_a_run_whose_clip_was_not_applied(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        clipping, "clipped", lambda up, clip: (up, clipping.norms(list(payload(up).values())))
+    )
     claimed, refuted = audited(name, 1.2, 7, 2000)
     assert refuted > claimed
 
@@ -184,7 +209,10 @@ def test_it_refutes_noise_inside_the_clients_controls(monkeypatch: pytest.Monkey
         up, norm = _clipped(up, clip)
         return clipping.noised(up, clip * 3.0 / math.sqrt(40)), norm
 
-    few: dict[str, Any] = {"rounds": 8, "size": 2}  # noise that clients subtract again must be within the clip
+    few: dict[str, Any] = {
+        "rounds": 8,
+        "size": 2,
+    }  # noise that clients subtract again must be within the clip
     honest = audited("scaffold", 3.0, 40, 1000, noise_at="clients", **few)
     assert honest[1] < 0.9 * honest[0]
     monkeypatch.setattr(clipping, "clipped", inside)
@@ -196,9 +224,13 @@ def test_it_refutes_noise_inside_the_clients_controls(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("noise", "cohort", "runs"), [(1.2, 7, 40_000), (2.5, 7, 40_000), (1.5, 4, 5_000)])
+@pytest.mark.parametrize(
+    ("noise", "cohort", "runs"), [(1.2, 7, 40_000), (2.5, 7, 40_000), (1.5, 4, 5_000)]
+)
 def test_many_trainings(name: str, noise: float, cohort: int, runs: int) -> None:
     """`-rP` shows the figures, which docs/privacy.md has."""
     claimed, refuted = audited(name, noise, cohort, runs)
-    print(f"{name}: q = {cohort}/7, σ = {noise}: claimed ε {claimed:.2f}, refuted below {refuted:.2f}")  # noqa: T201
+    print(  # noqa: T201
+        f"{name}: q = {cohort}/7, σ = {noise}: claimed ε {claimed:.2f}, refuted below {refuted:.2f}"
+    )
     assert refuted < claimed

@@ -54,7 +54,9 @@ def test_each_examples_gradient_is_clipped(inside: bool) -> None:
     for number in range(12):
         alone = problem(0.0, 1e9)
         x, y = alone.client_data[0].parts  # type: ignore[union-attr]
-        alone.client_data = [as_client_data((x[number : number + 1], y[number : number + 1]), "one")]
+        alone.client_data = [
+            as_client_data((x[number : number + 1], y[number : number + 1]), "one")
+        ]
         ones.append(direction(alone, inside))
     norms = [float(one.norm()) for one in ones]
     assert min(norms) > 0.3  # all are clipped
@@ -78,25 +80,41 @@ def test_examples_are_drawn_by_coins() -> None:
 def fit(**own: Any) -> fedspan.Result:
     torch.manual_seed(0)
     data = [(torch.randn(20, 6), torch.arange(20) % 2) for _ in range(3)]
-    given: dict[str, Any] = {"method": build("ssf", rank=0.5), "batch_size": 5, "rounds": 3, "progress": False} | own
+    given: dict[str, Any] = {
+        "method": build("ssf", rank=0.5),
+        "batch_size": 5,
+        "rounds": 3,
+        "progress": False,
+    } | own
     privacy = own.get("privacy", Privacy(level="example", clip=1.0, noise=1.0))
     return fedspan.fit(nn.Linear(6, 2), data, test=data[0], **given | {"privacy": privacy})
 
 
 def test_epsilon_counts_local_steps() -> None:
     result = fit()
-    assert result.history[-1]["epsilon"] == pytest.approx(accountant.epsilon(1.0, 5 / 20, 3 * 3, 1e-5))
+    assert result.history[-1]["epsilon"] == pytest.approx(
+        accountant.epsilon(1.0, 5 / 20, 3 * 3, 1e-5)
+    )
     assert fit(method=build("ef")).finished  # all that a client sends follows from noised gradients
 
 
 @pytest.mark.parametrize("level", ["example", "client"])
 def test_an_epsilon_that_promises_nothing_is_told(level: Any) -> None:
-    more: dict[str, Any] = {"participation": fedspan.Participation(weights="uniform"), "method": build("fedavg")}
-    with pytest.warns(UserWarning, match=r"`privacy` spends ε = \d+.* above 10 it promises nothing .* more `noise`"):
+    more: dict[str, Any] = {
+        "participation": fedspan.Participation(weights="uniform"),
+        "method": build("fedavg"),
+    }
+    with pytest.warns(
+        UserWarning,
+        match=r"`privacy` spends ε = \d+.* above 10 it promises nothing .* more `noise`",
+    ):
         fit(privacy=Privacy(level=level, clip=1.0, noise=0.3), **more)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "`privacy` spends")
-        assert fit(privacy=Privacy(level=level, clip=1.0, noise=3.0), **more).history[-1]["epsilon"] < 10
+        assert (
+            fit(privacy=Privacy(level=level, clip=1.0, noise=3.0), **more).history[-1]["epsilon"]
+            < 10
+        )
 
 
 def test_each_example_has_its_own_augmentation() -> None:
@@ -117,5 +135,7 @@ def test_refusals() -> None:
         Privacy(level="example", clip=1.0, noise=1.0, leak=0.1)
     with pytest.raises(SpecError, match="option 'II'"):
         fit(method=build("scaffold", option="I", uplink="classic"))
-    with pytest.raises(SpecError, match=r"`delta` 0.1 is not below 1/20: .* one of 20 examples of a client"):
+    with pytest.raises(
+        SpecError, match=r"`delta` 0.1 is not below 1/20: .* one of 20 examples of a client"
+    ):
         fit(privacy=Privacy(level="example", clip=1.0, noise=1.0, delta=0.1))

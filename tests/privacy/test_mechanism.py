@@ -82,7 +82,9 @@ def test_secrets_are_drawn_anew_and_are_not_told() -> None:
     assert rnd.schedule is None  # which would hold the cohorts of later rounds
 
 
-@pytest.mark.parametrize("sizes", [(3.0, 1e-3), (1e30, 1.0), (float("inf"), 1.0), (float("nan"), 1.0), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    "sizes", [(3.0, 1e-3), (1e30, 1.0), (float("inf"), 1.0), (float("nan"), 1.0), (0.0, 0.0)]
+)
 def test_a_message_is_clipped_as_a_whole(sizes: tuple[float, float]) -> None:
     up = UpSSF(torch.full((1, 1, 4), sizes[0]), None, torch.full((1, 1, 9), sizes[1]))
     small, before = clipped(up, 0.5)
@@ -92,7 +94,9 @@ def test_a_message_is_clipped_as_a_whole(sizes: tuple[float, float]) -> None:
     assert after == 0 or (finite and abs(after - 0.5) < 1e-6)
     assert (float(before) > 0.5) == bool(sizes[0])
     if sizes[0] == 3.0:
-        close(small.z / small.a[..., :1], torch.full((1, 1, 9), 1e-3 / 3.0), 1e-5)  # the direction stays
+        close(
+            small.z / small.a[..., :1], torch.full((1, 1, 9), 1e-3 / 3.0), 1e-5
+        )  # the direction stays
 
 
 def test_the_margin_keeps_rounded_messages_within_the_clip() -> None:
@@ -136,7 +140,9 @@ def test_the_sum_is_divided_by_qn_whoever_replies(dropped: set[int]) -> None:
 @pytest.mark.parametrize("cohort", [2, 7])
 def test_noise_of_the_sum_is_sigma_times_the_clip(cohort: int, noise_at: Any) -> None:
     problem = small(dim=800, outputs=5)
-    loop = begun("fedavg", problem, Privacy(clip=1e-6, noise=3.0, noise_at=noise_at), cohort, lr=1e-12)
+    loop = begun(
+        "fedavg", problem, Privacy(clip=1e-6, noise=3.0, noise_at=noise_at), cohort, lr=1e-12
+    )
     for _ in range(4):  # of different cohorts, also an empty one
         before = model(loop).clone()
         advance(loop, 1)
@@ -166,8 +172,12 @@ def test_an_empty_cohort_releases_noise_and_is_counted() -> None:
 
 @pytest.mark.parametrize("clip", [1e6, 0.05])
 @pytest.mark.parametrize("leak", [0.0, 0.3])
-@pytest.mark.parametrize(("name", "own"), [("ssf", SSF), ("scaffold", CONTROL), ("scaffold", {"uplink": "classic"})])
-def test_controls_follow_from_the_clipped_messages(name: str, own: Any, leak: float, clip: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "own"), [("ssf", SSF), ("scaffold", CONTROL), ("scaffold", {"uplink": "classic"})]
+)
+def test_controls_follow_from_the_clipped_messages(
+    name: str, own: Any, leak: float, clip: float
+) -> None:
     """c = mean c_i for cohorts of any size, with and without a leak; 1e-6 is the margin of the clip."""
     loop = begun(name, small(), noiseless(clip, leak=leak), cohort=2, **own)
     sizes = set()
@@ -186,7 +196,9 @@ def test_without_clip_and_noise_a_full_cohort_is_a_plain_round() -> None:
     for name, own in (("ssf", SSF), ("ssf", kept), ("fedavgm", {}), ("scaffold", CONTROL)):
         private = advance(begun(name, small(), noiseless(), cohort=7, **own), 6)
         method, problem = build(name, **own), small()
-        plain = advance(Loop(method, problem, Simulator(method, problem), problem.seeds, 7, rounds=60), 6)
+        plain = advance(
+            Loop(method, problem, Simulator(method, problem), problem.seeds, 7, rounds=60), 6
+        )
         close(model(private), model(plain))
 
 
@@ -216,11 +228,15 @@ def test_a_resumed_run_continues_to_the_same_bits_and_the_same_epsilon(privacy: 
     "privacy", [Privacy(clip=0.3, noise=1.0, leak=0.1), Privacy(clip=0.3, noise=1.0, quantile=0.5)]
 )
 @pytest.mark.parametrize(("name", "own"), [("ssf", SSF), ("scaffold", CONTROL), ("fedavg", {})])
-def test_packed_messages_and_batched_clients_give_the_same_run(name: str, own: Any, privacy: Privacy) -> None:
+def test_packed_messages_and_batched_clients_give_the_same_run(
+    name: str, own: Any, privacy: Privacy
+) -> None:
     def batched(method: Any, problem: Any) -> Simulator:
         return Simulator(method, problem, Engine(simulate="batched"))
 
-    loops = [advance(begun(name, small(), privacy, transport=end, **own), 6) for end in (None, batched)]
+    loops = [
+        advance(begun(name, small(), privacy, transport=end, **own), 6) for end in (None, batched)
+    ]
     if privacy.quantile is None:
         loops.append(advance(begun(name, small(), privacy, transport=WireTransport, **own), 6))
     for other in loops[1:]:
@@ -240,7 +256,9 @@ class Channel(LocalChannel):
 
 @pytest.mark.parametrize("honest", [True, False])
 @pytest.mark.parametrize(("name", "own"), [("ssf", SSF), ("scaffold", CONTROL)])
-def test_over_machines_the_server_clips_what_clients_did_not(name: str, own: Any, honest: bool, tmp_path: Path) -> None:
+def test_over_machines_the_server_clips_what_clients_did_not(
+    name: str, own: Any, honest: bool, tmp_path: Path
+) -> None:
     """And its copies of their states follow from what it counted."""
     problem, privacy = small(), Privacy(clip=0.05, noise=1.0, leak=0.1)
     transports = []
@@ -249,7 +267,9 @@ def test_over_machines_the_server_clips_what_clients_did_not(name: str, own: Any
         channel = Channel(method, problem, tmp_path)
         channel.honest = honest
         agreement = agree(method, problem)
-        transports.append(RemoteTransport(method, problem.layout, problem.x0, problem.clients, channel, agreement))
+        transports.append(
+            RemoteTransport(method, problem.layout, problem.x0, problem.clients, channel, agreement)
+        )
         return transports[0]
 
     loop = begun(name, problem, privacy, transport=over, **own)
@@ -290,7 +310,9 @@ def mechanism(noise: float = 1.0, key: bytes = KEY, **own: Any) -> Mechanism:
 
 def released(made: Mechanism, t: int = 0, within: float = 0.5, clients: int = 100) -> torch.Tensor:
     """What a round releases if every client sends 4,000 zeros."""
-    rnd = dataclasses.replace(begun("fedavg", small(), noiseless())._round(), t=t, ids=np.arange(clients)[None])
+    rnd = dataclasses.replace(
+        begun("fedavg", small(), noiseless())._round(), t=t, ids=np.arange(clients)[None]
+    )
     up = Up(torch.zeros(1, clients, 4000, dtype=torch.float64))
     return made.release(up, torch.full((1, clients, 1), within), rnd)[0].dy * made.expected  # type: ignore[no-any-return]
 
@@ -315,7 +337,11 @@ def test_what_is_released_lies_on_a_grid() -> None:
 
 
 def test_the_count_within_the_clip_is_noised_and_no_client_moves_it_by_more_than_one() -> None:
-    one, two, liars = mechanism(quantile=0.5), mechanism(key=bytes(32), quantile=0.5), mechanism(quantile=0.5)
+    one, two, liars = (
+        mechanism(quantile=0.5),
+        mechanism(key=bytes(32), quantile=0.5),
+        mechanism(quantile=0.5),
+    )
     for made, told in ((one, 0.5), (two, 0.5), (liars, 1e9)):
         released(made, within=told)
     assert one.clip != two.clip

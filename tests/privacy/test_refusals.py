@@ -32,7 +32,10 @@ SSF: dict[str, Any] = {"name": "ssf", "lr": 0.1, "projector": {"name": "coordina
         ({"clip": 1.0, "noise": 1.0, "delta": 0.0}, "delta` must be above 0 and below 1"),
         ({"clip": 1.0, "noise": 1.0, "quantile": 1.0}, "quantile` must be above 0 and below 1"),
         ({"clip": 1.0, "noise": 1.0, "leak": 1.0}, "leak` must be at least 0 and below 1"),
-        ({"clip": 1.0, "noise": 1.0, "noise_at": "moon"}, "noise_at` must be one of clients, server"),
+        (
+            {"clip": 1.0, "noise": 1.0, "noise_at": "moon"},
+            "noise_at` must be one of clients, server",
+        ),
         ({"clip": 1.0, "noise": 1.0, "sigma": 1.0}, "sigma"),
         ({"clip": 1.0, "noise": 1.0, "delta": 0.2}, "`delta` 0.2 is not below 1/7"),
         ({"clip": 1.0, "noise": 1.0, "delta": 1 / 7}, "is not below 1/7"),
@@ -46,18 +49,51 @@ def test_wrong_values(own: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": {"name": "fedavg", "lr": "search"}}, "`method.lr` is 'search', which looks at the clients' data"),
-        ({"participation": {"weights": "examples"}}, "`participation.weights` 'examples'.* set it to 'uniform'"),
+        (
+            {"method": {"name": "fedavg", "lr": "search"}},
+            "`method.lr` is 'search', which looks at the clients' data",
+        ),
+        (
+            {"participation": {"weights": "examples"}},
+            "`participation.weights` 'examples'.* set it to 'uniform'",
+        ),
         ({"eval_clients_every": 1}, "`eval_clients_every` tells of each client's data"),
-        ({"callbacks": [{"name": "diagnostics"}]}, "callback Diagnostics computes on the clients' data"),
-        ({"callbacks": [{"name": "training_loss"}]}, "callback TrainingLoss computes on the clients' data"),
-        ({"method": SSF, "engine": {"compact_states": True}}, "`compact_states` does not know of `leak`"),
-        ({"method": SSF | {"extrapolate": True}}, "`extrapolate` True is not for ssf with `privacy`"),
-        ({"method": SSF | {"compressor": {"name": "topk", "k": 2}}}, "`compressor` 'topk' is not for ssf"),
-        ({"method": SSF | {"keep_control": True}}, "`keep_control` True is not for ssf with `privacy`"),
-        ({"method": {"name": "scaffold", "lr": 0.1}}, "`uplink` 'one' is not for scaffold.* set it to 'control'"),
-        ({"method": {"name": "ef", "lr": 0.1, "compressor": TOPK}}, "`compressor` 'topk' is not for ef"),
-        ({"method": {"name": "powersgd", "lr": 0.1}}, "powersgd is not for `privacy`: its server needs more than"),
+        (
+            {"callbacks": [{"name": "diagnostics"}]},
+            "callback Diagnostics computes on the clients' data",
+        ),
+        (
+            {"callbacks": [{"name": "training_loss"}]},
+            "callback TrainingLoss computes on the clients' data",
+        ),
+        (
+            {"method": SSF, "engine": {"compact_states": True}},
+            "`compact_states` does not know of `leak`",
+        ),
+        (
+            {"method": SSF | {"extrapolate": True}},
+            "`extrapolate` True is not for ssf with `privacy`",
+        ),
+        (
+            {"method": SSF | {"compressor": {"name": "topk", "k": 2}}},
+            "`compressor` 'topk' is not for ssf",
+        ),
+        (
+            {"method": SSF | {"keep_control": True}},
+            "`keep_control` True is not for ssf with `privacy`",
+        ),
+        (
+            {"method": {"name": "scaffold", "lr": 0.1}},
+            "`uplink` 'one' is not for scaffold.* set it to 'control'",
+        ),
+        (
+            {"method": {"name": "ef", "lr": 0.1, "compressor": TOPK}},
+            "`compressor` 'topk' is not for ef",
+        ),
+        (
+            {"method": {"name": "powersgd", "lr": 0.1}},
+            "powersgd is not for `privacy`: its server needs more than",
+        ),
         ({"method": SSF | {"name": "fedsub"}}, "fedsub is not for `privacy`"),
     ],
 )
@@ -69,14 +105,20 @@ def test_settings_for_which_epsilon_would_be_wrong(change: dict[str, Any], words
 
 def test_compact_states_would_hold_the_noise_of_clients() -> None:
     spec = PRIVATE | {"method": SSF, "engine": {"compact_states": True}}
-    with pytest.raises(SpecError, match=r"`compact_states` .* with `noise_at` 'clients' has noise .* leave out one"):
-        fedspan.run(spec | {"privacy": {"clip": 1.0, "noise": 1.0, "noise_at": "clients"}}, progress=False)
+    with pytest.raises(
+        SpecError, match=r"`compact_states` .* with `noise_at` 'clients' has noise .* leave out one"
+    ):
+        fedspan.run(
+            spec | {"privacy": {"clip": 1.0, "noise": 1.0, "noise_at": "clients"}}, progress=False
+        )
     assert fedspan.run(spec | {"privacy": {"clip": 1.0, "noise": 1.0}}, progress=False).finished
 
 
 def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:
     """The default of SSF works; the spec and the history tell that there was no test."""
-    result = fedspan.run(PRIVATE | {"method": SSF, "privacy": {"clip": 1.0, "noise": 1.0}}, progress=False)
+    result = fedspan.run(
+        PRIVATE | {"method": SSF, "privacy": {"clip": 1.0, "noise": 1.0}}, progress=False
+    )
     assert result.spec["method"]["correction"] == "always"
     assert "correction_test" not in result.history[-1]
     with pytest.raises(SpecError, match="`correction` 'tested' is not for ssf with `privacy`"):
@@ -116,7 +158,9 @@ def test_every_method_is_accepted_or_refused_on_purpose(name: str) -> None:
 
 @pytest.mark.parametrize("own", [{}, {"clip": 1.0, "noise": 1.0}, {"secure": True}])
 def test_an_unknown_level_names_both_and_what_they_protect(own: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=r"`level` must be 'client', .* all data of a client, or 'example', .* one"):
+    with pytest.raises(
+        SpecError, match=r"`level` must be 'client', .* all data of a client, or 'example', .* one"
+    ):
         Privacy(level="patient", **own)  # type: ignore[arg-type]
 
 
@@ -124,5 +168,9 @@ def test_an_unknown_level_names_both_and_what_they_protect(own: dict[str, Any]) 
 def test_a_secure_sum_of_too_few_clients(count: int) -> None:
     pytest.importorskip("cryptography")
     clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * count
-    with pytest.raises(SpecError, match=f"`privacy.secure` needs at least 3 clients, got {count}: .*; leave it out"):
-        fedspan.fit(nn.Linear(3, 2), clients, method="fedavg", privacy=Privacy(secure=True), progress=False)
+    with pytest.raises(
+        SpecError, match=f"`privacy.secure` needs at least 3 clients, got {count}: .*; leave it out"
+    ):
+        fedspan.fit(
+            nn.Linear(3, 2), clients, method="fedavg", privacy=Privacy(secure=True), progress=False
+        )

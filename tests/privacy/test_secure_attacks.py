@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 
 from test_secure_sum import session
@@ -23,7 +25,9 @@ from fedspan.privacy.secure_numbers import FixedPoint
 from fedspan.privacy.secure_sum import TooFewError
 
 
-def at(phase: str, privacy: Privacy | None = None, clients: int = 5) -> tuple[dict[int, Any], dict[int, Any], Any]:
+def at(
+    phase: str, privacy: Privacy | None = None, clients: int = 5
+) -> tuple[dict[int, Any], dict[int, Any], Any]:
     """(sessions before a question, the messages with it, the clients), of an honest session."""
     privacy = privacy or Privacy(secure=True)
     one, local = session({i: np.ones(4) for i in range(clients)}, privacy)
@@ -58,7 +62,9 @@ def test_no_question_is_answered_twice_or_out_of_turn() -> None:
     with pytest.raises(ProtocolError, match="comes too early"):
         secure_client.unmask(sessions[0], messages[0] | {"secure.survivors": torch.arange(5)})
     after, _ = secure_client.mask(sessions[0], messages[0], np.ones(4, np.uint32))
-    with pytest.raises(ProtocolError, match="has been answered"):  # another reply under the same mask would open both
+    with pytest.raises(
+        ProtocolError, match="has been answered"
+    ):  # another reply under the same mask would open both
         secure_client.mask(after, messages[0], np.zeros(4, np.uint32))
     sessions, messages, _ = at("shares")
     after, _ = secure_client.share(sessions[0], messages[0], Member(0, Privacy(secure=True)))
@@ -71,18 +77,58 @@ def test_no_question_is_answered_twice_or_out_of_turn() -> None:
 
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 HOSTILE: dict[str, tuple[str, Change, str]] = {
-    "keys of this client changed": ("shares", lambda m: {"secure.keys": m["secure.keys"].roll(1, 0)}, "were changed"),
-    "the same keys twice": ("shares", lambda m: {"secure.keys": m["secure.keys"][:1].repeat(5, 1)}, "same keys"),
-    "a low threshold": ("shares", lambda _: {"secure.threshold": torch.tensor([2])}, "threshold is 2 of 5"),
-    "a threshold nobody reaches": ("shares", lambda _: {"secure.threshold": torch.tensor([6])}, "threshold is 6"),
-    "not among the clients": ("shares", lambda _: {"secure.clients": torch.arange(1, 6)}, "not among"),
-    "clients twice": ("shares", lambda _: {"secure.clients": torch.tensor([0, 0, 1, 2, 3])}, "each once"),
+    "keys of this client changed": (
+        "shares",
+        lambda m: {"secure.keys": m["secure.keys"].roll(1, 0)},
+        "were changed",
+    ),
+    "the same keys twice": (
+        "shares",
+        lambda m: {"secure.keys": m["secure.keys"][:1].repeat(5, 1)},
+        "same keys",
+    ),
+    "a low threshold": (
+        "shares",
+        lambda _: {"secure.threshold": torch.tensor([2])},
+        "threshold is 2 of 5",
+    ),
+    "a threshold nobody reaches": (
+        "shares",
+        lambda _: {"secure.threshold": torch.tensor([6])},
+        "threshold is 6",
+    ),
+    "not among the clients": (
+        "shares",
+        lambda _: {"secure.clients": torch.arange(1, 6)},
+        "not among",
+    ),
+    "clients twice": (
+        "shares",
+        lambda _: {"secure.clients": torch.tensor([0, 0, 1, 2, 3])},
+        "each once",
+    ),
     "negative clients": ("shares", lambda _: {"secure.clients": torch.arange(-1, 4)}, "each once"),
     "too few sharers": ("train", lambda m: few(m, 3), "fewer than the threshold of 4"),
-    "unknown sharers": ("train", lambda _: {"secure.sharers": torch.tensor([0, 1, 2, 3, 9])}, "not one of the session"),
-    "shares cut": ("train", lambda m: {"secure.shares": m["secure.shares"][:, :-1]}, "expected \\(5, 94\\)"),
-    "shares as floats": ("train", lambda m: {"secure.shares": m["secure.shares"].float()}, "no array"),
-    "too few survivors": ("unmask", lambda _: {"secure.survivors": torch.arange(3)}, "fewer than the threshold"),
+    "unknown sharers": (
+        "train",
+        lambda _: {"secure.sharers": torch.tensor([0, 1, 2, 3, 9])},
+        "not one of the session",
+    ),
+    "shares cut": (
+        "train",
+        lambda m: {"secure.shares": m["secure.shares"][:, :-1]},
+        "expected \\(5, 94\\)",
+    ),
+    "shares as floats": (
+        "train",
+        lambda m: {"secure.shares": m["secure.shares"].float()},
+        "no array",
+    ),
+    "too few survivors": (
+        "unmask",
+        lambda _: {"secure.survivors": torch.arange(3)},
+        "fewer than the threshold",
+    ),
     "survivors without oneself": (
         "unmask",
         lambda _: {"secure.survivors": torch.arange(1, 5)},
@@ -97,7 +143,10 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
 
 
 def few(message: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    return {"secure.sharers": torch.arange(count), "secure.shares": message["secure.shares"][:count]}
+    return {
+        "secure.sharers": torch.arange(count),
+        "secure.shares": message["secure.shares"][:count],
+    }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -120,7 +169,11 @@ def spoilt(phase: str, client: int, change: Change, clients: int = 7) -> Any:
 
     def ask(asked: str, messages: Any, looks: Any) -> Any:
         answers = local.ask(asked, messages, looks)
-        return answers | {client: answers[client] | change(answers[client])} if asked == phase else answers
+        return (
+            answers | {client: answers[client] | change(answers[client])}
+            if asked == phase
+            else answers
+        )
 
     one.ask = ask
     return one
@@ -191,7 +244,11 @@ def test_keys_of_an_earlier_session_are_refused() -> None:
 def test_a_key_on_which_everybody_agrees_is_refused() -> None:
     """A point of low order: each pair with it would have the mask of zero."""
     one = spoilt(
-        "keys", 3, lambda a: {"keys": torch.cat([a["keys"][:32], torch.zeros(32, dtype=torch.uint8), a["keys"][64:]])}
+        "keys",
+        3,
+        lambda a: {
+            "keys": torch.cat([a["keys"][:32], torch.zeros(32, dtype=torch.uint8), a["keys"][64:]])
+        },
     )
     survivors, _ = one.run()
     assert 3 not in survivors
@@ -201,7 +258,9 @@ def test_a_key_on_which_everybody_agrees_is_refused() -> None:
 # What the server sees.
 
 
-def everything_seen(values: dict[int, np.ndarray], privacy: Privacy, gone: Any = None) -> tuple[list[Any], Any]:
+def everything_seen(
+    values: dict[int, np.ndarray], privacy: Privacy, gone: Any = None
+) -> tuple[list[Any], Any]:
     """All messages in both directions."""
     one, local = session(values, privacy, gone)
     seen: list[Any] = []
@@ -219,7 +278,9 @@ def everything_seen(values: dict[int, np.ndarray], privacy: Privacy, gone: Any =
 def test_masked_vectors_look_uniform() -> None:
     """Every byte of every masked vector, whatever was sent: 255 degrees of freedom, so χ² is 255 ± 23."""
     privacy = Privacy(secure=True)
-    seen, one = everything_seen({i: np.full(20_000, float(i)) for i in range(4)}, privacy, {"unmask": {2}})
+    seen, one = everything_seen(
+        {i: np.full(20_000, float(i)) for i in range(4)}, privacy, {"unmask": {2}}
+    )
     masked = next(answers for phase, _, answers in seen if phase == "train")
     for client, answer in masked.items():
         raw = answer["masked"].numpy().view(np.uint8).reshape(-1, 4)
@@ -241,18 +302,28 @@ def test_nothing_the_server_receives_holds_a_secret_or_a_number() -> None:
         answers = local.ask(phase, messages, looks)
         seen.extend(a.numpy().tobytes() for answer in answers.values() for a in answer.values())
         if phase == "keys":
-            secrets.extend(key.numpy().tobytes() for s in local.sessions.values() for key in s.private)
+            secrets.extend(
+                key.numpy().tobytes() for s in local.sessions.values() for key in s.private
+            )
         return answers
 
     one.ask = ask
     one.run()
     fixed = FixedPoint.of(privacy)
     numbers = [fixed.encode(vector)[0].tobytes() for vector in values.values()]
-    floats = [vector.astype(kind).tobytes() for vector in values.values() for kind in (np.float32, np.float64)]
+    floats = [
+        vector.astype(kind).tobytes()
+        for vector in values.values()
+        for kind in (np.float32, np.float64)
+    ]
     assert len(secrets) == 15
     log = b"|".join(seen)
     assert not any(secret in log for secret in secrets)
-    assert not any(part[start : start + 8] in log for part in numbers + floats for start in range(0, len(part), 8))
+    assert not any(
+        part[start : start + 8] in log
+        for part in numbers + floats
+        for start in range(0, len(part), 8)
+    )
 
 
 def test_t_minus_one_colluding_clients_and_the_server_open_nothing() -> None:
@@ -272,7 +343,11 @@ def test_t_minus_one_colluding_clients_and_the_server_open_nothing() -> None:
     other, point = new_key(), 77
     weights = secure_shares._lagrange(0, (*shares, point))
     rest = sum(w * int.from_bytes(s, "big") for w, s in zip(weights, shares.values(), strict=False))
-    share = (int.from_bytes(other, "big") - rest) * pow(weights[-1], -1, secure_shares.PRIME) % secure_shares.PRIME
+    share = (
+        (int.from_bytes(other, "big") - rest)
+        * pow(weights[-1], -1, secure_shares.PRIME)
+        % secure_shares.PRIME
+    )
     assert secure_shares.combine(shares | {point: share.to_bytes(33, "big")}) == other
 
 

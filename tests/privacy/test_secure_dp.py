@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
-pytest.importorskip("dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
+pytest.importorskip(
+    "dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'"
+)
 
 import fedspan
 from conftest import RUN, advance, build, close, model, small
@@ -32,15 +36,25 @@ def private(settings: dict[str, Any], rounds: int, secure: bool, per_round: int 
     method, problem = build(**SSF), small()
     terms = Privacy(clip=1.0, delta=1e-3, **settings, **(SECURE if secure else {}))
     engine = Engine(simulate="loop")
-    end = SecureSimulator(method, problem, terms, engine) if secure else Simulator(method, problem, engine)
+    end = (
+        SecureSimulator(method, problem, terms, engine)
+        if secure
+        else Simulator(method, problem, engine)
+    )
     mechanism = Mechanism.of(terms, 7, per_round, rounds, bytes(32))
-    return advance(Loop(method, problem, end, problem.seeds, per_round, rounds=60, privacy=mechanism), rounds)
+    return advance(
+        Loop(method, problem, end, problem.seeds, per_round, rounds=60, privacy=mechanism), rounds
+    )
 
 
 @pytest.mark.parametrize(("noise", "leak", "per_round"), [(0.0, 0.0, 7), (1.0, 0.1, 5)])
-def test_the_private_sum_is_the_same_with_secure_sums(noise: float, leak: float, per_round: int) -> None:
+def test_the_private_sum_is_the_same_with_secure_sums(
+    noise: float, leak: float, per_round: int
+) -> None:
     """The same clipped replies, the same noise of the server; rounds of fewer clients than a sum needs hold noise."""
-    hidden, plain = (private({"noise": noise, "leak": leak}, 4, secure, per_round) for secure in (True, False))
+    hidden, plain = (
+        private({"noise": noise, "leak": leak}, 4, secure, per_round) for secure in (True, False)
+    )
     assert not [event for event in hidden.events if "nothing counted" not in event]
     if not hidden.events:
         close(model(hidden), model(plain), 1e-6)
@@ -48,7 +62,9 @@ def test_the_private_sum_is_the_same_with_secure_sums(noise: float, leak: float,
 
 def test_noise_of_the_clients_is_in_the_sum_and_not_in_their_states() -> None:
     """All noise is added before the masks. In c_i it would be subtracted from the next reply, and void ε."""
-    loud, quiet = (private({"noise": noise, "noise_at": "clients"}, 1, True) for noise in (1.0, 0.0))
+    loud, quiet = (
+        private({"noise": noise, "noise_at": "clients"}, 1, True) for noise in (1.0, 0.0)
+    )
     assert float((loud.server.c - quiet.server.c).norm()) > 1e-2
     close(loud.transport.clients().c, quiet.transport.clients().c, 1e-9)  # type: ignore[attr-defined]
 
@@ -60,14 +76,22 @@ def test_rounding_never_enlarges_a_norm() -> None:
     for private_sum in (True, False):
         fixed = FixedPoint(32, 2.0**10, 8.0, not private_sum, private_sum)
         assert (np.linalg.norm(fixed.decode(fixed.encode(v)[0])) <= 1.0) == private_sum
-        assert fixed.encode(np.array([9.0]))[1] == (0 if private_sum else 1)  # the count would tell of the data
+        assert fixed.encode(np.array([9.0]))[1] == (
+            0 if private_sum else 1
+        )  # the count would tell of the data
 
 
 @pytest.mark.parametrize(
     ("privacy", "words"),
     [
-        ({"secure": True, "clip": 1.0, "noise": 1.0, "quantile": 0.5, "delta": 1e-3}, "`privacy.quantile`"),
-        ({"secure": True, "epsilon": 8.0}, "epsilon` is of differential privacy, which needs `clip`"),
+        (
+            {"secure": True, "clip": 1.0, "noise": 1.0, "quantile": 0.5, "delta": 1e-3},
+            "`privacy.quantile`",
+        ),
+        (
+            {"secure": True, "epsilon": 8.0},
+            "epsilon` is of differential privacy, which needs `clip`",
+        ),
         ({}, "needs `clip` with .*, or secure = true"),
     ],
 )
@@ -80,11 +104,16 @@ def test_settings_that_do_not_go_together(privacy: dict[str, Any], words: str) -
         "participation": {"weights": "uniform"},
     }
     with pytest.raises(SpecError, match=words):
-        fedspan.run({key: value for key, value in spec.items() if value is not None}, progress=False)
+        fedspan.run(
+            {key: value for key, value in spec.items() if value is not None}, progress=False
+        )
 
 
 def test_a_robust_aggregator_is_refused() -> None:
-    spec = RUN | {"privacy": {"secure": True}, "participation": {"aggregator": {"name": "trimmed_mean"}}}
+    spec = RUN | {
+        "privacy": {"secure": True},
+        "participation": {"aggregator": {"name": "trimmed_mean"}},
+    }
     with pytest.raises(SpecError, match="'trimmed_mean' needs single replies"):
         fedspan.run(spec, progress=False)
 
@@ -98,7 +127,9 @@ def test_both_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     noise = {"clip": 1.0, "noise": 1.0, "delta": 1e-3, "noise_at": "clients"}
     more = {"clients_per_round": 7, "participation": {"weights": "uniform"}}
     spec = flower.spec_of(rounds=2, privacy=noise | SECURE, **more)
-    result = flower.serve(spec, flower.FakeGrid(spec, tmp_path / "states"), tmp_path / "out", backup=False)
+    result = flower.serve(
+        spec, flower.FakeGrid(spec, tmp_path / "states"), tmp_path / "out", backup=False
+    )
     assert not flower.events_of(result)
     assert result.history[-1]["epsilon"] > 0
     spec = flower.spec_of(rounds=2, privacy=noise, **more)

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from test_secure_attacks import at
 from test_secure_sum import session
 
@@ -35,7 +42,11 @@ def test_signed_keys_give_the_same_sum() -> None:
 def test_a_server_cannot_pose_as_a_client(who: str) -> None:
     """It replaces the keys of client 1 by its own, signed with whatever key it has; every client refuses."""
     sessions, messages, local = at("shares", SIGNED)
-    forger = {"a stranger": Identity.group([1])[1], "another client": local.identities[3], "nobody": None}[who]
+    forger = {
+        "a stranger": Identity.group([1])[1],
+        "another client": local.identities[3],
+        "nobody": None,
+    }[who]
     named = {"secure.session": messages[0]["secure.session"]}
     begun, answer = secure_client.advertise(named, Member(1, Privacy(secure=True)))
     row = answer["keys"].numpy().tobytes()
@@ -43,7 +54,9 @@ def test_a_server_cannot_pose_as_a_client(who: str) -> None:
     keys = messages[0]["secure.keys"].clone()
     keys[1] = secure_client.to_tensor(row)
     local.sessions[0] = sessions[0]
-    with pytest.raises(ProtocolError, match="keys of client 1 are not signed with its key in the roster"):
+    with pytest.raises(
+        ProtocolError, match="keys of client 1 are not signed with its key in the roster"
+    ):
         local.ask("shares", {0: messages[0] | {"secure.keys": keys}}, {})
 
 
@@ -54,10 +67,17 @@ def test_signed_keys_of_an_earlier_session_with_the_same_name_are_of_no_use() ->
     named = {"secure.session": asked["secure.session"]}
     fresh = {c: local._answer("keys", c, named, {})["keys"] for c in range(5)}
     keys = torch.stack([old[1] if c == 1 else fresh[c] for c in range(5)])
-    sealed = {c: local._answer("shares", c, asked | {"secure.keys": keys}, {})["shares"] for c in (0, 2, 3, 4)}
+    sealed = {
+        c: local._answer("shares", c, asked | {"secure.keys": keys}, {})["shares"]
+        for c in (0, 2, 3, 4)
+    }
     forged = torch.zeros(94, dtype=torch.uint8)
     to_0 = torch.stack([sealed[c][0] if c in sealed else forged for c in range(5)])
-    relayed = {"secure.session": asked["secure.session"], "secure.sharers": torch.arange(5), "secure.shares": to_0}
+    relayed = {
+        "secure.session": asked["secure.session"],
+        "secure.sharers": torch.arange(5),
+        "secure.shares": to_0,
+    }
     with pytest.raises(ProtocolError, match="did not seal its shares"):
         secure_client.mask(local.sessions[0], relayed, np.ones(4, np.uint32))
 

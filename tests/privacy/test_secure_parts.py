@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 
 from test_secure_attacks import at
@@ -41,7 +43,10 @@ def test_the_field_is_a_field() -> None:
 
 def test_two_clients_agree_and_others_do_not() -> None:
     a, b, c = new_key(), new_key(), new_key()
-    same = agreed_key(a, public_key(b), "mask", b"s", 1, 2), agreed_key(b, public_key(a), "mask", b"s", 1, 2)
+    same = (
+        agreed_key(a, public_key(b), "mask", b"s", 1, 2),
+        agreed_key(b, public_key(a), "mask", b"s", 1, 2),
+    )
     assert same[0] == same[1]
     others = {
         agreed_key(c, public_key(b), "mask", b"s", 1, 2),
@@ -72,8 +77,12 @@ def test_a_mask_is_the_same_in_one_piece_or_many(dtype: Any) -> None:
 
 def test_a_session_survives_storage() -> None:
     sessions, messages, _ = at("unmask")
-    stored: Any = wire.unpack(secure_client.Session, {k: v.clone() for k, v in wire.pack(sessions[1]).items()})
-    first, second = (secure_client.unmask(one, messages[1])[1]["shares"] for one in (sessions[1], stored))
+    stored: Any = wire.unpack(
+        secure_client.Session, {k: v.clone() for k, v in wire.pack(sessions[1]).items()}
+    )
+    first, second = (
+        secure_client.unmask(one, messages[1])[1]["shares"] for one in (sessions[1], stored)
+    )
     assert torch.equal(first, second)
     assert replace(stored, answered=4).answered == 4
 

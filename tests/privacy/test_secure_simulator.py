@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 import fedspan
 from conftest import RUN, Scripted, advance, build, close, model, small, start
@@ -44,7 +46,10 @@ SUMMED: list[tuple[str, dict[str, Any]]] = [
 
 def secure(method: Any, problem: Any, privacy: Privacy = FINE, **engine: Any) -> Loop:
     return start(
-        method, problem, 4, SecureSimulator(method, problem, privacy, Engine(**({"simulate": "loop"} | engine)))
+        method,
+        problem,
+        4,
+        SecureSimulator(method, problem, privacy, Engine(**({"simulate": "loop"} | engine))),
     )
 
 
@@ -101,7 +106,11 @@ def test_a_round_below_the_threshold_changes_nothing(phase: str) -> None:
     assert torch.equal(loop.transport.clients().c, states)  # type: ignore[attr-defined]
     advance(loop, 4)
     missing = {(3, int(client)) for client in loop_ids(loop, 3)}
-    close(model(loop), model(advance(start(method, problem, 4, scripted(method, problem, missing)), 8)), 1e-7)
+    close(
+        model(loop),
+        model(advance(start(method, problem, 4, scripted(method, problem, missing)), 8)),
+        1e-7,
+    )
 
 
 def loop_ids(loop: Loop, t: int) -> Any:
@@ -127,7 +136,10 @@ def test_the_sum_is_exact_and_the_states_follow_from_what_was_sent() -> None:
 def test_clipped_numbers_are_an_event() -> None:
     method, problem = build("ssf", **COORDINATES), small()
     loop = advance(secure(method, problem, Privacy(secure=True, secure_range=0.05)), 2)
-    assert "numbers were clipped to ±0.05; raise `privacy.secure_range`, or set `privacy.secure_bits`" in loop.events[0]
+    assert (
+        "numbers were clipped to ±0.05; raise `privacy.secure_range`, or set `privacy.secure_bits`"
+        in loop.events[0]
+    )
     close(loop.transport.clients().c[0].mean(0), loop.server.c[0, 0], 1e-12)  # type: ignore[attr-defined]
 
 
@@ -135,7 +147,8 @@ def test_the_bytes_are_those_of_the_protocol() -> None:
     """Per client: keys 104 up; shares of 94 bytes each; 4 bytes per number and one more; 33 bytes per share again."""
     method, problem = build("ssf", correction="always", **COORDINATES), small()
     loop, plain = (
-        advance(one, 1) for one in (secure(method, problem, Privacy(secure=True)), start(method, problem, 4))
+        advance(one, 1)
+        for one in (secure(method, problem, Privacy(secure=True)), start(method, problem, 4))
     )
     r, n, session = 8, 4, 16
     up = 104 + 94 * n + 4 * (r + 1) + 33 * n
@@ -151,15 +164,27 @@ def test_the_bytes_are_those_of_the_protocol() -> None:
         ({"name": "compressed"}, {}, "compressed needs each reply"),
         ({"name": "doublesqueeze"}, {}, "doublesqueeze needs each reply"),
         ({"name": "powersgd"}, {}, "powersgd needs each reply"),
-        ({"name": "scallion", "compressor": {"name": "randk", "k": 0.3}}, {}, "leave out `compressor`"),
+        (
+            {"name": "scallion", "compressor": {"name": "randk", "k": 0.3}},
+            {},
+            "leave out `compressor`",
+        ),
         ({"name": "ssf", "extrapolate": True}, {}, "leave out `extrapolate`"),
         ({"name": "ssf", "compressor": {"name": "topk", "k": 0.5}}, {}, "leave out `compressor`"),
         ({"name": "fedavg"}, {"clients_per_round": 2}, "hides nobody among 2 clients"),
-        ({"name": "fedavg"}, {"privacy": {"secure": True, "secure_scale": 2.0**28}}, "overflow 32 bits"),
+        (
+            {"name": "fedavg"},
+            {"privacy": {"secure": True, "secure_scale": 2.0**28}},
+            "overflow 32 bits",
+        ),
     ],
 )
 def test_what_needs_single_replies_is_refused_by_name(method: Any, more: Any, words: str) -> None:
-    spec = RUN | {"privacy": {"secure": True}, "method": method | {"lr": 0.02, "local_steps": 3}} | more
+    spec = (
+        RUN
+        | {"privacy": {"secure": True}, "method": method | {"lr": 0.02, "local_steps": 3}}
+        | more
+    )
     with pytest.raises(SpecError, match=words):
         fedspan.run(spec, progress=False)
 
@@ -178,10 +203,16 @@ def test_a_users_run_and_its_resume(tmp_path: Path) -> None:
 def test_buffers_are_part_of_the_sum() -> None:
     """Running statistics of norms would tell of single clients; only their mean change reaches the server."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    )
     rng = np.random.default_rng(0)
     data = [
-        (torch.from_numpy(rng.normal(size=(20, 6))).float(), torch.from_numpy(rng.integers(0, 3, 20))) for _ in range(4)
+        (
+            torch.from_numpy(rng.normal(size=(20, 6))).float(),
+            torch.from_numpy(rng.integers(0, 3, 20)),
+        )
+        for _ in range(4)
     ]
     found = []
     for privacy in (None, FINE):
@@ -202,8 +233,14 @@ def test_dropout_cannot_be_batched() -> None:
     data, found = [(one, torch.arange(9) % 3) for one in x], []
     for simulate in ("loop", "batched"):
         method, engine = FedAvg(lr=0.1, local_steps=3), Engine(simulate=simulate)  # type: ignore[arg-type]
-        spec = replace(spec_of(copy.deepcopy(net), data, method=method, rounds=2, engine=engine), privacy=FINE)
-        with pytest.warns(UserWarning, match="using 'loop'") if simulate == "batched" else contextlib.nullcontext():
+        spec = replace(
+            spec_of(copy.deepcopy(net), data, method=method, rounds=2, engine=engine), privacy=FINE
+        )
+        with (
+            pytest.warns(UserWarning, match="using 'loop'")
+            if simulate == "batched"
+            else contextlib.nullcontext()
+        ):
             found.append(fedspan.run(spec, progress=False).weights[0])
     assert all(torch.equal(found[0][name], value) for name, value in found[1].items())
 
@@ -219,7 +256,8 @@ def test_ssf_learns_digits_as_well_with_secure_sums() -> None:
         },
     }  # fmt: skip
     plain, hidden = (
-        fedspan.run(table | more, progress=False).history[-1] for more in ({}, {"privacy": {"secure": True}})
+        fedspan.run(table | more, progress=False).history[-1]
+        for more in ({}, {"privacy": {"secure": True}})
     )
     assert "events" not in hidden
     assert plain["accuracy"] > 0.5

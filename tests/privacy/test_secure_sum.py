@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 
 from fedspan.core.errors import ProtocolError, SpecError
@@ -36,16 +38,25 @@ def vectors(clients: int, length: int, privacy: Privacy, seed: int) -> dict[int,
     rng, most = np.random.default_rng(seed), privacy.fixed_range
     ids = sorted(rng.choice(10 * clients, clients, replace=False).tolist())
     edges = np.array([most, -most, 0.0, most - 1 / privacy.fixed_scale])
-    return {i: np.where(rng.random(length) < 0.5, rng.choice(edges, length), rng.normal(size=length)) for i in ids}
+    return {
+        i: np.where(rng.random(length) < 0.5, rng.choice(edges, length), rng.normal(size=length))
+        for i in ids
+    }
 
 
-def session(values: dict[int, np.ndarray], privacy: Privacy, gone: dict[str, Any] | None = None) -> Any:
+def session(
+    values: dict[int, np.ndarray], privacy: Privacy, gone: dict[str, Any] | None = None
+) -> Any:
     """(the sum, its clients)"""
     fixed = FixedPoint.of(privacy)
     clients = LocalClients(
-        privacy, lambda there: encoded({i: values[i] for i in there}, fixed), lambda phase: (gone or {}).get(phase, ())
+        privacy,
+        lambda there: encoded({i: values[i] for i in there}, fixed),
+        lambda phase: (gone or {}).get(phase, ()),
     )
-    return SecureSum(sorted(values), len(next(iter(values.values()))), privacy, clients.ask), clients
+    return SecureSum(
+        sorted(values), len(next(iter(values.values()))), privacy, clients.ask
+    ), clients
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,7 +93,12 @@ def test_the_sum_is_that_of_the_rounded_numbers(
 @pytest.mark.parametrize("bits", [32, 64])
 def test_overflow_is_refused(bits: Any) -> None:
     """One client more than n · range · scale < 2^(bits − 1) allows; at the bound all ends of the range still add up."""
-    privacy = Privacy(secure=True, secure_bits=bits, secure_range=2.0, secure_scale=2.0 ** (27 if bits == 32 else 45))
+    privacy = Privacy(
+        secure=True,
+        secure_bits=bits,
+        secure_range=2.0,
+        secure_scale=2.0 ** (27 if bits == 32 else 45),
+    )
     most = int(2 ** (bits - 1) / (privacy.fixed_scale * 2.0)) - 1
     FixedPoint.of(privacy).check(most)
     with pytest.raises(SpecError, match=f"overflow {bits} bits"):
@@ -114,8 +130,12 @@ def test_settings_are_checked(wrong: dict[str, Any], words: str) -> None:
 def test_values_outside_the_range_are_clipped_and_counted() -> None:
     """The count is itself part of the sum; the reply as it counts has the clipped values."""
     fixed = FixedPoint.of(Privacy(secure=True))
-    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)}, object)
-    whole, counted = payload.encode({"a": torch.tensor([[[9.0, -1e30, 0.3]]]), "b": torch.tensor([[[1.0]]])})
+    payload = Payload.of(
+        fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)}, object
+    )
+    whole, counted = payload.encode(
+        {"a": torch.tensor([[[9.0, -1e30, 0.3]]]), "b": torch.tensor([[[1.0]]])}
+    )
     assert counted["a"].tolist() == [[[8.0, -8.0, pytest.approx(0.3, abs=2**-21)]]]
     arrays, clipped = payload.decode(whole + whole, 2.0, 2)
     assert clipped == 4

@@ -55,11 +55,16 @@ def install(
         ({"offers": "index"}, f"install --no-deps --index-url {CPU_INDEX} torch==2.13.0+cpu"),
         ({"offers": "local index", "driver": True}, "install torch==2.13.0"),
         ({"system": "Darwin"}, "install torch==2.13.0"),
-        ({"offers": "local", "torch": "torch==2.9.1 --index-url x"}, "install torch==2.9.1 --index-url x"),
+        (
+            {"offers": "local", "torch": "torch==2.9.1 --index-url x"},
+            "install torch==2.9.1 --index-url x",
+        ),
         ({"driver": True, "torch": "torch==2.9.1"}, "install torch==2.9.1"),
     ],
 )
-def test_the_smallest_build_that_serves_is_taken(given: dict[str, object], expected: str, tmp_path: Path) -> None:
+def test_the_smallest_build_that_serves_is_taken(
+    given: dict[str, object], expected: str, tmp_path: Path
+) -> None:
     installed, done = install(tmp_path, **given)  # type: ignore[arg-type]
     assert (done.returncode, done.stderr) == (0, "")
     assert installed == expected

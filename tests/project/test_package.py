@@ -42,24 +42,36 @@ def test_the_lowest_versions_that_are_tested_are_the_lower_bounds() -> None:
 
 
 def test_the_versions_of_python_agree() -> None:
-    named = {one.rsplit(" ", 1)[1] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", one)}
+    named = {
+        one.rsplit(" ", 1)[1]
+        for one in PROJECT["classifiers"]
+        if re.search(r"Python :: 3\.\d+$", one)
+    }
     assert PROJECT["requires-python"] == f">={min(named, key=lambda one: int(one[2:]))}"
     workflow = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
     assert all(f'"{one}"' in workflow for one in named)
     lowest = PROJECT["requires-python"].removeprefix(">=")
-    assert f"fedspan needs Python {lowest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"fedspan needs Python {lowest} or newer" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_citation_names_this_version() -> None:
-    assert f"\nversion: {fedspan.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {fedspan.__version__}\n" in (ROOT / "CITATION.cff").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_nothing_is_installed_while_the_demo_runs() -> None:
     """Under `make -j2 test demo`, in any order."""
     words = ["make", "--dry-run", "--always-make", "test", "demo"]
-    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # that of `make test`
-    planned = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    env = {
+        key: value for key, value in os.environ.items() if not key.startswith("MAKE")
+    }  # that of `make test`
+    planned = subprocess.run(
+        words, cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    ).stdout
     assert 0 < planned.index("examples/quickstart.py") < planned.index(".[dev,docs]")
 
 
@@ -67,7 +79,11 @@ def test_nothing_is_installed_while_the_demo_runs() -> None:
 def test_what_is_released_is_small_and_complete(tmp_path: Path) -> None:
     if importlib.util.find_spec("build") is None:
         pytest.skip("build is not installed; pip install build")
-    subprocess.run([sys.executable, "-m", "build", str(ROOT), "-o", str(tmp_path)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", str(ROOT), "-o", str(tmp_path)],
+        check=True,
+        capture_output=True,
+    )
     (wheel,), (source,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     assert source.stat().st_size < 2_000_000
     with tarfile.open(source) as archive:
@@ -77,7 +93,14 @@ def test_what_is_released_is_small_and_complete(tmp_path: Path) -> None:
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         text = archive.read(metadata).decode()
     assert "fedspan/py.typed" in names
-    assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
+    assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {
+        "LICENSE",
+        "NOTICE",
+    }
     assert all(name.startswith("fedspan") for name in names)
     readme = Parser().parsestr(text).get_payload()
-    assert [one for one in re.findall(r"\]\(([^)]+)\)", str(readme)) if not one.startswith(("https://", "#"))] == []
+    assert [
+        one
+        for one in re.findall(r"\]\(([^)]+)\)", str(readme))
+        if not one.startswith(("https://", "#"))
+    ] == []

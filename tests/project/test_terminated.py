@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
+)
 COMMANDS = {
     "bench": (["benchmarks/bench.py", "population"], 1),
     "population": (["benchmarks/population.py", "--short"], 1),
@@ -37,9 +39,12 @@ def marked(mark: str) -> set[int]:
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=lambda stop: stop.name)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in COMMANDS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in COMMANDS],
 )
-def test_a_script_that_is_terminated_leaves_nothing_behind(name: str, stop: signal.Signals, tmp_path: Path) -> None:
+def test_a_script_that_is_terminated_leaves_nothing_behind(
+    name: str, stop: signal.Signals, tmp_path: Path
+) -> None:
     words, children = COMMANDS[name]
     if name in SLOW:
         pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
@@ -50,11 +55,17 @@ def test_a_script_that_is_terminated_leaves_nothing_behind(name: str, stop: sign
         env=os.environ | {"MARK": key},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a job of a shell ignores
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # which a job of a shell ignores
     )
     try:
         until = time.monotonic() + 60
-        while len(marked(f"MARK={key}")) <= children and time.monotonic() < until and script.poll() is None:
+        while (
+            len(marked(f"MARK={key}")) <= children
+            and time.monotonic() < until
+            and script.poll() is None
+        ):
             time.sleep(0.1)
         assert script.poll() is None, "it ended before it was stopped"
         script.send_signal(stop)

@@ -21,12 +21,20 @@ from fedspan.projectors._dense import Dense
 
 NAMES = list(registry.choices("projector"))
 layouts = st.lists(
-    st.tuples(st.integers(1, 5), st.integers(1, 40), st.sampled_from([0, 1, None])), min_size=1, max_size=3
-).map(lambda parts: Layout(tuple(Block(f"w{i}", (a, b), axis) for i, (a, b, axis) in enumerate(parts)), torch.float64))
+    st.tuples(st.integers(1, 5), st.integers(1, 40), st.sampled_from([0, 1, None])),
+    min_size=1,
+    max_size=3,
+).map(
+    lambda parts: Layout(
+        tuple(Block(f"w{i}", (a, b), axis) for i, (a, b, axis) in enumerate(parts)), torch.float64
+    )
+)
 
 
 def make(name: str, rank: float = 0.3) -> Projector:
-    return building.build("projector", {"name": name} | ({} if name == "identity" else {"rank": rank}))
+    return building.build(
+        "projector", {"name": name} | ({} if name == "identity" else {"rank": rank})
+    )
 
 
 def sample(projector: Projector, layout: Layout, runs: int = 1, seed: int = 0):
@@ -36,9 +44,14 @@ def sample(projector: Projector, layout: Layout, runs: int = 1, seed: int = 0):
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=30, deadline=None)
 @given(layout=layouts, rank=st.floats(0.01, 1.0), seed=st.integers(0, 2**32))
-def test_rows_are_orthonormal_and_the_transpose_is_adjoint(name: str, layout: Layout, rank: float, seed: int) -> None:
+def test_rows_are_orthonormal_and_the_transpose_is_adjoint(
+    name: str, layout: Layout, rank: float, seed: int
+) -> None:
     P = sample(make(name, rank), layout, runs=2, seed=seed)
-    z, v = torch.randn(2, 3, P.rank, dtype=torch.float64), torch.randn(2, 3, layout.size, dtype=torch.float64)
+    z, v = (
+        torch.randn(2, 3, P.rank, dtype=torch.float64),
+        torch.randn(2, 3, layout.size, dtype=torch.float64),
+    )
     torch.testing.assert_close(P @ (P.T @ z), z, rtol=0, atol=1e-10)
     torch.testing.assert_close(((P @ v) * z).sum(-1), (v * (P.T @ z)).sum(-1), rtol=1e-9, atol=1e-9)
     assert (P @ v).shape == (2, 3, P.rank)
@@ -75,13 +88,24 @@ def test_every_input_has_its_turn_in_every_cycle(d: int, r: int) -> None:
     layout = Layout((Block("a", (2, d), 1), Block("b", (d, 1), 0)), torch.float64)
     length, projector = -(-d // r), make("cycle", r)
     maps = [draw(projector, layout, (3, 4), t) for t in range(40 * length)]
-    picks = np.array([[f.index[:, 0].numpy() for f in P.factors] for P in maps])  # (rounds, blocks, runs, r)
+    picks = np.array(
+        [[f.index[:, 0].numpy() for f in P.factors] for P in maps]
+    )  # (rounds, blocks, runs, r)
     cycles = picks.reshape(40, length, 2, 2, r)
     for cycle in cycles:
         for block, run in np.ndindex(2, 2):
             assert set(cycle[:, block, run].ravel()) == set(range(d))
     if r < d:
-        assert len({cycle[0, block, run].tobytes() for cycle in cycles for block, run in np.ndindex(2, 2)}) > 20
+        assert (
+            len(
+                {
+                    cycle[0, block, run].tobytes()
+                    for cycle in cycles
+                    for block, run in np.ndindex(2, 2)
+                }
+            )
+            > 20
+        )
 
 
 def test_the_rounds_of_a_cycle_do_not_depend_on_how_they_are_drawn() -> None:
@@ -106,7 +130,10 @@ def test_written_out_columns_are_the_map(name: str) -> None:
 
 @pytest.mark.parametrize("d", [2, 3, 100, 127, 600])
 def test_fast_hadamard_equals_the_written_out_one(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, projector = Layout((Block("w", (3, d), 1),), torch.float64), make("hadamard", max(1, d // 3))
+    layout, projector = (
+        Layout((Block("w", (3, d), 1),), torch.float64),
+        make("hadamard", max(1, d // 3)),
+    )
     monkeypatch.setattr(hadamard, "SMALL", 10**6)
     written = sample(projector, layout, runs=2)
     monkeypatch.setattr(hadamard, "SMALL", 0)
@@ -149,14 +176,17 @@ def test_float32_is_the_cast_of_the_float64_draw() -> None:
     blocks = (Block("w", (1, 30), 1),)
     keys = np.array([seeds.key(1, "projector", 0)], np.uint64)
     p64, p32 = (
-        make("gaussian", 7).sample(Layout(blocks, t), keys).factors[0].columns() for t in (torch.float64, torch.float32)
+        make("gaussian", 7).sample(Layout(blocks, t), keys).factors[0].columns()
+        for t in (torch.float64, torch.float32)
     )
     assert torch.equal(p64.float(), p32)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_size_of_a_subspace_is_known_without_a_draw(name: str) -> None:
-    layout = Layout((Block("w", (3, 50), 1), Block("b", (3,)), Block("v", (20, 4), 0)), torch.float64)
+    layout = Layout(
+        (Block("w", (3, 50), 1), Block("b", (3,)), Block("v", (20, 4), 0)), torch.float64
+    )
     for rank in (2, 0.3):
         projector = building.build("projector", {"name": name, "rank": rank})
         assert projector.size(layout) == draw(projector, layout, (0,), 0).rank
@@ -169,7 +199,11 @@ class Sketch(Projector):
     scale: float = 1.0
 
     def factor(self, inputs: int, rank: int, keys: Any, dtype: torch.dtype) -> Dense:
-        p = self.scale * torch.from_numpy(seeds.normal(keys, inputs * rank)).view(-1, rank, inputs) / inputs**0.5
+        p = (
+            self.scale
+            * torch.from_numpy(seeds.normal(keys, inputs * rank)).view(-1, rank, inputs)
+            / inputs**0.5
+        )
         return Dense(p.to(dtype), p)
 
 
@@ -177,6 +211,8 @@ class Sketch(Projector):
 def test_rows_that_are_not_orthonormal_are_refused(dtype: torch.dtype) -> None:
     problem = small(dtype)
     for projector in (Sketch(rank=3), Sketch(rank=12, scale=0.5)):
-        with pytest.raises(SpecError, match="the projector Sketch draws are not orthonormal") as error:
+        with pytest.raises(
+            SpecError, match="the projector Sketch draws are not orthonormal"
+        ) as error:
             advance(start(build("ssf", projector=projector), problem), 1)
         assert "\n" not in str(error.value)

@@ -36,7 +36,12 @@ from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
 
-METHOD = {"name": "ssf", "projector": {"name": "coordinate", "rank": 4}, "lr": 0.02, "local_steps": 2}
+METHOD = {
+    "name": "ssf",
+    "projector": {"name": "coordinate", "rank": 4},
+    "lr": 0.02,
+    "local_steps": 2,
+}
 DAMAGES = ("delete", "cut", "empty", "zeros", "double", "flip")
 
 
@@ -87,7 +92,9 @@ class Disk:
             self.struck[f"{who} {kind}"] += number == at
             half = name == "pwrite" and len(arguments[1]) > 1
             if number == at and half and kind in ("short", "full"):
-                done = self.real[name](arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
+                done = self.real[name](
+                    arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:]
+                )
                 if kind == "full":
                     return done
             if kind in ("crash", "short"):
@@ -110,7 +117,9 @@ class Grid(FakeGrid):
         self.disk, self.rng = disk, rng
         self.plan: dict[int, str] = {}
         self.trained = 0
-        self.slow: dict[int, Message] = {}  # by client: work that goes on after the server has stopped waiting for it
+        self.slow: dict[
+            int, Message
+        ] = {}  # by client: work that goes on after the server has stopped waiting for it
         self.replies: dict[int, Message] = {}  # the last reply of each client
         self.done = Counter[str]()  # the faults that happened
 
@@ -187,7 +196,10 @@ class Grid(FakeGrid):
         others = [p for p in sorted(path.parent.glob("client-*.safetensors")) if p != path]
         if not path.exists() or (how == "foreign" and not others):
             return
-        before, self.disk.who = self.disk.who, "operator"  # else a fault of the server's disk would strike here
+        before, self.disk.who = (
+            self.disk.who,
+            "operator",
+        )  # else a fault of the server's disk would strike here
         if how == "foreign":
             path.write_bytes(self.rng.choice(others).read_bytes())
         else:
@@ -210,14 +222,28 @@ class Grid(FakeGrid):
 class World:
     """A run from its first start to its end, with everything that its operators do about faults."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, seed: int = 0, rounds: int = 12, **config: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        seed: int = 0,
+        rounds: int = 12,
+        **config: Any,
+    ) -> None:
         self.folder, self.rng = folder, random.Random(seed)
         self.spec = spec_of(METHOD, rounds=rounds, eval_every=3)
         self.disk, self.loops = Disk(patch), list[Loop]()
         self.grid = Grid(self.spec, folder / "states", self.disk, self.rng)
-        self.config = {"run_dir": str(folder / "out"), "timeout": 0.5, "wait": 0.0, "pause": 600.0} | config
+        self.config = {
+            "run_dir": str(folder / "out"),
+            "timeout": 0.5,
+            "wait": 0.0,
+            "pause": 600.0,
+        } | config
         self.refusals: list[str] = []
-        self.strikes: list[tuple[int, str]] = []  # (call, how it fails) of the next processes of the server
+        self.strikes: list[
+            tuple[int, str]
+        ] = []  # (call, how it fails) of the next processes of the server
         clock = Clock()
         for module in (server, remote_server):
             patch.setattr(module, "time", clock)
@@ -262,7 +288,9 @@ class World:
             mends += [] if mend is None else [mend]
             result = self.start(resume)
             refused = self.refusals[before:]
-            resume = not any("no checkpoint" in said for said in refused)  # it died before its first checkpoint
+            resume = not any(
+                "no checkpoint" in said for said in refused
+            )  # it died before its first checkpoint
             if refused and mends and "cannot write" not in refused[-1]:
                 mends.pop()()
                 resume = True
@@ -273,12 +301,22 @@ class World:
         assert result.status == "finished"
         assert not any("\n" in said for said in self.refusals), "an error is one line"
         every = range(0, self.spec.rounds + self.spec.eval_every, self.spec.eval_every)
-        assert [row["round"] for row in result.history] == sorted({min(t, self.spec.rounds) for t in every})
+        assert [row["round"] for row in result.history] == sorted(
+            {min(t, self.spec.rounds) for t in every}
+        )
         rounds = Rounds(self.out / "rounds.jsonl").read()
         assert [one["round"] for one in rounds] == list(range(self.spec.rounds))
-        missing = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
+        missing = {
+            (one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]
+        }
         problem = self.spec.task.build((self.spec.seed,), self.spec)
-        reference = Loop(self.spec.method, problem, Scripted(Simulator(self.spec.method, problem), missing), (0,), 3)
+        reference = Loop(
+            self.spec.method,
+            problem,
+            Scripted(Simulator(self.spec.method, problem), missing),
+            (0,),
+            3,
+        )
         with torch.inference_mode():
             for _ in range(self.spec.rounds):
                 reference.step()
@@ -306,7 +344,10 @@ class World:
                 file = StateFile.of(self.grid.states_dir, "run", f"client-{client}")
                 with contextlib.suppress(StateLostError):
                     own = file.load(
-                        int(end.accepted[client]), int(end.marks[client]), kind, agreement.fingerprint
+                        int(end.accepted[client]),
+                        int(end.marks[client]),
+                        kind,
+                        agreement.fingerprint,
                     ).state.c.flatten()
             if own is not None and copy is not None:
                 close(own, copy, 1e-6)
@@ -314,7 +355,11 @@ class World:
         return torch.stack(found)
 
     def server_files(self) -> list[Path]:
-        return sorted(path for path in self.out.rglob("*") if path.is_file()) if self.out.exists() else []
+        return (
+            sorted(path for path in self.out.rglob("*") if path.is_file())
+            if self.out.exists()
+            else []
+        )
 
 
 @contextlib.contextmanager

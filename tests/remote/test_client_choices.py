@@ -55,15 +55,22 @@ def bundle(tmp_path: Path) -> Path:
 class Grid(FakeGrid):
     """Clients with the submitter's run config and their own node config."""
 
-    def __init__(self, spec: Path, states_dir: Path, run_config: dict[str, Any], node_config: dict[str, Any]) -> None:
+    def __init__(
+        self, spec: Path, states_dir: Path, run_config: dict[str, Any], node_config: dict[str, Any]
+    ) -> None:
         super().__init__(load_spec(spec, ()), states_dir)
         self.app, self.run_config, self.node_config = client_app(spec), run_config, node_config
         self.clients = {100 + i: i for i in range(3)}
 
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        config = {"partition-id": self.clients[node], "states-dir": str(self.states_dir)} | self.node_config
-        return self.app(message, Context(1, node, config, message.content.__class__(), self.run_config))
+        config = {
+            "partition-id": self.clients[node],
+            "states-dir": str(self.states_dir),
+        } | self.node_config
+        return self.app(
+            message, Context(1, node, config, message.content.__class__(), self.run_config)
+        )
 
 
 FOREIGN = {
@@ -85,13 +92,18 @@ def test_a_client_imports_and_reads_nothing_that_the_submitter_names(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    result = serve(load_spec(bundle, ()), Grid(bundle, tmp_path / "states", {"set": change}, {}), tmp_path / "out")
+    result = serve(
+        load_spec(bundle, ()),
+        Grid(bundle, tmp_path / "states", {"set": change}, {}),
+        tmp_path / "out",
+    )
     assert not (tmp_path / "imported").exists()
     events = events_of(result)
     assert any("client 0: refused: " in event for event in events)
     if change != "task=3":
         assert any(
-            "refused: `set` of the run config gives task." in event and "own choice" in event for event in events
+            "refused: `set` of the run config gives task." in event and "own choice" in event
+            for event in events
         )
     assert not any("\n" in event for event in events)
 
@@ -107,16 +119,22 @@ def test_the_module_of_the_nodes_own_config_is_imported(bundle: Path, tmp_path: 
     ours = tmp_path / "ward" / "ours.py"
     ours.parent.mkdir()
     ours.write_text(leaves_mark(tmp_path / "ours-imported") + MODULE)
-    grid = Grid(bundle, tmp_path / "states", {"set": "task.module=foreign_part"}, {"module": str(ours)})
+    grid = Grid(
+        bundle, tmp_path / "states", {"set": "task.module=foreign_part"}, {"module": str(ours)}
+    )
     result = serve(load_spec(bundle, ()), grid, tmp_path / "out")
     assert result.finished
     assert events_of(result) == []
     assert (tmp_path / "ours-imported").exists()
     assert not (tmp_path / "imported").exists()
-    made = client_spec(bundle, ("task={name='classification', data='digits', model='ward_net:make'}",), "ward_net")
+    made = client_spec(
+        bundle, ("task={name='classification', data='digits', model='ward_net:make'}",), "ward_net"
+    )
     assert made.task.model == "ward_net:make"  # type: ignore[attr-defined]
     with pytest.raises(SpecError, match="own choice"):
-        client_spec(bundle, ("task={name='classification', data='digits', model='other:make'}",), "ward_net")
+        client_spec(
+            bundle, ("task={name='classification', data='digits', model='other:make'}",), "ward_net"
+        )
 
 
 def test_a_nodes_module_is_a_name_or_a_path() -> None:
@@ -131,7 +149,9 @@ def test_a_nodes_module_is_a_name_or_a_path() -> None:
 
 def test_states_are_where_the_node_says(bundle: Path, tmp_path: Path) -> None:
     asked = {"states-dir": str(tmp_path / "theirs")}
-    result = serve(load_spec(bundle, ()), Grid(bundle, tmp_path / "states", asked, {}), tmp_path / "out")
+    result = serve(
+        load_spec(bundle, ()), Grid(bundle, tmp_path / "states", asked, {}), tmp_path / "out"
+    )
     assert events_of(result) == []
     assert not (tmp_path / "theirs").exists()
     assert len(list((tmp_path / "states" / "run").iterdir())) == 3
@@ -151,7 +171,8 @@ OUTSIDE = {
 def test_no_setting_from_outside_names_code_or_files(change: str, bundle: Path) -> None:
     key = change.partition("=")[0]
     with pytest.raises(
-        SpecError, match=rf"^`set` of the run config gives {key} = .*(its own choice|decides itself)"
+        SpecError,
+        match=rf"^`set` of the run config gives {key} = .*(its own choice|decides itself)",
     ) as error:
         client_spec(bundle, (change,))
     assert "\n" not in str(error.value)
@@ -170,7 +191,8 @@ def test_a_client_keeps_its_own_callbacks(bundle: Path) -> None:
 
 DP = "privacy = {clip = 0.5, noise = 2.0, secure = true, secure_signed = true}\n"
 EPSILON = (
-    "clients_per_round = 2\nprivacy = {clip = 0.5, epsilon = 4.0, delta = 1e-3, noise_at = 'clients', secure = true}\n"
+    "clients_per_round = 2\n"
+    "privacy = {clip = 0.5, epsilon = 4.0, delta = 1e-3, noise_at = 'clients', secure = true}\n"
 )
 WEAKER = [
     (DP, "privacy.secure=false", "secure"),
@@ -190,18 +212,25 @@ WEAKER = [
 ]
 
 
-@pytest.mark.parametrize(("own", "change", "named"), WEAKER, ids=[f"{change}" for _, change, _ in WEAKER])
-def test_a_run_protects_a_client_no_less_than_its_own_spec(own: str, change: str, named: str, bundle: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "change", "named"), WEAKER, ids=[f"{change}" for _, change, _ in WEAKER]
+)
+def test_a_run_protects_a_client_no_less_than_its_own_spec(
+    own: str, change: str, named: str, bundle: Path
+) -> None:
     bundle.write_text(own + BUNDLE)
     client_spec(bundle, ())
-    with pytest.raises(SpecError, match=rf"the run has (privacy\.)?{named} = .*(less than its own|another ε)"):
+    with pytest.raises(
+        SpecError, match=rf"the run has (privacy\.)?{named} = .*(less than its own|another ε)"
+    ):
         client_spec(bundle, (change,))
 
 
 def test_a_run_may_protect_a_client_more(bundle: Path) -> None:
     bundle.write_text(DP + BUNDLE)
     stronger = client_spec(
-        bundle, ("privacy.clip=0.1", "privacy.noise=3.0", "rounds=1", "privacy.secure_threshold=0.9")
+        bundle,
+        ("privacy.clip=0.1", "privacy.noise=3.0", "rounds=1", "privacy.secure_threshold=0.9"),
     )
     assert stronger.privacy is not None
     assert (stronger.privacy.clip, stronger.privacy.noise) == (0.1, 3.0)
@@ -209,12 +238,19 @@ def test_a_run_may_protect_a_client_more(bundle: Path) -> None:
 
 def test_the_nodes_own_config_is_a_floor(bundle: Path, tmp_path: Path) -> None:
     """Also where the app's spec has no privacy at all."""
-    with pytest.raises(SpecError, match=r"the run has no `privacy`, but this client asks for privacy.secure = True"):
+    with pytest.raises(
+        SpecError, match=r"the run has no `privacy`, but this client asks for privacy.secure = True"
+    ):
         client_spec(bundle, (), privacy="{secure = true}")
-    assert client_spec(bundle, ("privacy={secure=true}",), privacy="{secure = true}").secure is not None
+    assert (
+        client_spec(bundle, ("privacy={secure=true}",), privacy="{secure = true}").secure
+        is not None
+    )
     with pytest.raises(SpecError, match="privacy = 'secure'; write a table"):
         client_spec(bundle, (), privacy="secure")
-    with pytest.raises(SpecError, match=r"privacy.clip = 1.0, which protects this client less than its own 0.5"):
+    with pytest.raises(
+        SpecError, match=r"privacy.clip = 1.0, which protects this client less than its own 0.5"
+    ):
         client_spec(bundle, ("privacy={clip=1.0, noise=1.0}",), privacy="{clip = 0.5, noise = 1.0}")
     grid = Grid(bundle, tmp_path / "states", {}, {"privacy": "{secure = true}"})
     result = serve(load_spec(bundle, ()), grid, tmp_path / "out")

@@ -35,7 +35,9 @@ from fedspan.remote.roster import ROSTER, Roster
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 
 
-def spec_of(rounds: int, clients: int, clients_per_round: int, name: str = "ssf", settings: Any = SSF) -> Spec:
+def spec_of(
+    rounds: int, clients: int, clients_per_round: int, name: str = "ssf", settings: Any = SSF
+) -> Spec:
     table = {
         "rounds": rounds, "eval_every": 2, "clients_per_round": clients_per_round, "batch_size": 4,
         "method": {"name": name, "lr": 0.02, "local_steps": 3} | settings, "task": SMALL | {"clients": clients},
@@ -68,7 +70,9 @@ def same_as_simulated(spec: Spec, out: Path, folder: Path) -> None:
 
 
 def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_path: Path) -> None:
-    spec = spec_of(2, 3, 2)  # of three clients one takes part twice, with the state that it has stored
+    spec = spec_of(
+        2, 3, 2
+    )  # of three clients one takes part twice, with the state that it has stored
     with Cluster(tmp_path, nodes=3, tls=True) as cluster:
         stranger = tmp_path / "stranger"
         quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(stranger))
@@ -78,7 +82,9 @@ def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_p
         assert status["status"] == "finished:completed", status
         assert cluster.processes["node7"].wait(60) != 0  # nobody has registered its key
     assert cluster.living() == []
-    assert sorted(Roster.at(tmp_path / "out" / ROSTER).nodes) == [0, 1, 2], "known nodes are bound to their clients"
+    assert sorted(Roster.at(tmp_path / "out" / ROSTER).nodes) == [0, 1, 2], (
+        "known nodes are bound to their clients"
+    )
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
 
@@ -87,7 +93,9 @@ def test_a_registered_node_cannot_take_the_place_of_another_client(tmp_path: Pat
     """Its own key is known and it claims client 0: it is given neither that client's state nor its work."""
     spec, out = spec_of(10, 3, 2), tmp_path / "out"
     with Cluster(tmp_path, nodes=3, tls=True) as cluster:
-        number = cluster.run(run_dir=str(out), set=changes(spec))  # clients are bound because nodes have known keys
+        number = cluster.run(
+            run_dir=str(out), set=changes(spec)
+        )  # clients are bound because nodes have known keys
         until = time.monotonic() + 120
         while not (out / ROSTER).exists() or len(Roster.at(out / ROSTER).nodes) < 3:
             assert time.monotonic() < until
@@ -97,7 +105,9 @@ def test_a_registered_node_cannot_take_the_place_of_another_client(tmp_path: Pat
         cluster.start_node(8, client=0)
         status = cluster.wait(number, 400)
         assert status["status"] == "finished:completed", status
-    events = [event for one in Rounds(out / "rounds.jsonl").read() for event in one.get("events", [])]
+    events = [
+        event for one in Rounds(out / "rounds.jsonl").read() for event in one.get("events", [])
+    ]
     assert any("refused as client 0, which belongs to another node" in event for event in events)
     assert Roster.at(out / ROSTER).nodes == bound
     same_as_simulated(spec, out, tmp_path / "here")
@@ -108,15 +118,21 @@ def test_secure_sums_on_a_superlink_give_the_simulators_result(tmp_path: Path) -
     """Every question is answered by a new process, which has only the files of the client."""
     spec = dataclasses.replace(spec_of(3, 4, 3), privacy=Privacy(secure=True, secure_bits=64))
     with Cluster(tmp_path, nodes=4) as cluster:
-        status = cluster.wait(cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec), backup=False), 600)
+        status = cluster.wait(
+            cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec), backup=False), 600
+        )
     assert status["status"] == "finished:completed", status
-    assert not (tmp_path / "out" / ROSTER).exists(), "nodes without keys have other ids after a restart"
+    assert not (tmp_path / "out" / ROSTER).exists(), (
+        "nodes without keys have other ids after a restart"
+    )
     same_as_simulated(spec, tmp_path / "out", tmp_path / "here")
 
 
 @pytest.mark.slow
 def test_flowers_simulation_gives_the_simulators_result(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Flower's simulation engine is not installed; pip install 'flwr[simulation]'")
+    pytest.importorskip(
+        "ray", reason="Flower's simulation engine is not installed; pip install 'flwr[simulation]'"
+    )
     spec = spec_of(5, 7, 3)
     with Cluster(tmp_path, nodes=7, simulation=True) as cluster:
         status = cluster.wait(cluster.run(run_dir=str(tmp_path / "out"), set=changes(spec)), 300)
@@ -131,7 +147,9 @@ def test_every_method_on_both_engines(simulation: bool, tmp_path: Path) -> None:
         for name, settings in METHODS.items():
             spec = spec_of(3, 3, 2, name, settings[0])
             out = tmp_path / name
-            status = cluster.wait(cluster.run(run_dir=str(out), set=changes(spec), run_name=name), 300)
+            status = cluster.wait(
+                cluster.run(run_dir=str(out), set=changes(spec), run_name=name), 300
+            )
             assert status["status"] == "finished:completed", (name, status)
             same_as_simulated(spec, out, tmp_path / f"{name}-here")
 
@@ -201,7 +219,9 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     assert sum(harm.done.values()) == faults, harm.done
     rounds = Rounds(out / "rounds.jsonl").read()
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
-    uncounted = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
+    uncounted = {
+        (one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]
+    }
     print(f"{harm.done}, {len(uncounted)} replies not counted of {2 * spec.rounds}")  # noqa: T201
     loop = replayed(spec, uncounted)
     close(final_model(spec, out), loop.server.x, 1e-6)
@@ -211,18 +231,27 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 def final_model(spec: Spec, out: Path) -> torch.Tensor:
     """x at the end of a run."""
     tensors = safetensors.torch.load_file(out / "model.safetensors")
-    return spec.task.build((spec.seed,), spec).layout.join({k: v[None, None] for k, v in tensors.items()})
+    return spec.task.build((spec.seed,), spec).layout.join(
+        {k: v[None, None] for k, v in tensors.items()}
+    )
 
 
 def mean_control(spec: Spec, states: Path, rounds: list[dict[str, Any]]) -> torch.Tensor:
     """mean c_i, each from the client's own file, after as many updates as the server accepted."""
     problem, kind = spec.task.build((spec.seed,), spec), spec.method.types()[1]
-    submitted = load_spec(APP / "fedspan_flower" / "spec.toml", RunConfig(set=changes(spec)).changes)
+    submitted = load_spec(
+        APP / "fedspan_flower" / "spec.toml", RunConfig(set=changes(spec)).changes
+    )
     fingerprint, found = agreement_of(submitted, problem).fingerprint, []
     for client in range(problem.clients):
         accepted = sum(client in one["accepted"] for one in rounds)
         file = StateFile.of(states, "run", f"client-{client}")
-        marks = dict(zip(*(checkpoint.load(file.path)[1][name] for name in ("accepted", "marks")), strict=True))
+        marks = dict(
+            zip(
+                *(checkpoint.load(file.path)[1][name] for name in ("accepted", "marks")),
+                strict=True,
+            )
+        )
         found.append(file.load(accepted, marks[accepted], kind, fingerprint).state.c)
     return torch.stack(found).mean(0).flatten()
 
@@ -231,7 +260,9 @@ def replayed(spec: Spec, uncounted: set[tuple[int, int]]) -> Loop:
     """The simulator with the same replies missing."""
     problem = spec.task.build((spec.seed,), spec)
     inner = Scripted(Simulator(spec.method, problem), uncounted)
-    loop = Loop(spec.method, problem, inner, (spec.seed,), spec.clients_per_round or problem.clients)
+    loop = Loop(
+        spec.method, problem, inner, (spec.seed,), spec.clients_per_round or problem.clients
+    )
     with torch.inference_mode():
         for _ in range(spec.rounds):
             loop.step()
@@ -257,7 +288,9 @@ def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) 
     assert status["status"] == "finished:completed", status
     rounds = Rounds(out / "rounds.jsonl").read()
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
-    uncounted = {(one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]}
+    uncounted = {
+        (one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]
+    }
     loop = replayed(spec, uncounted)
     close(final_model(spec, out), loop.server.x, 1e-6)
     close(mean_control(spec, tmp_path / "states", rounds), loop.server.c.flatten(), 1e-6)

@@ -45,7 +45,11 @@ def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None
 
     result = serve(spec, Impostor(spec, tmp_path / "states"), tmp_path / "out", bind_clients=True)
     assert result.status == "finished"
-    events = [event for one in Rounds(tmp_path / "out" / "rounds.jsonl").read() for event in one.get("events", [])]
+    events = [
+        event
+        for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()
+        for event in one.get("events", [])
+    ]
     assert any("node 666 is refused as client 0" in event for event in events)
     roster = Roster.at(tmp_path / "out" / "roster.json")
     assert roster.nodes[0] == 100
@@ -68,9 +72,14 @@ class Restarted(FakeGrid):
 
     def get_nodes(self) -> list[Any]:
         began = datetime(2030, 1, 1, tzinfo=UTC)
-        times = {node: (began, began + timedelta(seconds=self.ahead.get(node, 0.02))) for node in self.clients}
+        times = {
+            node: (began, began + timedelta(seconds=self.ahead.get(node, 0.02)))
+            for node in self.clients
+        }
         return [
-            SimpleNamespace(node_id=node, registered_at=a.isoformat(), last_activated_at=b.isoformat())
+            SimpleNamespace(
+                node_id=node, registered_at=a.isoformat(), last_activated_at=b.isoformat()
+            )
             for node, (a, b) in times.items()
         ]
 
@@ -83,8 +92,16 @@ class Restarted(FakeGrid):
 @pytest.mark.parametrize(
     ("ahead", "config", "bound"),
     [
-        (dict.fromkeys(range(100, 107), 30.0), {}, True),  # registered by somebody: Flower authenticates them
-        (dict.fromkeys(range(100, 106), 30.0), {}, True),  # one came within a second of being registered
+        (
+            dict.fromkeys(range(100, 107), 30.0),
+            {},
+            True,
+        ),  # registered by somebody: Flower authenticates them
+        (
+            dict.fromkeys(range(100, 106), 30.0),
+            {},
+            True,
+        ),  # one came within a second of being registered
         ({}, {}, False),  # each registers itself as it comes, under a new key
         ({100: 9.0}, {}, False),  # one had to try again
         ({}, {"bind_clients": True}, True),
@@ -97,11 +114,17 @@ def test_clients_are_bound_by_default_where_nodes_are_authenticated(
     spec = spec_of(rounds=8)
     grid = Restarted(spec, tmp_path / "states", ahead)
     assert serve(spec, grid, tmp_path / "out", **config).finished
-    events = [event for one in Rounds(tmp_path / "out" / "rounds.jsonl").read() for event in one.get("events", [])]
+    events = [
+        event
+        for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()
+        for event in one.get("events", [])
+    ]
     assert any("node 666 is refused as client 0" in event for event in events) == bound
     assert (tmp_path / "out" / "roster.json").exists() == bound
     if bound:
-        assert Roster.at(tmp_path / "out" / "roster.json").nodes == {client: 100 + client for client in range(7)}
+        assert Roster.at(tmp_path / "out" / "roster.json").nodes == {
+            client: 100 + client for client in range(7)
+        }
 
 
 def test_a_run_that_was_bound_stays_bound(tmp_path: Path) -> None:
@@ -118,14 +141,20 @@ def test_a_run_that_was_bound_stays_bound(tmp_path: Path) -> None:
         serve(dataclasses.replace(spec, callbacks=(Stop(),)), grid, tmp_path / "out")
     grid.ahead = {}
     assert serve(spec, grid, tmp_path / "out", resume=True).finished
-    events = [event for one in Rounds(tmp_path / "out" / "rounds.jsonl").read() for event in one.get("events", [])]
+    events = [
+        event
+        for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()
+        for event in one.get("events", [])
+    ]
     assert any("node 666 is refused as client 0" in event for event in events)
 
 
 @pytest.mark.parametrize("value", ["on", 1.5, 1, ""])
 def test_binding_is_true_false_or_auto(value: Any) -> None:
     assert RunConfig.read({"bind-clients": "auto"}) == RunConfig.read({}) == RunConfig()
-    with pytest.raises(SpecError, match="run config 'bind-clients' must be true, false or \"auto\""):
+    with pytest.raises(
+        SpecError, match="run config 'bind-clients' must be true, false or \"auto\""
+    ):
         RunConfig.read({"bind-clients": value})
 
 
@@ -141,7 +170,9 @@ class Away(FakeGrid):
     gone = 10**9
 
 
-def test_a_fleet_that_is_away_pauses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_that_is_away_pauses_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote_server, "FIRST_DELAY", 0.001)
     spec = spec_of()
     paused = serve(spec, Away(spec, tmp_path / "a"), tmp_path / "away", pause=60.0)
@@ -171,7 +202,9 @@ def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(
     assert resumed.history[-1]["rel_err"] == plain.history[-1]["rel_err"]
 
 
-def test_a_silent_client_costs_the_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_costs_the_timeout_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "GRACE", 0.01)
     spec = spec_of(rounds=8, clients_per_round=7)
 
@@ -210,7 +243,9 @@ def test_more_replies_than_clients_are_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(
+    tmp_path: Path,
+) -> None:
     """A reply of finite but absurd numbers cannot be told from an honest one; what it ruins can be undone."""
     spec = spec_of(rounds=8)
 
@@ -226,7 +261,8 @@ def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(
                     for k, v in found.content["arrays"].items()
                 }
                 return Message(
-                    RecordDict({"header": found.content["header"], "arrays": ArrayRecord(arrays)}), reply_to=message
+                    RecordDict({"header": found.content["header"], "arrays": ArrayRecord(arrays)}),
+                    reply_to=message,
                 )
             return found
 

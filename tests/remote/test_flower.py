@@ -84,7 +84,9 @@ class FakeGrid:
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
         config = {"partition-id": self.clients[node], "states-dir": str(self.states_dir)}
-        context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        context = Context(
+            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
+        )
         found = self.app(message, context)
         assert isinstance(found, Message)
         return found
@@ -111,7 +113,11 @@ def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path:
     assert (there["up_bytes"], there["down_bytes"]) == (here["up_bytes"], here["down_bytes"])
     rounds = Rounds(tmp_path / "there" / "rounds.jsonl").read()
     assert [len(one["accepted"]) for one in rounds] == [3] * 6
-    assert sum(one["payload_up"] for one in rounds) == there["up_bytes"] < sum(one["records_up"] for one in rounds)
+    assert (
+        sum(one["payload_up"] for one in rounds)
+        == there["up_bytes"]
+        < sum(one["records_up"] for one in rounds)
+    )
     assert sum(one["payload_down"] for one in rounds) == there["down_bytes"]
 
 
@@ -121,11 +127,18 @@ def test_clients_with_the_initial_model_are_not_sent_it(tmp_path: Path) -> None:
     here = run(spec, tmp_path / "here").history[-1]
     there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
     assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
-    assert there["down_bytes"] == here["down_bytes"] < run(spec_of(method), progress=False).history[-1]["down_bytes"]
+    assert (
+        there["down_bytes"]
+        == here["down_bytes"]
+        < run(spec_of(method), progress=False).history[-1]["down_bytes"]
+    )
     grid = FakeGrid(spec, tmp_path / "others")
     grid.app = flower.client_app(spec_of(method))
     events = events_of(serve(dataclasses.replace(spec, rounds=1), grid, tmp_path / "refused"))
-    assert "refused: participation.known_start is false on the client and true on the server" in events[0]
+    assert (
+        "refused: participation.known_start is false on the client and true on the server"
+        in events[0]
+    )
 
 
 class Lossy(FakeGrid):
@@ -152,25 +165,48 @@ def spoilt(found: Message, message: Message, **arrays: Any) -> Message:
 def lying(found: Message, message: Message) -> Message:
     """A few bytes that say they are an array of 4 TB."""
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (1, 1, 10**12)})
-    return spoilt(found, message, a=Array("float32", (1, 1, 6), "numpy.ndarray", stream.getvalue() + b"0" * 24))
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "<f4", "fortran_order": False, "shape": (1, 1, 10**12)}
+    )
+    return spoilt(
+        found,
+        message,
+        a=Array("float32", (1, 1, 6), "numpy.ndarray", stream.getvalue() + b"0" * 24),
+    )
 
 
 def of_another_version(found: Message, message: Message) -> Message:
     header = dict(found.content["header"]) | {"protocol": 7, "version": "9.9"}
-    return Message(RecordDict(dict(found.content) | {"header": ConfigRecord(header)}), reply_to=message)
+    return Message(
+        RecordDict(dict(found.content) | {"header": ConfigRecord(header)}), reply_to=message
+    )
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "error": (lambda _, m: Message(Error(code=8, reason="gone"), reply_to=m), "Flower error 8: gone"),
+    "error": (
+        lambda _, m: Message(Error(code=8, reason="gone"), reply_to=m),
+        "Flower error 8: gone",
+    ),
     "silence": (lambda _, __: None, "no reply in time"),
-    "nan": (lambda f, m: spoilt(f, m, a=Array(np.full((1, 1, 6), np.nan, np.float32))), "not finite"),
-    "huge": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 90000), np.float32))), "bytes of arrays"),
+    "nan": (
+        lambda f, m: spoilt(f, m, a=Array(np.full((1, 1, 6), np.nan, np.float32))),
+        "not finite",
+    ),
+    "huge": (
+        lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 90000), np.float32))),
+        "bytes of arrays",
+    ),
     "lying": (lying, "but holds"),
-    "text": (lambda f, m: spoilt(f, m, a=Array("float32", (6,), "numpy.ndarray", b"six")), "not in NumPy's format"),
+    "text": (
+        lambda f, m: spoilt(f, m, a=Array("float32", (6,), "numpy.ndarray", b"six")),
+        "not in NumPy's format",
+    ),
     "version": (of_another_version, "speaks protocol 7 (fedspan 9.9)"),
     "type": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 6), np.complex64))), "<c8"),
-    "foreign": (lambda _, m: Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=m), "not one of fedspan's"),
+    "foreign": (
+        lambda _, m: Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=m),
+        "not one of fedspan's",
+    ),
 }
 
 
@@ -188,7 +224,9 @@ def test_faults_on_the_grid_are_events(kind: str, tmp_path: Path) -> None:
 def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, capsys: Any) -> None:
     """A silent client, nonsense and a lost state, with a robust aggregator and bound nodes; read by `fedspan audit`."""
     participation = {"aggregator": {"name": "trimmed_mean", "share": 0.4}}
-    spec = spec_of(SSF | {"control": "paper"}, rounds=8, clients_per_round=7, participation=participation)
+    spec = spec_of(
+        SSF | {"control": "paper"}, rounds=8, clients_per_round=7, participation=participation
+    )
     faults = {2: lambda *_: None, 10: lambda found, message: spoilt(found, message)}
     grid = Lossy(spec, tmp_path / "states", faults)
 
@@ -198,7 +236,12 @@ def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, c
                 for path in (tmp_path / "states").rglob("client-3.*"):
                     path.unlink()
 
-    result = serve(dataclasses.replace(spec, callbacks=(Forgetful(),)), grid, tmp_path / "run", bind_clients=True)
+    result = serve(
+        dataclasses.replace(spec, callbacks=(Forgetful(),)),
+        grid,
+        tmp_path / "run",
+        bind_clients=True,
+    )
     assert result.status == "finished"
     (trail,) = trails(tmp_path / "run")
     assert not trail.wrong
@@ -220,7 +263,10 @@ def test_a_client_says_why_it_refuses(tmp_path: Path) -> None:
 
     class Newer(FakeGrid):
         def answer(self, message: Message) -> Message | None:
-            if message.metadata.message_type == "train" and self.clients[message.metadata.dst_node_id] == 2:
+            if (
+                message.metadata.message_type == "train"
+                and self.clients[message.metadata.dst_node_id] == 2
+            ):
                 header = dict(message.content["header"]) | {"protocol": 9}
                 message.content["header"] = ConfigRecord(header)
             return super().answer(message)
@@ -238,7 +284,9 @@ def test_a_client_with_another_spec_or_a_bad_config_says_so(tmp_path: Path) -> N
     grid.app = flower.client_app(dataclasses.replace(spec, seed=9))
     result = serve(spec, grid, tmp_path / "out")
     events = events_of(result)
-    assert all("refused: seed is 9 on the client and 0 on the server" in event for event in events[:3])
+    assert all(
+        "refused: seed is 9 on the client and 0 on the server" in event for event in events[:3]
+    )
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     assert "partition-id" in identify(context)[IDENTITY]["reason"]
     answer = reply_to(Message(RecordDict(), 1, "train"), context, preparing(spec))
@@ -298,7 +346,11 @@ def test_a_server_is_resumed_to_the_same_result(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         serve(spec, Stops(spec, tmp_path / "b"), tmp_path / "parts", checkpoint_every=2)
-    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(range(7))
+    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(
+        range(7)
+    )
     end = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "parts", resume=True).history[-1]
-    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(range(8))
+    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(
+        range(8)
+    )
     assert end["rel_err"] == pytest.approx(straight["rel_err"], rel=1e-6)

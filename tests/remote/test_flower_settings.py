@@ -44,18 +44,25 @@ def test_what_travels_for_ssf_is_its_numbers(tmp_path: Path) -> None:
 def test_half_the_bytes_up(tmp_path: Path) -> None:
     spec = spec_of()
     for dtype in ("bfloat16", "float16"):
-        end = serve(spec, FakeGrid(spec, tmp_path / dtype), tmp_path / f"{dtype}-out", reply_dtype=dtype).history[-1]
+        end = serve(
+            spec, FakeGrid(spec, tmp_path / dtype), tmp_path / f"{dtype}-out", reply_dtype=dtype
+        ).history[-1]
         assert end["up_bytes"] == 6 * 3 * (6 + 2) * 2
         assert "events" not in end
 
 
 def test_settings_are_checked() -> None:
-    assert RunConfig.read({"timeout": 5, "min-replies": 2, "mine": "x"}) == RunConfig(timeout=5.0, min_replies=2)
+    assert RunConfig.read({"timeout": 5, "min-replies": 2, "mine": "x"}) == RunConfig(
+        timeout=5.0, min_replies=2
+    )
     with pytest.raises(SpecError, match="'resume' must be bool"):
         RunConfig.read({"resume": "yes"})
     with pytest.raises(SpecError, match="'run-dir' is missing"):
         server.serve(spec_of(), None, RunConfig())  # type: ignore[arg-type]
-    for change, words in (({"callbacks": (Diagnostics(),)}, "Diagnostics needs"), ({"epochs": 1.0}, "`epochs` needs")):
+    for change, words in (
+        ({"callbacks": (Diagnostics(),)}, "Diagnostics needs"),
+        ({"epochs": 1.0}, "`epochs` needs"),
+    ):
         with pytest.raises(SpecError, match=words):
             server.serve(dataclasses.replace(spec_of(), **change), None, RunConfig(run_dir="x"))  # type: ignore[arg-type]
     changed = load_spec(spec_of(), RunConfig(set="rounds=3; method.lr=0.5").changes)
@@ -73,7 +80,10 @@ def test_settings_are_checked() -> None:
             "dtype is float64 on the client and the default on the",
         ),
         ({"task": SMALL | {"het": 2.0}}, "task.het is 2.0 on the client and 1.0 on the server"),
-        ({"method": SSF | {"schedule": "cosine"}}, "method.schedule is cosine on the client and the default on the"),
+        (
+            {"method": SSF | {"schedule": "cosine"}},
+            "method.schedule is cosine on the client and the default on the",
+        ),
         ({"device": "cpu", "eval_every": 3, "clients_per_round": 2, "rounds": 9}, ""),
     ],
 )
@@ -82,7 +92,9 @@ def test_clients_must_share_the_settings_that_decide_their_numbers(
 ) -> None:
     """A client with another spec is refused by the setting that differs; settings of the server or of a machine may."""
     spec = spec_of(rounds=2)
-    events = events_of(serve(spec, FakeGrid(spec_of(**others), tmp_path / "states"), tmp_path / "out"))
+    events = events_of(
+        serve(spec, FakeGrid(spec_of(**others), tmp_path / "states"), tmp_path / "out")
+    )
     assert all(f"refused: {words}" in event for event in events if "nothing counted" not in event)
     assert bool(events) == bool(words)
 
@@ -92,12 +104,21 @@ def test_clients_agree_on_the_length_that_a_schedule_spans(tmp_path: Path) -> No
     here = run(spec, tmp_path / "here").history[-1]
     there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
     assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
-    other = FakeGrid(spec_of(SSF | {"schedule": "linear", "warmup": 1}, rounds=9), tmp_path / "other")
-    assert "rounds is 9 on the client and 6 on the server" in events_of(serve(spec, other, tmp_path / "refused"))[0]
+    other = FakeGrid(
+        spec_of(SSF | {"schedule": "linear", "warmup": 1}, rounds=9), tmp_path / "other"
+    )
+    assert (
+        "rounds is 9 on the client and 6 on the server"
+        in events_of(serve(spec, other, tmp_path / "refused"))[0]
+    )
 
 
 def test_messages_survive_flowers_records() -> None:
-    arrays = {"a": torch.randn(1, 1, 5), "p": torch.randn(1, 1, 1, dtype=torch.float64), "b": torch.randn(3).bfloat16()}
+    arrays = {
+        "a": torch.randn(1, 1, 5),
+        "p": torch.randn(1, 1, 1, dtype=torch.float64),
+        "b": torch.randn(3).bfloat16(),
+    }
     round_message = RoundMessage("ok", 3, 1, 2, "f" * 12, arrays, reply_dtype="bfloat16")
     again = records.read_message(records.write_message(round_message), 1 << 20)
     assert again.header() == round_message.header()
@@ -123,7 +144,11 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         task.client_problem(2, (0,), FLOAT32),
         task.server_problem((0,), FLOAT32),
     )
-    assert whole.layout.fingerprint == client_problem.layout.fingerprint == server_problem.layout.fingerprint
+    assert (
+        whole.layout.fingerprint
+        == client_problem.layout.fingerprint
+        == server_problem.layout.fingerprint
+    )
     assert len(client_problem.client_data[2]) == 20
     for empty in (client_problem.client_data, server_problem.client_data):
         with pytest.raises(Exception, match="not on this machine"):
@@ -134,8 +159,15 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         "task": building.describe(task),
         "batch_size": 5,
     }
-    with pytest.raises(SpecError, match=r"`participation.weights` 'examples' needs all clients' data.*set it to 'uni"):
-        serve(Spec.from_table(table), FakeGrid(Spec.from_table(table), tmp_path / "none"), tmp_path / "none")
+    with pytest.raises(
+        SpecError,
+        match=r"`participation.weights` 'examples' needs all clients' data.*set it to 'uni",
+    ):
+        serve(
+            Spec.from_table(table),
+            FakeGrid(Spec.from_table(table), tmp_path / "none"),
+            tmp_path / "none",
+        )
     spec = Spec.from_table(table | {"participation": {"weights": "uniform"}})
     here = run(spec, tmp_path / "here").history[-1]
     grid = FakeGrid(spec, tmp_path / "states")
@@ -143,8 +175,12 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     there = serve(spec, grid, tmp_path / "there").history[-1]
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     (tmp_path / "bad.py").write_text("x = 1\n")
-    bad = building.build("task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1})
+    bad = building.build(
+        "task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1}
+    )
     with pytest.raises(SpecError, match="no function model"):
         bad.server_problem((0,), FLOAT32)
     with pytest.raises(SpecError, match="does not exist"):
-        building.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build((0,), FLOAT32)
+        building.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build(
+            (0,), FLOAT32
+        )

@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
-pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"
+)
 
 import transformers
 from test_flower import FakeGrid, inside_a_task, serve  # noqa: F401
@@ -56,13 +58,18 @@ def both(spec: Spec, clients: int, out: Path) -> tuple[list[Line], list[Line]]:
 
 def same(here: list[Line], there: list[Line]) -> bool:
     """Whether losses, scores and bytes are equal in every row."""
-    return all(one | {"seconds": 0} == other | {"seconds": 0} for one, other in zip(here, there, strict=True))
+    return all(
+        one | {"seconds": 0} == other | {"seconds": 0}
+        for one, other in zip(here, there, strict=True)
+    )
 
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("task", [CLASSIFY, SPEAK], ids=lambda task: task["name"])
-def test_a_text_task_gives_the_simulators_model_and_bytes(task: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_a_text_task_gives_the_simulators_model_and_bytes(
+    task: dict[str, Any], name: str, tmp_path: Path
+) -> None:
     table = {
         "rounds": 4, "eval_every": 2, "task": task, "clients_per_round": 2, "batch_size": 8,
         "method": {"lr": 0.1, "local_steps": 3, **METHODS[name]},
@@ -73,7 +80,13 @@ def test_a_text_task_gives_the_simulators_model_and_bytes(task: dict[str, Any], 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("name", ["ssf", "ssf, kept", "fedit"])
 def test_clients_that_hold_the_model_are_not_sent_it(name: str, tmp_path: Path) -> None:
-    kept = {"name": "ssf", "rank": 0.25, "keep_control": True, "server_momentum": 0.5, "preconditioner": "rows"}
+    kept = {
+        "name": "ssf",
+        "rank": 0.25,
+        "keep_control": True,
+        "server_momentum": 0.5,
+        "preconditioner": "rows",
+    }
     table = {
         "rounds": 4, "eval_every": 2, "task": CLASSIFY, "clients_per_round": 2, "batch_size": 8,
         "participation": {"known_start": True},
@@ -88,7 +101,9 @@ def test_clients_that_hold_the_model_are_not_sent_it(name: str, tmp_path: Path) 
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("task", [CLASSIFY, SPEAK], ids=lambda task: task["name"])
-def test_a_machine_has_its_own_client_alone(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_has_its_own_client_alone(
+    task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It tokenizes no other's texts, scores nothing, and has no x0; the server has no client's texts."""
     requested: list[tuple[int, ...]] = []
     for name in ("sentences", "running"):
@@ -106,7 +121,11 @@ def test_a_machine_has_its_own_client_alone(task: dict[str, Any], monkeypatch: p
         built.client_problem(2, (0,), FLOAT32),
         built.server_problem((0,), FLOAT32),
     )
-    assert whole.layout.fingerprint == client_problem.layout.fingerprint == server_problem.layout.fingerprint
+    assert (
+        whole.layout.fingerprint
+        == client_problem.layout.fingerprint
+        == server_problem.layout.fingerprint
+    )
     assert whole.clients == client_problem.clients == server_problem.clients
     assert torch.equal(whole.x0, server_problem.x0)
     mine, also = (problem.client_data[2].columns for problem in (whole, client_problem))
@@ -129,11 +148,16 @@ def hospitals(folder: Path) -> None:
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join([*special, *words]))
     transformers.BertTokenizerFast.from_pretrained(folder).save_pretrained(folder / "model")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(1)
-    transformers.BertModel(transformers.BertConfig(vocab_size=40, initializer_range=0.1, **sizes)).save_pretrained(
-        folder / "model"
-    )
+    transformers.BertModel(
+        transformers.BertConfig(vocab_size=40, initializer_range=0.1, **sizes)
+    ).save_pretrained(folder / "model")
     rng = np.random.default_rng(0)
     for name, n in (("notes-0", 20), ("notes-1", 16), ("notes-2", 24), ("test", 30)):
         with (folder / f"{name}.csv").open("w", newline="") as file:
@@ -172,7 +196,9 @@ def test_the_pages_hospitals_train_a_model_of_their_own(triage: Path) -> None:
     assert {"accuracy", "f1_macro"} < set(there[-1])
     assert there[-1]["loss"] < there[0]["loss"]
     assert same(here, there)
-    saved = load_file(triage / "there/model.safetensors")  # complete, frozen tensors too, for load_state_dict
+    saved = load_file(
+        triage / "there/model.safetensors"
+    )  # complete, frozen tensors too, for load_state_dict
     assert any("embeddings" in name for name in saved)
     for gone in ("test.csv", "notes-0.csv", "notes-2.csv"):
         (triage / "triage" / gone).unlink()
@@ -184,16 +210,24 @@ def test_the_pages_hospitals_train_a_model_of_their_own(triage: Path) -> None:
 def test_a_model_in_bfloat16_stays_so(triage: Path) -> None:
     with (triage / "triage.py").open("a") as file:
         file.write("\n\nload = model\n\n\ndef model():\n    return load().bfloat16()\n")
-    problem = Spec.load(triage / "spec.toml", ("task.clients=3",)).task.client_problem(0, (0,), FLOAT32)
+    problem = Spec.load(triage / "spec.toml", ("task.clients=3",)).task.client_problem(
+        0, (0,), FLOAT32
+    )
     assert problem.module.flat.dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert problem.layout.dtype == problem.x0.dtype == torch.float32
 
 
 def test_a_client_with_other_frozen_weights_runs_another_model(triage: Path) -> None:
     """What is trained is sent and may have been anything; what is frozen must be the server's."""
-    spec, path = Spec.load(triage / "spec.toml", ("task.clients=3",)), triage / "triage/model/model.safetensors"
+    spec, path = (
+        Spec.load(triage / "spec.toml", ("task.clients=3",)),
+        triage / "triage/model/model.safetensors",
+    )
     server, weights = spec.task.server_problem((0,), spec).layout.fingerprint, load_file(path)
-    for part, alike in (("encoder.layer.0.output.dense.weight", True), ("embeddings.word_embeddings.weight", False)):
+    for part, alike in (
+        ("encoder.layer.0.output.dense.weight", True),
+        ("embeddings.word_embeddings.weight", False),
+    ):
         weights[part][:, 0] += 1
         save_file(weights, path, metadata={"format": "pt"})
         assert (spec.task.client_problem(1, (0,), spec).layout.fingerprint == server) is alike

@@ -42,7 +42,21 @@ DEPTH = {  # how far a reply came: words of the refusal, and for which methods
     "), expected ((": METHODS_TRIED, "values that are not finite": METHODS_TRIED,
     "its statistics are outside their ranges": ("ssf, tested",),
 }  # fmt: skip
-DTYPES = ("<f4", ">f4", "<f8", "<f2", "<i8", ">i8", "<i2", "|u1", "|b1", "<c8", "<U4", "<M8[s]", "|V8")
+DTYPES = (
+    "<f4",
+    ">f4",
+    "<f8",
+    "<f2",
+    "<i8",
+    ">i8",
+    "<i2",
+    "|u1",
+    "|b1",
+    "<c8",
+    "<U4",
+    "<M8[s]",
+    "|V8",
+)
 
 
 def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, RecordDict]:
@@ -63,7 +77,9 @@ def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, Record
     loop = Loop(spec.method, problem, transport, (spec.seed,), 1)
     rnd = loop._round()
     down = spec.method.broadcast(loop.server, rnd)
-    arrays = {k: torch.zeros(v.shape, dtype=v.dtype) for k, v in transport._expect(rnd, down, {}).items()}
+    arrays = {
+        k: torch.zeros(v.shape, dtype=v.dtype) for k, v in transport._expect(rnd, down, {}).items()
+    }
     for array in arrays.values():
         if array.is_floating_point():
             array.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1).abs_()
@@ -73,7 +89,9 @@ def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, Record
 
 def npy(descr: Any, shape: Any, data: bytes, fortran: bool = False) -> bytes:
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": fortran, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": descr, "fortran_order": fortran, "shape": shape}
+    )
     return stream.getvalue() + data
 
 
@@ -90,23 +108,47 @@ def spoil_array(rng: random.Random, array: Array) -> Array:
     elif choice == 2:
         raw = bytearray(rng.randbytes(rng.randint(0, 300)))
     elif choice == 3:
-        raw = bytearray(npy(rng.choice(DTYPES), (1, 1, size // 4), rng.randbytes(size), rng.random() < 0.3))
+        raw = bytearray(
+            npy(rng.choice(DTYPES), (1, 1, size // 4), rng.randbytes(size), rng.random() < 0.3)
+        )
     elif choice == 4:
-        raw = bytearray(npy("<f4", rng.choice([(), (0,), (10**12,), (1, 1, 2**62), (-1, 4), (1,) * 40]), b"0" * 16))
+        raw = bytearray(
+            npy(
+                "<f4",
+                rng.choice([(), (0,), (10**12,), (1, 1, 2**62), (-1, 4), (1,) * 40]),
+                b"0" * 16,
+            )
+        )
     elif choice == 5:
         raw[128:] = np.full(size // 4, rng.choice([np.nan, np.inf, 3e38]), np.float32).tobytes()
     elif choice == 6:
         raw[128:] = rng.randbytes(len(raw) - 128)  # for packed indices: places that do not exist
     elif choice == 10:
         kind = np.dtype(rng.choice(("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|u1")))
-        shape = rng.choice([(), (3,), (1, 1, 1), (1, 1, 7), (1, 2, 6), (2, 1, 6), (1, 1, 6), (1, 1, 0), (1, 1, 1, 6)])
+        shape = rng.choice(
+            [
+                (),
+                (3,),
+                (1, 1, 1),
+                (1, 1, 7),
+                (1, 2, 6),
+                (2, 1, 6),
+                (1, 1, 6),
+                (1, 1, 0),
+                (1, 1, 1, 6),
+            ]
+        )
         raw = bytearray(npy(kind.str, shape, bytes(math.prod(shape) * kind.itemsize)))
     elif choice == 7:
         raw += rng.randbytes(rng.randint(1, 10_000))
     else:  # an array as it must look, with other numbers
         numbers = np.frombuffer(bytes(raw[128:]), np.dtype(array.dtype)).copy()
         if numbers.size:
-            kinds = ODD if numbers.dtype.kind == "f" else (np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max)
+            kinds = (
+                ODD
+                if numbers.dtype.kind == "f"
+                else (np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max)
+            )
             numbers[rng.randrange(numbers.size) if choice == 8 else slice(None)] = rng.choice(kinds)
         raw[128:] = numbers.tobytes()
     return Array(array.dtype, array.shape, array.stype, bytes(raw))
@@ -114,7 +156,20 @@ def spoil_array(rng: random.Random, array: Array) -> Array:
 
 def spoil_header(rng: random.Random, header: dict[str, Any]) -> dict[str, Any]:
     """The header of a reply, changed."""
-    values = [0, -1, 2**63 - 1, 1.5, True, "", "ok", "lost", "refused", "failed", "\x1b[2J\nforged line", "é" * 20_000]
+    values = [
+        0,
+        -1,
+        2**63 - 1,
+        1.5,
+        True,
+        "",
+        "ok",
+        "lost",
+        "refused",
+        "failed",
+        "\x1b[2J\nforged line",
+        "é" * 20_000,
+    ]
     header = dict(header)
     for _ in range(rng.randint(1, 3)):
         key = rng.choice([*header, "settings", "reason", "more"])
@@ -143,12 +198,28 @@ def spoil(rng: random.Random, content: RecordDict) -> RecordDict:
     elif kind < 7:
         header = spoil_header(rng, header)
     elif kind == 7:
-        names = ["a", "x" * 500, "a.b.c", "restore.c", "sync.x", "__class__", "../../etc", "a\n\x07b", "buffers"]
-        arrays = {rng.choice(names): array for array in arrays.values()} | {rng.choice(names): Array(np.zeros(3))}
+        names = [
+            "a",
+            "x" * 500,
+            "a.b.c",
+            "restore.c",
+            "sync.x",
+            "__class__",
+            "../../etc",
+            "a\n\x07b",
+            "buffers",
+        ]
+        arrays = {rng.choice(names): array for array in arrays.values()} | {
+            rng.choice(names): Array(np.zeros(3))
+        }
     elif kind == 8:
         arrays = dict(list(MANY.items())[: rng.choice([0, 2, 50, 5000])])
     else:
-        broken = [RecordDict(), RecordDict({"header": ConfigRecord({})}), RecordDict({"arrays": ArrayRecord()})]
+        broken = [
+            RecordDict(),
+            RecordDict({"header": ConfigRecord({})}),
+            RecordDict({"arrays": ArrayRecord()}),
+        ]
         return rng.choice(broken)
     return RecordDict({"header": ConfigRecord(header), "arrays": ArrayRecord(arrays)})
 
@@ -178,7 +249,9 @@ def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Pat
     for _ in range(count):
         hostile = spoil(rng, good)
         transport.channel = OneReply(lambda hostile=hostile: hostile)  # type: ignore[misc]
-        transport.load({key: array.clone() for key, array in fresh.items()})  # else it is a reply to another message
+        transport.load(
+            {key: array.clone() for key, array in fresh.items()}
+        )  # else it is a reply to another message
         began = time.process_time()
         replies = transport._exchange(rnd, down, {})
         slowest = max(slowest, time.process_time() - began)
@@ -194,10 +267,17 @@ def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Pat
         said = " ".join(replies.events)
         reached.update(words for words in DEPTH if words in said)
         if "another message" in said:
-            assert any(hostile["header"].get(key) != header[key] for key in ("t", "client", "accepted", "mark"))
+            assert any(
+                hostile["header"].get(key) != header[key]
+                for key in ("t", "client", "accepted", "mark")
+            )
     assert refused > 0.6 * count
-    assert accepted > 0.05 * count, "some changes do no harm; where nothing is accepted the test shows nothing"
-    assert [words for words, methods in DEPTH.items() if name in methods and reached[words] < 2] == []
+    assert accepted > 0.05 * count, (
+        "some changes do no harm; where nothing is accepted the test shows nothing"
+    )
+    assert [
+        words for words, methods in DEPTH.items() if name in methods and reached[words] < 2
+    ] == []
     assert slowest < 2.0
 
 
@@ -208,7 +288,10 @@ def test_a_large_reply_costs_no_memory(tmp_path: Path) -> None:
     name = next(iter(arrays))
     claims = npy("<f4", (1, 1, 10**9), b"")
     hostile = RecordDict(
-        {"header": header, "arrays": ArrayRecord(arrays | {name: Array("float32", (1,), "n", claims)})}
+        {
+            "header": header,
+            "arrays": ArrayRecord(arrays | {name: Array("float32", (1,), "n", claims)}),
+        }
     )
     transport.channel = OneReply(lambda: hostile)
     tracemalloc.start()
@@ -235,7 +318,9 @@ def test_no_download_harms_a_client(count: int, tmp_path: Path) -> None:
     file = tmp_path / "states" / "run" / f"client-{grid.clients[node]}.safetensors"
     good_state, rng, reached = file.read_bytes(), random.Random(3), Counter[str]()
     for _ in range(count):
-        context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        context = Context(
+            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
+        )
         reply = reply_to(Message(spoil(rng, last.content), node, "train"), context, preparing(spec))
         reached[read_message(reply, 1 << 20).status] += 1
         file.write_bytes(good_state)
@@ -244,7 +329,8 @@ def test_no_download_harms_a_client(count: int, tmp_path: Path) -> None:
     outside = [
         p
         for p in tmp_path.rglob("*")
-        if p.is_file() and p.parent not in (file.parent, tmp_path / "out", tmp_path / "out" / "copies")
+        if p.is_file()
+        and p.parent not in (file.parent, tmp_path / "out", tmp_path / "out" / "copies")
     ]
     assert outside == []
 

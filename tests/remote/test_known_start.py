@@ -26,7 +26,9 @@ ROUNDS = 8
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
-def test_both_ends_agree_and_count_the_same_bytes(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_both_ends_agree_and_count_the_same_bytes(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     method, problem = build(name, **settings), small(torch.float32)
     apart, _, _ = remote(method, problem, tmp_path, known_start=True)
     here = start(method, problem, known_start=True)
@@ -59,7 +61,10 @@ def test_a_new_client_is_sent_the_changes_of_all_rounds_or_the_model(keep_contro
         before = again.ledger.down[0].copy()
     probe = 8
     for t, sent in first:
-        changes, full = (r + 2) * 4 * t if keep_control else r * 4 * t, 2 * d * 4 if keep_control else d * 4
+        changes, full = (
+            (r + 2) * 4 * t if keep_control else r * 4 * t,
+            2 * d * 4 if keep_control else d * 4,
+        )
         assert sent == min(changes, full) + (0 if keep_control else r * 4) + probe
 
 
@@ -80,13 +85,20 @@ def test_a_plan_knows_what_new_clients_are_sent() -> None:
 
 
 def test_an_initial_model_that_differs_is_refused() -> None:
-    spec = Spec(rounds=2, method=SSF(rank=2, lr=0.01), task=Regression(), participation=Participation(known_start=True))
+    spec = Spec(
+        rounds=2,
+        method=SSF(rank=2, lr=0.01),
+        task=Regression(),
+        participation=Participation(known_start=True),
+    )
     problem, other = spec.task.build((0,), spec), spec.task.build((0,), spec)
     other.x0 = other.x0 + 1e-6
     server, client = agreement_of(spec, problem), agreement_of(spec, other)
     message = RoundMessage("refused", 0, 0, 0, client.fingerprint, settings=client.text)
     assert "the initial model differs" in server.explain(message)
-    seeded = agreement_of(dataclasses.replace(spec, seed=9), other)  # which explains why the model differs
+    seeded = agreement_of(
+        dataclasses.replace(spec, seed=9), other
+    )  # which explains why the model differs
     message = RoundMessage("refused", 0, 0, 0, seeded.fingerprint, settings=seeded.text)
     assert "seed is 9 on the client and 0 on the server" in server.explain(message)
     plain = dataclasses.replace(spec, method=Scaffold(lr=0.01))  # sends x in every round

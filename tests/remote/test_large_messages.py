@@ -20,12 +20,17 @@ MOST = 1 << 20
 
 
 def message(x: torch.Tensor) -> RoundMessage:
-    return RoundMessage("ok", 0, 0, 0, "f", {"x": x, "probe": torch.ones(1, 1, 1, dtype=torch.float64)})
+    return RoundMessage(
+        "ok", 0, 0, 0, "f", {"x": x, "probe": torch.ones(1, 1, 1, dtype=torch.float64)}
+    )
 
 
 def carried(content: RecordDict) -> RecordDict:
     """The records as the other end gets them."""
-    arrays = {k: Array(a.dtype, tuple(a.shape), a.stype, bytes(a.data)) for k, a in content["arrays"].items()}
+    arrays = {
+        k: Array(a.dtype, tuple(a.shape), a.stype, bytes(a.data))
+        for k, a in content["arrays"].items()
+    }
     header = content["header"]
     assert isinstance(header, ConfigRecord)
     return RecordDict({"header": header, "arrays": ArrayRecord(arrays)})
@@ -39,7 +44,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_array_arrives_as_it_was_sent(dtype: torch.dtype) -> None:
     x = torch.randn(1, 1, 1777).to(dtype)
-    sent = message(x) if dtype == torch.float32 else RoundMessage("ok", 0, 0, 0, "f", {"x": x}, reply_dtype="bfloat16")
+    sent = (
+        message(x)
+        if dtype == torch.float32
+        else RoundMessage("ok", 0, 0, 0, "f", {"x": x}, reply_dtype="bfloat16")
+    )
     content = carried(records.write_message(sent))
     assert len(content["arrays"]) > 3
     found = records.read_message(content, MOST).arrays["x"]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 from test_secure_remote import FINE, ids_of, no_sync, secure, uneven  # noqa: F401
 
@@ -20,7 +22,9 @@ from fedspan.engine.loop import Loop
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.secure_server import SecureTransport
 
-Change = Callable[[RoundMessage, int], RoundMessage]  # (an honest message, the victim) → what is sent
+Change = Callable[
+    [RoundMessage, int], RoundMessage
+]  # (an honest message, the victim) → what is sent
 COUNT = slice(96, 104)  # bytes of a client's number of examples in what it announces
 
 
@@ -34,7 +38,9 @@ def lying(channel: LocalChannel, change: Change, victim: int) -> None:
     channel.deliver = deliver  # type: ignore[method-assign]
 
 
-def attacked(tmp_path: Path, change: Change, weighted: bool = False) -> tuple[Loop, torch.Tensor | None, torch.Tensor]:
+def attacked(
+    tmp_path: Path, change: Change, weighted: bool = False
+) -> tuple[Loop, torch.Tensor | None, torch.Tensor]:
     """(the run after one round, the sum that the server got if any, what the victim would have sent in the open)."""
     method, problem = build("fedavg"), small()
     if weighted:
@@ -76,7 +82,9 @@ def inflated(message: RoundMessage, victim: int) -> RoundMessage:
         return message
     keys = message.arrays["secure.keys"].clone()
     row = message.arrays["secure.clients"].tolist().index(victim)
-    keys[row, COUNT] = torch.frombuffer(bytearray((10**12).to_bytes(8, "little")), dtype=torch.uint8)
+    keys[row, COUNT] = torch.frombuffer(
+        bytearray((10**12).to_bytes(8, "little")), dtype=torch.uint8
+    )
     return replace(message, arrays=message.arrays | {"secure.keys": keys})
 
 
@@ -92,7 +100,11 @@ def rosters(message: RoundMessage, victim: int) -> RoundMessage:
 
 def thresholds(message: RoundMessage, victim: int) -> RoundMessage:
     """To the victim all four clients must stay, to the others three."""
-    given = {"secure.threshold": torch.tensor([4])} if message.status == "shares" and message.client == victim else {}
+    given = (
+        {"secure.threshold": torch.tensor([4])}
+        if message.status == "shares" and message.client == victim
+        else {}
+    )
     return replace(message, arrays=message.arrays | given)
 
 
@@ -112,7 +124,9 @@ def two_clients(message: RoundMessage, victim: int) -> RoundMessage:
         return message
     clients = message.arrays["secure.clients"]
     other = next(one for one in clients.tolist() if one not in (victim, message.client))
-    kept = (clients == message.client) | (clients == (victim if message.client != victim else other))
+    kept = (clients == message.client) | (
+        clients == (victim if message.client != victim else other)
+    )
     cut = {"secure.clients": clients[kept], "secure.keys": message.arrays["secure.keys"][kept]}
     return replace(message, arrays=message.arrays | cut | {"secure.threshold": torch.tensor([2])})
 
@@ -120,10 +134,22 @@ def two_clients(message: RoundMessage, victim: int) -> RoundMessage:
 ATTACKS: dict[str, tuple[Change, bool, str]] = {
     "weights": (weights, False, "the question 'train' has no array 'secure.weight'"),
     "weights, by examples": (weights, True, "the question 'train' has no array 'secure.weight'"),
-    "examples where all count alike": (numbers_of_examples, False, "by 1000000000000 examples, but all clients count"),
+    "examples where all count alike": (
+        numbers_of_examples,
+        False,
+        "by 1000000000000 examples, but all clients count",
+    ),
     "examples of others": (numbers_of_examples, True, "cannot be removed"),
-    "other rosters": (rosters, False, "array 'shares' is ((3, 94), torch.uint8), expected ((4, 94)"),
-    "two clients": (two_clients, False, "2 clients take part, and a sum of fewer than 3 hides nobody"),
+    "other rosters": (
+        rosters,
+        False,
+        "array 'shares' is ((3, 94), torch.uint8), expected ((4, 94)",
+    ),
+    "two clients": (
+        two_clients,
+        False,
+        "2 clients take part, and a sum of fewer than 3 hides nobody",
+    ),
 }
 
 
@@ -137,7 +163,9 @@ def test_the_server_cannot_read_one_reply(attack: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [thresholds, rounds, late_round, own_number])
-def test_a_client_that_is_told_something_else_is_not_in_a_sum(change: Change, tmp_path: Path) -> None:
+def test_a_client_that_is_told_something_else_is_not_in_a_sum(
+    change: Change, tmp_path: Path
+) -> None:
     loop, total, own = attacked(tmp_path, change, weighted=True)
     assert loop.events
     assert total is None or float((total - own).norm() / own.norm()) > 0.1
@@ -171,15 +199,22 @@ def test_a_round_is_not_summed_again_without_one_client(phase: str, tmp_path: Pa
     channel.faults[(1, client) if phase == "train" else (1, client, phase)] = lambda _: []
     advance(loop, 1)
     assert torch.equal(model(loop), before)
-    assert any("round 1 was summed before, without or with 1 other clients" in event for event in loop.events)
-    loop.load(saved)  # with the same clients it may be: a server that was killed before its checkpoint
+    assert any(
+        "round 1 was summed before, without or with 1 other clients" in event
+        for event in loop.events
+    )
+    loop.load(
+        saved
+    )  # with the same clients it may be: a server that was killed before its checkpoint
     loop.events.clear()
     advance(loop, 1)
     assert not loop.events
     close(model(loop), after)
 
 
-def test_a_round_that_failed_at_its_end_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_failed_at_its_end_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trying it again would be refused for ever where a client is gone for good."""
     monkeypatch.setattr("fedspan.remote.server.FIRST_DELAY", 0.0)
     loop, channel, _ = secure(build("fedavg"), small(), tmp_path, pause=60.0)
@@ -187,12 +222,16 @@ def test_a_round_that_failed_at_its_end_is_over(tmp_path: Path, monkeypatch: pyt
         channel.faults[1, client, "unmask"] = lambda _: []
     advance(loop, 3)
     assert loop.t == 3
-    assert loop.events[-1].endswith("2 of 4 clients answered 'unmask', fewer than the threshold of 3; nothing counted")
+    assert loop.events[-1].endswith(
+        "2 of 4 clients answered 'unmask', fewer than the threshold of 3; nothing counted"
+    )
 
 
 def test_an_earlier_round_is_refused(tmp_path: Path) -> None:
     loop, channel, _, _ = begun(tmp_path)
-    first = next(m for m, _ in channel.messages if m.status == "keys" and m.client in ids_of(loop, 1))
+    first = next(
+        m for m, _ in channel.messages if m.status == "keys" and m.client in ids_of(loop, 1)
+    )
     reply = channel.client(first.client).reply(first)
     assert reply.status == "refused"
     assert reply.reason.startswith("round 0 is over: this client has taken part in round 1")

@@ -23,7 +23,9 @@ SSF = {"projector": {"name": "coordinate", "rank": 4}}
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
-def test_the_servers_copy_of_a_state_is_the_clients(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_servers_copy_of_a_state_is_the_clients(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     method, problem = build(name, **settings), small()
     loop, channel, end = remote(method, problem, tmp_path)
     advance(loop, 9)
@@ -56,7 +58,9 @@ def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
 def test_replies_in_half_precision(name: str, dtype: str, tmp_path: Path) -> None:
     """Half the uplink. Both ends use the rounded numbers, so c = mean c_i still holds."""
     settings = SSF if name in ("ssf", "fedsub") else {}
-    settings = {"compressor": {"name": "randk", "k": 0.9}} if name in ("ef21", "scallion") else settings
+    settings = (
+        {"compressor": {"name": "randk", "k": 0.9}} if name in ("ef21", "scallion") else settings
+    )
     method, problem = build(name, **settings), small(torch.float32)
     exact = simulated(method, problem, 10)
     loop, channel, end = remote(method, problem, tmp_path, reply_dtype=dtype)
@@ -73,12 +77,20 @@ def test_replies_in_half_precision(name: str, dtype: str, tmp_path: Path) -> Non
     ("client", "words"),
     [
         ({"refresh": 2}, "method.refresh is 2 on the client and 1 on the server"),
-        ({"training": {"weight_decay": 0.1}}, "training.weight_decay is 0.1 on the client and the default on the"),
+        (
+            {"training": {"weight_decay": 0.1}},
+            "training.weight_decay is 0.1 on the client and the default on the",
+        ),
         ({"batch_size": 64}, "batch_size is 64 on the client and the default on the server"),
-        ({"batch_size": "x" * 9000}, "another method, model, seed or other settings"),  # too long to be sent
+        (
+            {"batch_size": "x" * 9000},
+            "another method, model, seed or other settings",
+        ),  # too long to be sent
     ],
 )
-def test_a_client_that_computes_something_else_is_refused(client: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_client_that_computes_something_else_is_refused(
+    client: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     """The event names the setting that differs, and the client writes nothing."""
     loop, channel, _ = remote(build("ssf", **SSF), small(), tmp_path)
     if "refresh" in client:
@@ -87,7 +99,10 @@ def test_a_client_that_computes_something_else_is_refused(client: dict[str, Any]
         channel.settings = client
     advance(loop, 1)
     assert len(loop.events) == 4
-    assert all("refused: " in event and words in event and "same spec" in event for event in loop.events[:3])
+    assert all(
+        "refused: " in event and words in event and "same spec" in event
+        for event in loop.events[:3]
+    )
     assert "nothing counted" in loop.events[-1]
     assert not list(tmp_path.rglob("*.safetensors"))
 
@@ -97,7 +112,8 @@ def test_another_model_is_named_and_the_order_of_patterns_counts(tmp_path: Path)
     one, other = ({"rank": dict(pairs)} for pairs in ([("a*", 1), ("*", 2)], [("*", 2), ("a*", 1)]))
     layout = small().layout
     assert (
-        Agreement.of({"method": one}, layout, 0).fingerprint != Agreement.of({"method": other}, layout, 0).fingerprint
+        Agreement.of({"method": one}, layout, 0).fingerprint
+        != Agreement.of({"method": other}, layout, 0).fingerprint
     )
     assert Agreement.of({"b": 1, "a": 2}, layout, 0) == Agreement.of({"a": 2, "b": 1}, layout, 0)
     loop, channel, _ = remote(build("scaffold"), small(), tmp_path)
@@ -138,7 +154,9 @@ def test_names_cannot_leave_the_states_directory(name: str, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_writing_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method, problem = build("ssf", **SSF), small()
     loop, channel, end = remote(method, problem, tmp_path)
     advance(loop, 5)
@@ -171,7 +189,9 @@ def test_states_of_another_run_are_not_taken(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
-def test_copies_are_renewed_one_client_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_renewed_one_client_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that a round of many clients never has all their states in memory."""
     together = advance(remote(build("ssf"), small(), tmp_path / "a")[0], 6).transport.save()
     most = 0

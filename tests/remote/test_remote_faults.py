@@ -35,20 +35,34 @@ def after_saving(channel: LocalChannel) -> Fault:
 FAULTS: dict[str, tuple[Callable[[LocalChannel], Fault], str]] = {
     "silent": (lambda _: lambda __: [], "no reply in time"),
     "reply lost": (after_saving, "no reply in time"),
-    "raises": (lambda _: lambda m: [replace(m, status="failed", reason="ValueError: boom", arrays={})], "boom"),
+    "raises": (
+        lambda _: lambda m: [replace(m, status="failed", reason="ValueError: boom", arrays={})],
+        "boom",
+    ),
     "channel fails": (lambda _: lambda __: [Failure("node unavailable")], "node unavailable"),
     "nan": (lambda w: lambda m: [spoil(w, m, lambda a: a * float("nan"))], "not finite"),
     "shape": (lambda w: lambda m: [spoil(w, m, lambda a: a[..., :-1])], "expected"),
     "huge": (lambda w: lambda m: [spoil(w, m, lambda a: a.repeat(1, 1, 999))], "expected"),
     "dtype": (lambda w: lambda m: [spoil(w, m, lambda a: a.int())], "expected"),
-    "names": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), arrays={"x": torch.zeros(1)})], "arrays"),
-    "other method": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), fingerprint="0" * 12)], "same spec"),
+    "names": (
+        lambda w: lambda m: [replace(spoil(w, m, lambda a: a), arrays={"x": torch.zeros(1)})],
+        "arrays",
+    ),
+    "other method": (
+        lambda w: lambda m: [replace(spoil(w, m, lambda a: a), fingerprint="0" * 12)],
+        "same spec",
+    ),
     "late": (lambda w: lambda m: [replace(spoil(w, m, lambda a: a), t=m.t - 1)], "another message"),
-    "refused": (lambda _: lambda m: [replace(m, status="refused", reason="no", arrays={})], "refused: no"),
+    "refused": (
+        lambda _: lambda m: [replace(m, status="refused", reason="no", arrays={})],
+        "refused: no",
+    ),
 }
 
 
-def spoil(channel: LocalChannel, message: RoundMessage, change: Callable[[torch.Tensor], torch.Tensor]) -> RoundMessage:
+def spoil(
+    channel: LocalChannel, message: RoundMessage, change: Callable[[torch.Tensor], torch.Tensor]
+) -> RoundMessage:
     reply = channel.client(message.client).reply(message)
     return replace(reply, arrays={k: change(v) for k, v in reply.arrays.items()})
 
@@ -77,7 +91,9 @@ def test_a_reply_that_the_servers_step_cannot_take_is_one_clients_fault(
 ) -> None:
     """A compressor of a plugin may trust the places in a reply; the server tries each reply before the round's step."""
 
-    def trusting(self: TopK, encoded: Encoded, n: int, keys: Any, dtype: torch.dtype) -> torch.Tensor:
+    def trusting(
+        self: TopK, encoded: Encoded, n: int, keys: Any, dtype: torch.dtype
+    ) -> torch.Tensor:
         values, packed = encoded.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
         return values.new_zeros(*values.shape[:-1], n).scatter_(-1, index, values)
@@ -142,7 +158,9 @@ def test_a_lost_state_is_restored_exactly(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ef", "qsparse", "doublesqueeze", "scafcom"])
-def test_replies_are_not_rounded_behind_the_back_of_error_feedback(name: str, tmp_path: Path) -> None:
+def test_replies_are_not_rounded_behind_the_back_of_error_feedback(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(SpecError, match=f"after {name} computed what remains"):
         remote(build(name), small(), tmp_path, reply_dtype="bfloat16")
 
@@ -172,7 +190,9 @@ def test_without_a_copy_a_client_re_enters_empty(tmp_path: Path) -> None:
     advance(loop, 1)
     assert any("re-enters with an empty state" in event for event in loop.events)
     gap = controls(channel, end).mean(0) - loop.server.c[0, 0]
-    close(gap, -before[client] / problem.clients)  # what c no longer matches: the lost control's share, for good
+    close(
+        gap, -before[client] / problem.clients
+    )  # what c no longer matches: the lost control's share, for good
 
 
 def test_who_re_enters_empty_does_what_a_newcomer_would(tmp_path: Path) -> None:
@@ -188,7 +208,9 @@ def test_who_re_enters_empty_does_what_a_newcomer_would(tmp_path: Path) -> None:
     assert message.client == client
     assert reply is not None
     fresh = LocalChannel(method, problem, tmp_path / "fresh").client(client)
-    plain = {name: array for name, array in message.arrays.items() if not name.startswith("restore.")}
+    plain = {
+        name: array for name, array in message.arrays.items() if not name.startswith("restore.")
+    }
     newcomer = fresh.reply(replace(message, accepted=0, arrays=plain))
     assert newcomer.status == "ok"
     close(reply.arrays["b"], newcomer.arrays["b"])
@@ -201,7 +223,9 @@ def test_a_server_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     advance(loop, 4)
     saved = {k: v.clone() for k, v in loop.save().items()}
     advance(loop, 5)
-    again, channel, end = remote(method, problem, tmp_path / "states", copies_dir=tmp_path / "server", resume=True)
+    again, channel, end = remote(
+        method, problem, tmp_path / "states", copies_dir=tmp_path / "server", resume=True
+    )
     again.load(saved)
     advance(again, 8)
     close(model(again), model(simulated(method, problem, 12)))

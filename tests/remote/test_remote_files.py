@@ -37,7 +37,9 @@ def calls_of(folder: Path, who: str) -> int:
 
 @pytest.mark.parametrize("step", EVERY)
 @pytest.mark.parametrize("who", ["server", "client"])
-def test_every_interrupted_call_leaves_a_run_that_is_right(who: str, step: int, tmp_path: Path) -> None:
+def test_every_interrupted_call_leaves_a_run_that_is_right(
+    who: str, step: int, tmp_path: Path
+) -> None:
     """The client's state file, and the server's checkpoint, history, roster, rounds and copies of states."""
     calls = calls_of(tmp_path / "count", who)
     for at, kind in itertools.product(range(0, calls, step), KINDS):
@@ -64,7 +66,9 @@ def killed(one: World, after: int = 8) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_file_of_the_server_is_refused_or_does_not_matter(how: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_server_is_refused_or_does_not_matter(
+    how: str, tmp_path: Path
+) -> None:
     refused: dict[str, str] = {}
     with world(tmp_path / "w", rounds=ROUNDS, bind_clients=True) as one:
         killed(one)
@@ -77,7 +81,9 @@ def test_a_damaged_file_of_the_server_is_refused_or_does_not_matter(how: str, tm
             if result is None:
                 refused[file.name] = one.refusals[-1]
             elif file.name == "rounds.jsonl":
-                assert how == "double" or any("rounds.jsonl" in event for event in events(one.out)), "it says so"
+                assert how == "double" or any(
+                    "rounds.jsonl" in event for event in events(one.out)
+                ), "it says so"
             else:
                 one.check(result)
     assert not any("\n" in said for said in refused.values())
@@ -118,7 +124,10 @@ def test_a_process_that_nobody_waits_for_does_not_replace_a_state(tmp_path: Path
         one.grid.plan = dict.fromkeys(range(8, 32, 3), "orphan")
         one.check(one.finish())
         assert one.grid.done["orphan"] > 5
-        assert any("follows from an update that the server has not accepted" in event for event in events(one.out))
+        assert any(
+            "follows from an update that the server has not accepted" in event
+            for event in events(one.out)
+        )
 
 
 def test_a_server_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:

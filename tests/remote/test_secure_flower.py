@@ -23,7 +23,9 @@ SECURE: dict[str, Any] = {"privacy": {"secure": True, "secure_bits": 64}, "clien
 class Watched(FakeGrid):
     """Keeps what the server receives; some nodes are silent at some questions, given as (message, question)."""
 
-    def __init__(self, spec: Any, states_dir: Path, silent: set[tuple[int, str]] | None = None) -> None:
+    def __init__(
+        self, spec: Any, states_dir: Path, silent: set[tuple[int, str]] | None = None
+    ) -> None:
         super().__init__(spec, states_dir)
         self.silent, self.trained = silent or set(), 0
         self.received: list[tuple[str, ArrayRecord]] = []
@@ -53,14 +55,20 @@ def test_a_secure_run_gives_the_simulators_result_and_bytes(name: str, tmp_path:
     assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-5)
     assert (there["up_bytes"], there["down_bytes"]) == (here["up_bytes"], here["down_bytes"])
     assert not events_of(result)
-    assert [len(one["accepted"]) for one in Rounds(tmp_path / "there" / "rounds.jsonl").read()] == [4] * 4
+    assert [len(one["accepted"]) for one in Rounds(tmp_path / "there" / "rounds.jsonl").read()] == [
+        4
+    ] * 4
     assert {(status, tuple(arrays)) for status, arrays in grid.received} == {
         ("keys", ("keys",)), ("shares", ("shares",)), ("train", ("masked",)), ("unmask", ("shares",))
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "phase", "counted"), [(2, "keys", 3), (10, "train", 3), (14, "unmask", 4)])
-def test_silence_at_a_question_is_an_event(number: int, phase: str, counted: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "phase", "counted"), [(2, "keys", 3), (10, "train", 3), (14, "unmask", 4)]
+)
+def test_silence_at_a_question_is_an_event(
+    number: int, phase: str, counted: int, tmp_path: Path
+) -> None:
     """One client of the second round; the round goes on with the others."""
     spec = spec_of(rounds=3, **SECURE)
     grid = Watched(spec, tmp_path / "states", {(4 * 4 + number, phase)})
@@ -79,7 +87,9 @@ def test_silence_at_a_question_is_an_event(number: int, phase: str, counted: int
         (SSF, {"backup": False, "reply_dtype": "float16"}, "leave out the reply dtype"),
     ],
 )
-def test_what_needs_single_replies_is_refused(method: Any, config: Any, words: str, tmp_path: Path) -> None:
+def test_what_needs_single_replies_is_refused(
+    method: Any, config: Any, words: str, tmp_path: Path
+) -> None:
     spec = spec_of(method, rounds=3, **SECURE)
     with pytest.raises(SpecError, match=words):
         serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "out", **config)
@@ -90,4 +100,6 @@ def test_a_client_without_secure_settings_is_told_apart(tmp_path: Path) -> None:
     spec = spec_of(rounds=3, **SECURE)
     grid = FakeGrid(spec_of(rounds=3, clients_per_round=4), tmp_path / "states")
     result = serve(spec, grid, tmp_path / "out", backup=False)
-    assert "privacy.secure is the default on the client and True on the server" in events_of(result)[0]
+    assert (
+        "privacy.secure is the default on the client and True on the server" in events_of(result)[0]
+    )

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'")
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
 
 from test_remote import SSF, controls
 
@@ -38,7 +40,9 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 
-def secure(method: Any, problem: Any, states_dir: Path, **options: Any) -> tuple[Loop, LocalChannel, SecureTransport]:
+def secure(
+    method: Any, problem: Any, states_dir: Path, **options: Any
+) -> tuple[Loop, LocalChannel, SecureTransport]:
     """A run of four clients per round."""
     options = {"secure": FINE, "backup": False} | options
     loop, channel, end = remote(method, problem, states_dir, SecureTransport, **options)
@@ -60,9 +64,13 @@ def ids_of(loop: Loop, t: int) -> list[int]:
     return ids
 
 
-def plain(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] | None = None) -> Loop:
+def plain(
+    method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] | None = None
+) -> Loop:
     """The same run without secure sums, in one process."""
-    return advance(start(method, problem, 4, Scripted(Simulator(method, problem), missing or set())), rounds)
+    return advance(
+        start(method, problem, 4, Scripted(Simulator(method, problem), missing or set())), rounds
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,10 +81,16 @@ def plain(method: Any, problem: Any, rounds: int, missing: set[tuple[int, int]] 
         ("subavg", SSF, True),
         ("fedavg", {}, False),
         ("scaffold", {}, True),
-        ("fedsub", {"projector": {"name": "identity"}, "server_momentum": 0.5}, False),  # its log holds what it adds
+        (
+            "fedsub",
+            {"projector": {"name": "identity"}, "server_momentum": 0.5},
+            False,
+        ),  # its log holds what it adds
     ],
 )
-def test_the_result_is_that_of_the_plain_run(name: str, settings: Any, weighted: bool, tmp_path: Path) -> None:
+def test_the_result_is_that_of_the_plain_run(
+    name: str, settings: Any, weighted: bool, tmp_path: Path
+) -> None:
     method, problem = build(name, **settings), small()
     if weighted:
         uneven(problem)
@@ -84,15 +98,28 @@ def test_the_result_is_that_of_the_plain_run(name: str, settings: Any, weighted:
     advance(loop, 4)
     assert not loop.events
     close(model(loop), model(plain(method, problem, 4)), 1e-7)
-    assert [m.status for m, _ in channel.messages[:16]] == [phase for phase in PHASES for _ in range(4)]
+    assert [m.status for m, _ in channel.messages[:16]] == [
+        phase for phase in PHASES for _ in range(4)
+    ]
     if name in ("ssf", "scaffold"):
-        shares = torch.full((7, 1), 1 / 7) if problem.weights is None else torch.from_numpy(problem.weights)[:, None]
-        close((shares * controls(channel, end)).sum(0), loop.server.c[0, 0], 1e-12 if weighted else 1e-7)
+        shares = (
+            torch.full((7, 1), 1 / 7)
+            if problem.weights is None
+            else torch.from_numpy(problem.weights)[:, None]
+        )
+        close(
+            (shares * controls(channel, end)).sum(0),
+            loop.server.c[0, 0],
+            1e-12 if weighted else 1e-7,
+        )
 
 
 FAULTS: dict[str, Any] = {
     "silent": (lambda _: lambda __: [], "no answer to {!r} in time"),
-    "answer lost": (lambda c: lambda m: [c.client(m.client).reply(m)][:0], "no answer to {!r} in time"),
+    "answer lost": (
+        lambda c: lambda m: [c.client(m.client).reply(m)][:0],
+        "no answer to {!r} in time",
+    ),
     "node gone": (lambda _: lambda __: [Failure("node unavailable")], "node unavailable"),
     "wrong size": (lambda c: lambda m: [cut(c.client(m.client).reply(m))], "expected"),
     "other arrays": (
@@ -153,7 +180,9 @@ def test_below_the_threshold_nothing_changes_anywhere(phase: str, tmp_path: Path
     close(controls(channel, end).mean(0), loop.server.c[0, 0], 1e-12)
 
 
-def test_a_round_is_tried_again_with_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_is_tried_again_with_new_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedspan.remote.server.FIRST_DELAY", 0.0)
     method, problem = build("ssf", **SSF), small()
     loop, channel, _ = secure(method, problem, tmp_path, pause=60.0)
@@ -161,7 +190,11 @@ def test_a_round_is_tried_again_with_new_keys(tmp_path: Path, monkeypatch: pytes
         channel.faults[1, client] = lambda _: []
     advance(loop, 4)
     close(model(loop), model(plain(method, problem, 4)), 1e-7)
-    keys = [tuple(reply.arrays["keys"].tolist()) for m, reply in channel.messages if m.status == "keys" and reply]
+    keys = [
+        tuple(reply.arrays["keys"].tolist())
+        for m, reply in channel.messages
+        if m.status == "keys" and reply
+    ]
     assert len(set(keys)) == len(keys) == 4 * 5
 
 
@@ -180,7 +213,9 @@ def test_the_server_receives_nothing_that_it_could_read(
         for place in ("secure_client", "secure_sum"):
             monkeypatch.setattr(f"fedspan.privacy.{place}.add_mask", lambda *_: None)
     method, problem = build("ssf", **SSF), small()
-    loop, channel, _ = secure(method, problem, tmp_path / "a", secure=Privacy(secure=True, secure_range=64.0))
+    loop, channel, _ = secure(
+        method, problem, tmp_path / "a", secure=Privacy(secure=True, secure_range=64.0)
+    )
     open_loop, open_channel, _ = remote(method, problem, tmp_path / "b")
     open_loop.clients_per_round = 4
     advance(loop, 3)
@@ -188,9 +223,13 @@ def test_the_server_receives_nothing_that_it_could_read(
     received = [reply for _, reply in channel.messages if reply is not None]
     assert {name for reply in received for name in reply.arrays} == {"keys", "shares", "masked"}
     close(model(loop), model(open_loop), 1e-4)
-    log = b"|".join(array.numpy().tobytes() for reply in received for array in reply.arrays.values())
+    log = b"|".join(
+        array.numpy().tobytes() for reply in received for array in reply.arrays.values()
+    )
     headers = " ".join(str(reply.header()) for reply in received)
-    replies = [reply.arrays["a"].reshape(-1) for _, reply in open_channel.messages if reply is not None]
+    replies = [
+        reply.arrays["a"].reshape(-1) for _, reply in open_channel.messages if reply is not None
+    ]
     readable = 0
     for a in replies:
         whole = np.rint(a.numpy() * 2.0**20).astype(np.int32)
@@ -204,7 +243,11 @@ def test_masked_replies_look_uniform(tmp_path: Path) -> None:
     method, problem = build("fedavg"), small(dim=500)
     loop, channel, _ = secure(method, problem, tmp_path, secure=Privacy(secure=True))
     advance(loop, 4)
-    masked = [r.arrays["masked"].numpy().view(np.uint8) for m, r in channel.messages if m.status == "train" and r]
+    masked = [
+        r.arrays["masked"].numpy().view(np.uint8)
+        for m, r in channel.messages
+        if m.status == "train" and r
+    ]
     counts = np.bincount(np.concatenate(masked), minlength=256)
     expected = counts.sum() / 256
     assert counts.sum() == 16 * 4 * 1001
@@ -265,12 +308,17 @@ def test_a_client_with_secure_settings_never_replies_in_the_open(tmp_path: Path)
     fresh.kind = channel.kind
     assert "no session" in fresh.client(message.client).reply(replace(message, accepted=0)).reason
     plain_channel = LocalChannel(channel.method, channel.problem, tmp_path / "plain")
-    assert "settings exclude" in plain_channel.client(message.client).reply(replace(message, status="keys")).reason
+    assert (
+        "settings exclude"
+        in plain_channel.client(message.client).reply(replace(message, status="keys")).reason
+    )
 
 
 def test_a_restarted_session_forgets_the_one_before(tmp_path: Path) -> None:
     channel, message = asked(tmp_path, "unmask")
-    begun = replace(message, status="keys", arrays={"secure.session": torch.ones(16, dtype=torch.uint8)})
+    begun = replace(
+        message, status="keys", arrays={"secure.session": torch.ones(16, dtype=torch.uint8)}
+    )
     assert channel.client(message.client).reply(begun).status == "ok"
     assert "another session" in channel.client(message.client).reply(message).reason
 
@@ -280,7 +328,9 @@ def test_keys_of_an_earlier_round_are_refused(tmp_path: Path) -> None:
     advance(loop, 1)
     old = next(r for m, r in channel.messages if m.status == "keys" and r is not None)
     t = next(t for t in range(1, 9) if old.client in ids_of(loop, t))
-    channel.faults[t, old.client, "keys"] = lambda m: [replace(channel.client(m.client).reply(m), arrays=old.arrays)]
+    channel.faults[t, old.client, "keys"] = lambda m: [
+        replace(channel.client(m.client).reply(m), arrays=old.arrays)
+    ]
     advance(loop, t)
     assert loop.events == [f"round {t}: client {old.client}: its keys were used before"]
 
@@ -294,7 +344,9 @@ class KilledError(BaseException):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("answered", [0, 3])
-def test_a_server_killed_in_the_middle_of_a_round_is_resumed(phase: str, answered: int, tmp_path: Path) -> None:
+def test_a_server_killed_in_the_middle_of_a_round_is_resumed(
+    phase: str, answered: int, tmp_path: Path
+) -> None:
     """At any question, with any number of answers: the clients roll back and the run ends as if nothing had been."""
     method, problem = build("ssf", **SSF), small()
     loop, channel, _ = secure(method, problem, tmp_path)
@@ -337,7 +389,10 @@ def test_a_client_that_lost_its_state_re_enters_with_an_empty_one(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"backup": True}, "backup = false"), ({"reply_dtype": "bfloat16"}, "leave out the reply dtype 'bfloat16'")],
+    [
+        ({"backup": True}, "backup = false"),
+        ({"reply_dtype": "bfloat16"}, "leave out the reply dtype 'bfloat16'"),
+    ],
 )
 def test_what_needs_single_replies_is_refused(options: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=words):

@@ -33,7 +33,8 @@ def episode(folder: Path, seed: int) -> Counter[str]:
         kinds = OF_MESSAGES if bound else [*OF_MESSAGES, "moves"]
         one.grid.plan = {n: rng.choice(kinds) for n in range(1, 200) if rng.random() < 0.35}
         one.strikes = [
-            (rng.randrange(200), rng.choice(["crash", "short", "full", "io"])) for _ in range(rng.randrange(6))
+            (rng.randrange(200), rng.choice(["crash", "short", "full", "io"]))
+            for _ in range(rng.randrange(6))
         ]
         one.check(one.finish(lambda: spoil(one, spoilt)))
         return one.grid.done + one.disk.struck + spoilt
@@ -41,10 +42,16 @@ def episode(folder: Path, seed: int) -> Counter[str]:
 
 def spoil(one: World, spoilt: Counter[str]) -> Callable[[], None] | None:
     """Damage a file of the server, which is down; gives what puts it back."""
-    files = [path for path in one.server_files() if path.name != "rounds.jsonl"]  # which decides nothing
+    files = [
+        path for path in one.server_files() if path.name != "rounds.jsonl"
+    ]  # which decides nothing
     if not files or one.rng.random() < 0.5:
         return None
-    path, how, backup = one.rng.choice(files), one.rng.choice(DAMAGES), one.folder / f"backup-{spoilt.total()}"
+    path, how, backup = (
+        one.rng.choice(files),
+        one.rng.choice(DAMAGES),
+        one.folder / f"backup-{spoilt.total()}",
+    )
     shutil.copytree(one.out, backup)
     damage(path, how)
     spoilt[f"server's file {how}"] += 1
@@ -61,7 +68,9 @@ def test_a_fault_of_the_servers_disk_does_not_strike_the_harness(tmp_path: Path)
     assert episode(tmp_path / "x", 910003).total() > 10
 
 
-@pytest.mark.parametrize("faults", [pytest.param(60, id="some"), pytest.param(1000, id="many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "faults", [pytest.param(60, id="some"), pytest.param(1000, id="many", marks=pytest.mark.slow)]
+)
 def test_random_faults_lose_and_double_nothing(faults: int, tmp_path: Path) -> None:
     """pytest -m slow -s tests/remote/test_soak.py: 1,000 faults in a few minutes."""
     found, seed = Counter[str](), 0

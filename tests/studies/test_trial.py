@@ -22,7 +22,9 @@ def tiny() -> Trial:
     short = []
     for one in trial.experiments:
         ends = [one.specs[0], one.specs[-1]]
-        specs = [(point, dataclasses.replace(spec, rounds=20, eval_every=2)) for point, spec in ends]
+        specs = [
+            (point, dataclasses.replace(spec, rounds=20, eval_every=2)) for point, spec in ends
+        ]
         short.append(dataclasses.replace(one, specs=specs))
     return dataclasses.replace(trial, experiments=short)
 
@@ -61,7 +63,9 @@ def test_a_verdict_can_be_no() -> None:
     rounds = np.arange(40.0)
     for kept, holds in ((0.89, True), (0.97, False)):
         point = {"method.projector.rank": 4, "clients_per_round": 20}
-        lemma, ours = claims.contraction([run({"control_error": np.stack([kept**rounds] * 2)}, point, rounds)])
+        lemma, ours = claims.contraction(
+            [run({"control_error": np.stack([kept**rounds] * 2)}, point, rounds)]
+        )
         assert lemma.holds is holds  # 1 − ρ/2 = 0.95
         assert ours.holds is False or kept == 0.89
 
@@ -77,5 +81,7 @@ def test_slopes_and_their_interval() -> None:
 
 def test_rounds_to_a_share_of_the_start() -> None:
     rounds = np.arange(0.0, 50, 10)
-    one = run({"grad_sq": np.array([[1.0, 0.5, 0.009, 0.2, 0.1], [1.0, 1.0, 1.0, 1.0, 1.0]])}, {}, rounds)
+    one = run(
+        {"grad_sq": np.array([[1.0, 0.5, 0.009, 0.2, 0.1], [1.0, 1.0, 1.0, 1.0, 1.0]])}, {}, rounds
+    )
     np.testing.assert_array_equal(claims.rounds_to(one, 0.01), [20, 40])

@@ -13,14 +13,24 @@ from typing import Any
 import pytest
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 MISSING = [
     word
-    for word, there in (("a chromium", CHROMIUM), ("playwright", importlib.util.find_spec("playwright")))
+    for word, there in (
+        ("a chromium", CHROMIUM),
+        ("playwright", importlib.util.find_spec("playwright")),
+    )
     if not there
 ]
-drawn = pytest.mark.skipif(bool(MISSING), reason=f"the page is drawn with {' and '.join(MISSING)}, not installed here")
+drawn = pytest.mark.skipif(
+    bool(MISSING), reason=f"the page is drawn with {' and '.join(MISSING)}, not installed here"
+)
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -58,8 +68,14 @@ def browser_page(address: str, width: int = 1100, **options: Any) -> Iterator[An
     try:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(HERE) else None)
+        page.on(
+            "console",
+            lambda said: faults.append(said.text) if said.type in ("error", "warning") else None,
+        )
+        page.on(
+            "request",
+            lambda asked: faults.append(asked.url) if not asked.url.startswith(HERE) else None,
+        )
         page.goto(address)
         yield page
     finally:
@@ -79,5 +95,9 @@ def browse(page: Path, code: str, *views: tuple[str, int]) -> list[Any]:
             shown.goto("about:blank")
             shown.goto(f"{page.as_uri()}#{state}")
             shown.wait_for_function("document.querySelector('.plot svg') !== null")
-            found.append(shown.evaluate(f"async () => {{ await new Promise(requestAnimationFrame); {code} }}"))
+            found.append(
+                shown.evaluate(
+                    f"async () => {{ await new Promise(requestAnimationFrame); {code} }}"
+                )
+            )
     return found

@@ -23,7 +23,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def spec(method: str, **changes: Any) -> Spec:
     table = {"rounds": 5, "eval_every": 3, "task": SMALL, "batch_size": 4, "clients_per_round": 3}
-    return Spec.from_table(table | {"method": METHODS[method] | {"lr": 0.02, "local_steps": 2}} | changes)
+    return Spec.from_table(
+        table | {"method": METHODS[method] | {"lr": 0.02, "local_steps": 2}} | changes
+    )
 
 
 def budget(*texts: str) -> Budget:
@@ -81,13 +83,21 @@ def test_total_bytes_are_planned_closely(tmp_path: Path) -> None:
 def test_the_first_limit_counts() -> None:
     assert budget("up=1MB", "rounds=4").rounds(spec("fedavg")) == 4
     assert budget("rounds=9").rounds(spec("fedavg")) == 9
-    with pytest.raises(SpecError, match="less than one round of 'fedavg', which sends 288 B up and 288 B down"):
+    with pytest.raises(
+        SpecError, match="less than one round of 'fedavg', which sends 288 B up and 288 B down"
+    ):
         budget("up=200B").rounds(spec("fedavg"))
 
 
 def test_a_curve_is_read_at_the_last_row_within() -> None:
     rows = [
-        {"round": t, "up_bytes": 10 * t, "down_bytes": 30 * t, "seconds": 0.1 * t, "loss": 1.0 / (t + 1)}
+        {
+            "round": t,
+            "up_bytes": 10 * t,
+            "down_bytes": 30 * t,
+            "seconds": 0.1 * t,
+            "loss": 1.0 / (t + 1),
+        }
         for t in range(6)
     ]
     rows[5]["diverged"] = True
@@ -96,5 +106,7 @@ def test_a_curve_is_read_at_the_last_row_within() -> None:
     assert budget("total=80B", "up=50B").within(curve).rounds.tolist() == [0, 1, 2]
     assert budget("up=1B").within(curve).rounds.tolist() == [0]
     assert curve.tail(1).text("", "") == "diverged"
-    assert budget("up=40B").within(curve).tail(1).mean == pytest.approx(0.2)  # the divergence came after the budget
+    assert budget("up=40B").within(curve).tail(1).mean == pytest.approx(
+        0.2
+    )  # the divergence came after the budget
     assert np.isnan(curve.values[0, 5])

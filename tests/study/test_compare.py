@@ -29,18 +29,37 @@ def digits() -> tuple[nn.Module, list[Data], Data, Data]:
     """A model, five clients with few classes each, a validation set and a test set."""
     draw = np.random.default_rng(0)
     y = np.repeat(np.arange(5), 40)
-    x = torch.tensor(np.eye(5)[y] @ draw.normal(size=(5, 12)) + 0.7 * draw.normal(size=(200, 12)), dtype=torch.float32)
+    x = torch.tensor(
+        np.eye(5)[y] @ draw.normal(size=(5, 12)) + 0.7 * draw.normal(size=(200, 12)),
+        dtype=torch.float32,
+    )
     parts = np.arange(200).reshape(5, 40)
     clients = [(x[part[:24]], torch.tensor(y[part[:24]])) for part in parts]
-    validation, test = (np.concatenate([part[a:b] for part in parts]) for a, b in ((24, 32), (32, 40)))
+    validation, test = (
+        np.concatenate([part[a:b] for part in parts]) for a, b in ((24, 32), (32, 40))
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
-    return model, clients, (x[validation], torch.tensor(y[validation])), (x[test], torch.tensor(y[test]))
+    return (
+        model,
+        clients,
+        (x[validation], torch.tensor(y[validation])),
+        (x[test], torch.tensor(y[test])),
+    )
 
 
 MODEL, CLIENTS, VALIDATION, TEST = digits()
-SETTINGS: dict[str, Any] = {"test": TEST, "batch_size": 8, "eval_every": 2, "projection": Projection(min_numel=16)}
-METHODS = {"FedAvg": FedAvg(local_steps=4), "SSF": SSF(rank=0.5, local_steps=4), "SCAFFOLD": "scaffold"}
+SETTINGS: dict[str, Any] = {
+    "test": TEST,
+    "batch_size": 8,
+    "eval_every": 2,
+    "projection": Projection(min_numel=16),
+}
+METHODS = {
+    "FedAvg": FedAvg(local_steps=4),
+    "SSF": SSF(rank=0.5, local_steps=4),
+    "SCAFFOLD": "scaffold",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +74,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> fedspan.Comparison:
 def test_every_method_is_tuned_and_runs_within_the_budget(made: fedspan.Comparison) -> None:
     assert [row["method"] for row in made.rows] == ["FedAvg", "SSF", "SCAFFOLD"]
     assert all(0 < row["up_bytes"] <= 60_000 for row in made.rows)
-    assert [len([one for one in made.tried if one["method"] == label]) for label in METHODS] == [2, 3, 2]
+    assert [len([one for one in made.tried if one["method"] == label]) for label in METHODS] == [
+        2,
+        3,
+        2,
+    ]
     assert set(made.settings) == set(METHODS)
     assert made.metric == "accuracy"
     assert made.best["SSF"] == SSF(rank=0.5, local_steps=4, lr=made.settings["SSF"]["lr"])
@@ -63,7 +86,9 @@ def test_every_method_is_tuned_and_runs_within_the_budget(made: fedspan.Comparis
 
 def test_the_users_model_stays_as_it_is(made: fedspan.Comparison) -> None:
     again, *_ = digits()
-    assert all(torch.equal(a, b) for a, b in zip(MODEL.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(MODEL.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_the_numbers_are_those_of_fit(made: fedspan.Comparison) -> None:
@@ -72,7 +97,9 @@ def test_the_numbers_are_those_of_fit(made: fedspan.Comparison) -> None:
     ends = []
     for seed in (0, 1):
         model, *_ = digits()
-        found = fedspan.fit(model, CLIENTS, method=made.best["FedAvg"], rounds=row["rounds"], seed=seed, **SETTINGS)
+        found = fedspan.fit(
+            model, CLIENTS, method=made.best["FedAvg"], rounds=row["rounds"], seed=seed, **SETTINGS
+        )
         ends.append(found.history[-1]["accuracy"])
     assert row["accuracy"] == pytest.approx(np.mean(ends), abs=1e-7)
 
@@ -91,7 +118,9 @@ def test_it_is_shown_in_many_ways(made: fedspan.Comparison, tmp_path: Path) -> N
     assert "best accuracy on the test set, %" in page
     assert "your own model and data" not in page
     assert '"label":"test of the correction"' in page.replace(": ", ":")
-    shown = re.findall(r"<li>(.*?)</li>", page.partition('class="verdict"')[2].partition("</ul>")[0])
+    shown = re.findall(
+        r"<li>(.*?)</li>", page.partition('class="verdict"')[2].partition("</ul>")[0]
+    )
     assert html.unescape(" ".join(shown)) == made.verdict()  # one sentence per question
     pandas = pytest.importorskip("pandas")
     assert isinstance(made.to_pandas(), pandas.DataFrame)
@@ -119,18 +148,26 @@ def histories(place: Path) -> dict[Path, int]:
 
 def test_it_is_resumed_and_asked_for_more(tmp_path: Path) -> None:
     def compare(methods: Any, **more: Any) -> fedspan.Comparison:
-        return fedspan.compare(methods, MODEL, CLIENTS, rounds=4, seeds=1, run_dir=tmp_path, **SETTINGS | more)
+        return fedspan.compare(
+            methods, MODEL, CLIENTS, rounds=4, seeds=1, run_dir=tmp_path, **SETTINGS | more
+        )
 
     one = compare([FedAvg(lr=0.1)])
     before = histories(tmp_path)
     with pytest.raises(SpecError, match="already holds a comparison; give resume=True"):
         compare([FedAvg(lr=0.1)])
-    two = compare(["fedavg", {"name": "scaffold", "lr": 0.1}], tune={"fedavg": {"lr": [0.1, 0.2]}}, resume=True)
+    two = compare(
+        ["fedavg", {"name": "scaffold", "lr": 0.1}],
+        tune={"fedavg": {"lr": [0.1, 0.2]}},
+        resume=True,
+    )
     after = histories(tmp_path)
     assert {path: after[path] for path in before} == before
     assert len(after) == 3
     assert two.tried[0]["rounds"] == 4
-    assert one.rows[0]["accuracy"] in [row["accuracy"] for row in compare([FedAvg(lr=0.1)], resume=True).rows]
+    assert one.rows[0]["accuracy"] in [
+        row["accuracy"] for row in compare([FedAvg(lr=0.1)], resume=True).rows
+    ]
 
 
 def changed(what: str) -> dict[str, Any]:
@@ -140,13 +177,20 @@ def changed(what: str) -> dict[str, Any]:
         model[0].reset_parameters()
     if what == "data":
         clients[2] = (clients[2][0] + 1, clients[2][1])
-    return {"model": model, "clients": clients, "test": (x[1:], y[1:]) if what == "test" else (x, y)}
+    return {
+        "model": model,
+        "clients": clients,
+        "test": (x[1:], y[1:]) if what == "test" else (x, y),
+    }
 
 
 @pytest.mark.parametrize(
-    ("what", "words"), [("weights", "initial weights"), ("data", "clients' data"), ("test", "test data")]
+    ("what", "words"),
+    [("weights", "initial weights"), ("data", "clients' data"), ("test", "test data")],
 )
-def test_what_changed_is_run_again_and_said(what: str, words: str, tmp_path: Path, capsys: Any) -> None:
+def test_what_changed_is_run_again_and_said(
+    what: str, words: str, tmp_path: Path, capsys: Any
+) -> None:
     plain = {
         "methods": [FedAvg(lr=0.1)],
         "rounds": 2,
@@ -165,15 +209,21 @@ def test_what_changed_is_run_again_and_said(what: str, words: str, tmp_path: Pat
 
 
 def test_without_validation_the_training_loss_decides(tmp_path: Path) -> None:
-    found = fedspan.tune(FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-4, 0.1]}, rounds=6, **SETTINGS)
+    found = fedspan.tune(
+        FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-4, 0.1]}, rounds=6, **SETTINGS
+    )
     assert found.method == FedAvg(local_steps=4, lr=0.1)
     assert [(row["lr"], row["chosen"]) for row in found.rows] == [(1e-4, False), (0.1, True)]
     assert found.rows[1]["training_loss"] < found.rows[0]["training_loss"]
-    assert "by the training loss on the first seed, not by the test set" in " ".join(repr(found).split())
+    assert "by the training loss on the first seed, not by the test set" in " ".join(
+        repr(found).split()
+    )
 
 
 def test_without_any_other_data_the_training_loss_is_compared() -> None:
-    found = fedspan.compare([FedAvg(lr=0.1), FedAvg(lr=0.01)], MODEL, CLIENTS, rounds=4, seeds=2, batch_size=8)
+    found = fedspan.compare(
+        [FedAvg(lr=0.1), FedAvg(lr=0.01)], MODEL, CLIENTS, rounds=4, seeds=2, batch_size=8
+    )
     assert found.metric == "training_loss"
     assert found.rows[0]["training_loss"] < found.rows[1]["training_loss"]
     assert "fedavg-2" in found.verdict()
@@ -183,11 +233,13 @@ def test_a_test_set_that_favors_another_step_does_not_change_the_choice() -> Non
     """Every test label is wrong: the step that learns nothing has the best test accuracy."""
     x, y = TEST
     wrong = {**SETTINGS, "test": (x, (y + 1) % 5)}
-    found = fedspan.tune(FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-6, 0.1]}, rounds=10, **wrong)
+    found = fedspan.tune(
+        FedAvg(local_steps=4), MODEL, CLIENTS, tune={"lr": [1e-6, 0.1]}, rounds=10, **wrong
+    )
     ends = [
-        fedspan.fit(digits()[0], CLIENTS, method=FedAvg(local_steps=4, lr=lr), rounds=10, **wrong).history[-1][
-            "accuracy"
-        ]
+        fedspan.fit(
+            digits()[0], CLIENTS, method=FedAvg(local_steps=4, lr=lr), rounds=10, **wrong
+        ).history[-1]["accuracy"]
         for lr in (1e-6, 0.1)
     ]
     assert ends[0] > ends[1]
@@ -196,7 +248,13 @@ def test_a_test_set_that_favors_another_step_does_not_change_the_choice() -> Non
 
 def test_a_step_size_is_searched_and_told() -> None:
     found = fedspan.compare(
-        {"A": FedAvg(local_steps=2)}, MODEL, CLIENTS, tune={"lr": "search"}, rounds=4, seeds=1, **SETTINGS
+        {"A": FedAvg(local_steps=2)},
+        MODEL,
+        CLIENTS,
+        tune={"lr": "search"},
+        rounds=4,
+        seeds=1,
+        **SETTINGS,
     )
     lr = found.settings["A"]["lr"]
     assert isinstance(lr, float)
@@ -206,8 +264,15 @@ def test_a_step_size_is_searched_and_told() -> None:
 
 def test_several_processes_share_the_objects() -> None:
     """A loss that cannot be pickled; the same numbers as in one process."""
-    settings = SETTINGS | {"rounds": 4, "seeds": 2, "loss": lambda out, y: nn.functional.cross_entropy(out, y)}
-    one, two = (fedspan.compare([FedAvg(lr=0.1), Scaffold(lr=0.1)], MODEL, CLIENTS, jobs=n, **settings) for n in (1, 2))
+    settings = SETTINGS | {
+        "rounds": 4,
+        "seeds": 2,
+        "loss": lambda out, y: nn.functional.cross_entropy(out, y),
+    }
+    one, two = (
+        fedspan.compare([FedAvg(lr=0.1), Scaffold(lr=0.1)], MODEL, CLIENTS, jobs=n, **settings)
+        for n in (1, 2)
+    )
     times = {"seconds": 0.0}
     assert [row | times for row in one.rows] == [row | times for row in two.rows]
 
@@ -218,8 +283,12 @@ def test_a_run_that_fails_is_told_with_its_reason() -> None:
             raise RuntimeError("the loss is broken")
         return nn.functional.cross_entropy(outputs, targets)
 
-    with pytest.raises(FedspanError, match="every run failed, the first one so: RuntimeError: the loss is broken"):
-        fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, loss=broken, rounds=2, seeds=2, **SETTINGS)
+    with pytest.raises(
+        FedspanError, match="every run failed, the first one so: RuntimeError: the loss is broken"
+    ):
+        fedspan.compare(
+            [FedAvg(lr=0.1)], MODEL, CLIENTS, loss=broken, rounds=2, seeds=2, **SETTINGS
+        )
 
 
 def test_a_result_that_is_no_number_is_named_everywhere(tmp_path: Path) -> None:
@@ -232,7 +301,11 @@ def test_a_result_that_is_no_number_is_named_everywhere(tmp_path: Path) -> None:
     spread.higher_is_better = True  # type: ignore[attr-defined]
     settings = SETTINGS | {"metrics": [spread], "rounds": 4, "seeds": 2, "progress": False}
     found = fedspan.compare(
-        {"low": FedAvg(lr=0.001), "high": FedAvg(lr=1.0)}, MODEL, CLIENTS, metric="spread", **settings
+        {"low": FedAvg(lr=0.001), "high": FedAvg(lr=1.0)},
+        MODEL,
+        CLIENTS,
+        metric="spread",
+        **settings,
     )
     text = "high has no number as spread in 2 of 2 seeds."
     assert text in found.verdict()
@@ -245,10 +318,16 @@ def test_a_result_that_is_no_number_is_named_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_run_that_a_callback_ended_is_not_made_again(tmp_path: Path) -> None:
-    again = {"rounds": 30, "seeds": 1, "callbacks": [EarlyStopping("loss", patience=1, min_delta=10.0)]} | SETTINGS
+    again = {
+        "rounds": 30,
+        "seeds": 1,
+        "callbacks": [EarlyStopping("loss", patience=1, min_delta=10.0)],
+    } | SETTINGS
     stamps = []
     for resume in (False, True):
-        found = fedspan.compare([FedAvg(lr=0.1)], MODEL, CLIENTS, run_dir=tmp_path, resume=resume, **again)
+        found = fedspan.compare(
+            [FedAvg(lr=0.1)], MODEL, CLIENTS, run_dir=tmp_path, resume=resume, **again
+        )
         assert found.rows[0]["rounds"] < 30
         stamps.append(histories(tmp_path))
     assert stamps[0] == stamps[1]
@@ -269,7 +348,10 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
         ({"tune": {"lrr": [1.0]}}, "`tune`: A has no setting 'lrr' (did you mean 'lr'?)"),
         ({"tune": {"B": {"lr": [1.0]}}}, "`tune` has a grid for 'B', which is no label; one of A"),
         ({"methods": {}}, "`methods` is empty"),
-        ({"methods": "fedavg"}, "`methods` must be a dictionary of label → method or a list of methods"),
+        (
+            {"methods": "fedavg"},
+            "`methods` must be a dictionary of label → method or a list of methods",
+        ),
         ({"round": 3}, "there is no argument 'round' (did you mean 'rounds'?)"),
         ({"budget": "10MB"}, "a budget is written up=10MB, total=50MB or rounds=200, got '10MB'"),
         ({"budget": "up=1kB"}, "a budget of 1 kB up is less than one round of 'fedavg'"),
@@ -281,7 +363,12 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
     ],
 )
 def test_mistakes_name_the_argument(arguments: dict[str, Any], words: str) -> None:
-    usual: dict[str, Any] = {"methods": {"A": FedAvg(lr=0.1)}, "model": MODEL, "clients": CLIENTS, "rounds": 2}
+    usual: dict[str, Any] = {
+        "methods": {"A": FedAvg(lr=0.1)},
+        "model": MODEL,
+        "clients": CLIENTS,
+        "rounds": 2,
+    }
     with pytest.raises(SpecError) as error:
         fedspan.compare(**usual | SETTINGS | arguments)
     assert words in str(error.value)
@@ -290,7 +377,10 @@ def test_mistakes_name_the_argument(arguments: dict[str, Any], words: str) -> No
 
 def test_a_schedule_spans_each_methods_own_run(tmp_path: Path) -> None:
     """Within one budget SSF has more rounds than FedAvg; both cosines end with their run, and none is cut off."""
-    methods = {"FedAvg": FedAvg(lr=0.1, schedule="cosine"), "SSF": SSF(rank=0.2, lr=0.1, schedule="cosine")}
+    methods = {
+        "FedAvg": FedAvg(lr=0.1, schedule="cosine"),
+        "SSF": SSF(rank=0.2, lr=0.1, schedule="cosine"),
+    }
     settings: dict[str, Any] = SETTINGS | {"eval_every": 1, "seeds": 1, "run_dir": tmp_path}
     found = fedspan.compare(methods, MODEL, CLIENTS, budget="up=30kB", **settings)
     rounds = [row["rounds"] for row in found.rows]
@@ -300,14 +390,23 @@ def test_a_schedule_spans_each_methods_own_run(tmp_path: Path) -> None:
         assert row["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7), label
     longer = fedspan.compare(methods, MODEL, CLIENTS, budget="up=60kB", resume=True, **settings)
     assert longer.rows[0]["rounds"] > rounds[0]
-    alone = fedspan.fit(digits()[0], CLIENTS, method=methods["FedAvg"], rounds=longer.rows[0]["rounds"], **SETTINGS)
+    alone = fedspan.fit(
+        digits()[0], CLIENTS, method=methods["FedAvg"], rounds=longer.rows[0]["rounds"], **SETTINGS
+    )
     assert longer.rows[0]["accuracy"] == pytest.approx(alone.history[-1]["accuracy"], abs=1e-7)
 
 
 def test_every_seed_is_within_the_budget(tmp_path: Path) -> None:
     """Downloads of SSF depend on who is drawn: the seeds differ, and none of them is read beyond the budget."""
-    settings: dict[str, Any] = SETTINGS | {"eval_every": 1, "clients_per_round": 2, "seeds": 4, "run_dir": tmp_path}
-    found = fedspan.compare({"SSF": SSF(rank=0.2, lr=0.1)}, MODEL, CLIENTS, budget="total=60kB", **settings)
+    settings: dict[str, Any] = SETTINGS | {
+        "eval_every": 1,
+        "clients_per_round": 2,
+        "seeds": 4,
+        "run_dir": tmp_path,
+    }
+    found = fedspan.compare(
+        {"SSF": SSF(rank=0.2, lr=0.1)}, MODEL, CLIENTS, budget="total=60kB", **settings
+    )
     read = found.rows[0]["rounds"]
     rows = [history.read(path)[1] for path in tmp_path.rglob(history.NAME)]
     sent = [{row["round"]: row["up_bytes"] + row["down_bytes"] for row in one} for one in rows]
@@ -318,8 +417,17 @@ def test_every_seed_is_within_the_budget(tmp_path: Path) -> None:
 
 def test_the_page_says_how_the_comparison_was_made(tmp_path: Path) -> None:
     task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
-    table = {"rounds": 2, "batch_size": "full", "method": {"name": "fedavg", "lr": 0.01}, "task": task}
-    found = fedspan.compare({"A": fedspan.methods.FedAvg(lr=0.01)}, table, seeds=1, tune={"lr": [0.01, 0.02]})
+    table = {
+        "rounds": 2,
+        "batch_size": "full",
+        "method": {"name": "fedavg", "lr": 0.01},
+        "task": task,
+    }
+    found = fedspan.compare(
+        {"A": fedspan.methods.FedAvg(lr=0.01)}, table, seeds=1, tune={"lr": [0.01, 0.02]}
+    )
     line = found.results.command
-    assert line.startswith("fedspan.compare({'A': {'name': 'fedavg', 'lr': 0.01}}, spec, tune={'lr': [0.01, 0.02]}, ")
+    assert line.startswith(
+        "fedspan.compare({'A': {'name': 'fedavg', 'lr': 0.01}}, spec, tune={'lr': [0.01, 0.02]}, "
+    )
     assert "seeds=1" in found.page(tmp_path / "index.html").read_text()

@@ -67,7 +67,14 @@ def said(specs: list[Path], out: Path, **options: Any) -> str:
     """What is printed when a comparison is made or continued."""
     text = io.StringIO()
     console = Console(file=text, width=300)
-    command.compare(requested(specs, seeds=1, **options), out, resume=True, line="", console=console, formats=["csv"])
+    command.compare(
+        requested(specs, seeds=1, **options),
+        out,
+        resume=True,
+        line="",
+        console=console,
+        formats=["csv"],
+    )
     return text.getvalue()
 
 
@@ -93,9 +100,15 @@ def test_a_plugin_that_changed_is_run_again_and_the_others_are_not(tmp_path: Pat
 def test_a_data_module_that_changed_is_run_again(change: str, tmp_path: Path) -> None:
     module, out, spec = tmp_path / "own.py", tmp_path / "out", tmp_path / "spec.toml"
     task = {"name": "custom", "module": str(module), "clients": 2}
-    spec.write_text(tomli_w.dumps({"rounds": 2, "method": {"name": "fedavg", "lr": 0.1}, "task": task}))
+    spec.write_text(
+        tomli_w.dumps({"rounds": 2, "method": {"name": "fedavg", "lr": 0.1}, "task": task})
+    )
     texts = [MODULE.format(value=1.0)] * 2
-    texts += [MODULE.format(value=2.0) if change == "data" else MODULE.format(value=1.0) + "# another line\n"]
+    texts += [
+        MODULE.format(value=2.0)
+        if change == "data"
+        else MODULE.format(value=1.0) + "# another line\n"
+    ]
     told = []
     for text in texts:
         module.write_text(text)

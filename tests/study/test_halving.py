@@ -22,7 +22,9 @@ from fedspan.study.tuning import Runs
 
 ROOT = Path(__file__).parents[2]
 GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}
-SSF = Variant("ssf", "SSF", "#000000", {"method": {"name": "ssf", "rank": 4, "local_steps": 3}}, GRID)
+SSF = Variant(
+    "ssf", "SSF", "#000000", {"method": {"name": "ssf", "rank": 4, "local_steps": 3}}, GRID
+)
 
 
 def study(**changes: Any) -> Study:
@@ -80,7 +82,9 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
     before = [path.stat().st_mtime_ns for path in paths]
     again = made(early.place, early.study)
     assert [path.stat().st_mtime_ns for path in paths] == before
-    assert [again.point(cell) for cell in again.cells()] == [early.point(cell) for cell in early.cells()]
+    assert [again.point(cell) for cell in again.cells()] == [
+        early.point(cell) for cell in early.cells()
+    ]
 
 
 def curve(values: list[float]) -> Curve:
@@ -128,10 +132,15 @@ def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Pat
     assert runs.curve(cell).rounds[-1] == 64
 
 
-GRIDS = [json.loads(line) for line in (Path(__file__).parent / "tuning_curves.json").read_text().splitlines()]
+GRIDS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "tuning_curves.json").read_text().splitlines()
+]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: "-".join(grid[key] for key in ("study", "part", "variant")))
+@pytest.mark.parametrize(
+    "grid", GRIDS, ids=lambda grid: "-".join(grid[key] for key in ("study", "part", "variant"))
+)
 def test_the_committed_studies_have_the_winners_of_their_whole_grids(
     grid: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +150,9 @@ def test_the_committed_studies_have_the_winners_of_their_whole_grids(
     assert 0 <= saved < 1
 
 
-def test_without_its_data_the_replay_leaves_the_curves_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_data_the_replay_leaves_the_curves_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     replayed = importlib.import_module("halving")
     curves = tmp_path / "curves.json"
@@ -154,7 +165,9 @@ def test_without_its_data_the_replay_leaves_the_curves_alone(tmp_path: Path, mon
     assert json.loads(curves.read_text()) == GRIDS[0]
 
 
-def test_a_rule_that_stops_the_slow_starters_changes_a_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_stops_the_slow_starters_changes_a_winner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The check above can fail: the best learning rate of some grid is not the fastest at the start."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     replayed = importlib.import_module("halving")

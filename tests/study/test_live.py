@@ -104,7 +104,9 @@ def test_a_comparison_is_followed_to_its_end(tmp_path: Path) -> None:
         running = asked(address)
         assert "<h1>S and F on the regression problem" in running["main"]
         assert "fedspan compare …" not in running["main"]
-        results.save(results.collect(study, tmp_path / "out" / "runs", "fedspan compare …"), tmp_path / "out")
+        results.save(
+            results.collect(study, tmp_path / "out" / "runs", "fedspan compare …"), tmp_path / "out"
+        )
         done = asked(address, running["stamp"])
         assert "fedspan compare …" in done["main"]
         assert "4 runs finished" in done["status"]
@@ -121,7 +123,9 @@ def test_only_this_machine_reads_and_only_the_page(tmp_path: Path) -> None:
 def test_a_port_in_use_and_a_missing_directory_are_told_in_one_line(tmp_path: Path) -> None:
     with served(tmp_path) as address:
         port = int(address.rstrip("/").rpartition(":")[2])
-        with pytest.raises(SpecError, match=f"port {port} is in use; choose another one with --port"):
+        with pytest.raises(
+            SpecError, match=f"port {port} is in use; choose another one with --port"
+        ):
             live.serve([tmp_path], None, "", port)
     with pytest.raises(SpecError, match="'nowhere' does not exist"):
         live.serve([Path("nowhere")], None, "", 0)
@@ -130,7 +134,9 @@ def test_a_port_in_use_and_a_missing_directory_are_told_in_one_line(tmp_path: Pa
 def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
     begun(tmp_path)
     words = [sys.executable, "-m", "fedspan", "report", str(tmp_path), "--live", "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[0]
         assert "main" in asked(address)

@@ -18,10 +18,18 @@ from conftest import SMALL
 from fedspan.study import chart, command, report, results, tables
 from fedspan.study.request import requested
 
-BASE: dict[str, Any] = {"rounds": 2, "method": {"name": "fedavg", "lr": 0.1, "local_steps": 2}, "batch_size": 16}
+BASE: dict[str, Any] = {
+    "rounds": 2,
+    "method": {"name": "fedavg", "lr": 0.1, "local_steps": 2},
+    "batch_size": 16,
+}
 TOY = {"task": SMALL}
 IMAGES = {
-    "task": {"name": "classification", "data": "digits", "partition": {"name": "iid", "clients": 3}},
+    "task": {
+        "name": "classification",
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 3},
+    },
     "projection": {"min_numel": 64},
     "engine": {"simulate": "loop"},
 }
@@ -34,14 +42,20 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, more in (("images", IMAGES), ("toy", TOY)):
         spec = place / f"{name}.toml"
         spec.write_text(tomli_w.dumps(BASE | more))
-        study = requested([spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"])
+        study = requested(
+            [spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"]
+        )
         formats = ["html", "md", "csv"]
-        command.compare(study, place / name, resume=False, line="", console=Console(quiet=True), formats=formats)
+        command.compare(
+            study, place / name, resume=False, line="", console=Console(quiet=True), formats=formats
+        )
     return place
 
 
 def chart_of(page: Path) -> dict[str, Any]:
-    (text,) = re.findall(r'class="chart marks".*?application/json">(.*?)</script>', page.read_text(), re.S)
+    (text,) = re.findall(
+        r'class="chart marks".*?application/json">(.*?)</script>', page.read_text(), re.S
+    )
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -53,7 +67,9 @@ def test_tables_have_a_column(shown: Path) -> None:
     text = (shown / "images/tables.md").read_text()
     assert text.count(tables.MEMORY) == 2  # of results and runs
     for line, size in zip(lines, sizes, strict=True):
-        assert f"| {size / 1e6:.4g} |" in next(row for row in text.splitlines() if row.startswith(f"| {line['run']} "))
+        assert f"| {size / 1e6:.4g} |" in next(
+            row for row in text.splitlines() if row.startswith(f"| {line['run']} ")
+        )
     assert tables.MEMORY_NOTE in text
 
 
@@ -69,7 +85,9 @@ def test_the_chart_has_one_mark_a_method(shown: Path) -> None:
     lines = list(csv.DictReader((shown / "images/results.csv").read_text().splitlines()))
     assert list(drawing["axes"]) == ["memory"]
     for one, line in zip(drawing["series"], lines, strict=True):
-        assert one["x"]["memory"] == [pytest.approx(int(line["client_memory_bytes"]) / 1e6, rel=1e-5)]
+        assert one["x"]["memory"] == [
+            pytest.approx(int(line["client_memory_bytes"]) / 1e6, rel=1e-5)
+        ]
         accuracy = one["y"]["accuracy"]
         assert accuracy["mean"] == [pytest.approx(100 * float(line["result_mean"]), rel=1e-5)]
         assert accuracy["low"][0] <= accuracy["mean"][0] <= accuracy["high"][0]
@@ -85,10 +103,15 @@ def test_what_is_not_known_has_no_mark(shown: Path) -> None:
     found = results.load(shown / "images")
     (part,), entries = found.study.parts, found.entries["comparison"]
     sizes = [None, 2_000_000, None]
-    known = [dataclasses.replace(entry, client_memory=size) for entry, size in zip(entries, sizes, strict=True)]
+    known = [
+        dataclasses.replace(entry, client_memory=size)
+        for entry, size in zip(entries, sizes, strict=True)
+    ]
     drawing = chart.by_memory(part, known)
     assert drawing is not None
-    assert [(one["name"], one["x"]) for one in drawing["series"]] == [("scaffold", {"memory": [2.0]})]
+    assert [(one["name"], one["x"]) for one in drawing["series"]] == [
+        ("scaffold", {"memory": [2.0]})
+    ]
     grid = tables.results(part, known)
     assert [row[grid.header.index(tables.MEMORY)] for row in grid.rows] == ["", "2", ""]
 
@@ -111,4 +134,8 @@ def test_marks_and_names_have_room(shown: Path) -> None:
     assert (wide["overlaps"], wide["out"], wide["marks"], wide["whiskers"]) == (0, 0, 3, True)
     assert wide["keys"] == ["fedavg", "scaffold", "SSF"]
     assert wide["titles"] == [tables.MEMORY, "accuracy, %"]
-    assert (other["titles"], other["marks"], other["whiskers"]) == ([tables.MEMORY, "test loss"], 2, False)
+    assert (other["titles"], other["marks"], other["whiskers"]) == (
+        [tables.MEMORY, "test loss"],
+        2,
+        False,
+    )

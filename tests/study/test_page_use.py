@@ -33,10 +33,22 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("compared")
     (place / "base.toml").write_text(tomli_w.dumps(TABLE))
     study = requested(
-        [place / "base.toml"], methods=["ssf:correction=always as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"], seeds=2
+        [place / "base.toml"],
+        methods=["ssf:correction=always as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"],
+        seeds=2,
     )
-    for line in ("fedspan compare base.toml --out out", "fedspan compare base.toml --resume --out out"):
-        command.compare(study, place / "out", resume="--resume" in line, formats=["html"], line=line, console=QUIET)
+    for line in (
+        "fedspan compare base.toml --out out",
+        "fedspan compare base.toml --resume --out out",
+    ):
+        command.compare(
+            study,
+            place / "out",
+            resume="--resume" in line,
+            formats=["html"],
+            line=line,
+            console=QUIET,
+        )
     return place / "out" / "index.html"
 
 
@@ -51,7 +63,9 @@ def test_commands_that_change_a_comparison_are_added(tmp_path: Path) -> None:
     lines = ["fedspan compare base.toml", "fedspan compare base.toml --seeds 2 --resume"]
     for seeds, line in enumerate(lines, start=1):
         study = requested([tmp_path / "base.toml"], seeds=seeds)
-        command.compare(study, tmp_path / "o", resume=seeds > 1, formats=["html"], line=line, console=QUIET)
+        command.compare(
+            study, tmp_path / "o", resume=seeds > 1, formats=["html"], line=line, console=QUIET
+        )
     text = (tmp_path / "o" / "index.html").read_text()
     assert f'<pre class="command">{lines[0]}\n{lines[1]}</pre>' in text
     again = requested([tmp_path / "o" / "study.toml"])
@@ -62,9 +76,14 @@ def test_commands_that_change_a_comparison_are_added(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["toy", "compared"])
 def test_the_verdict_comes_first(name: str, request: pytest.FixtureRequest) -> None:
     with browser_page(request.getfixturevalue(name).as_uri()) as page:
-        title, first = page.evaluate(f"() => {{ {SHORT} return all('main > *').slice(0, 2).map((n) => n.className) }}")
+        title, first = page.evaluate(
+            f"() => {{ {SHORT} return all('main > *').slice(0, 2).map((n) => n.className) }}"
+        )
         assert (title, first) == ("", "verdict")
-        tops = [page.locator(one).first.bounding_box()["y"] for one in (".verdict", ".chart svg", "table")]
+        tops = [
+            page.locator(one).first.bounding_box()["y"]
+            for one in (".verdict", ".chart svg", "table")
+        ]
         assert tops == sorted(tops)
 
 
@@ -128,7 +147,9 @@ def test_every_line_has_its_marker_and_its_name(toy: Path) -> None:
 
 @drawn
 @pytest.mark.parametrize("name", ["toy", "compared"])
-def test_a_phone_shows_it_without_scrolling_sideways(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_phone_shows_it_without_scrolling_sideways(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     page_file: Path = request.getfixturevalue(name)
     with browser_page(page_file.as_uri(), 390, has_touch=True) as page:
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
@@ -136,7 +157,10 @@ def test_a_phone_shows_it_without_scrolling_sideways(name: str, request: pytest.
         table = page.locator(".scroll").first
         wide = page.locator(".scroll.more-right").count()
         assert wide
-        assert page.get_by_text("Scroll sideways to see all columns").locator("visible=true").count() == wide
+        assert (
+            page.get_by_text("Scroll sideways to see all columns").locator("visible=true").count()
+            == wide
+        )
         assert table.evaluate("(box) => getComputedStyle(box).overflowX") == "auto"
 
 
@@ -168,10 +192,16 @@ def test_downloads(compared: Path, tmp_path: Path) -> None:
         page.goto(files["SVG"].as_uri())  # it is well-formed, and stands alone
         assert page.locator("text").count() > 10
         assert "var(" not in files["SVG"].read_text()
-        strokes = page.evaluate("[...document.querySelectorAll('svg > path')].map((n) => n.getAttribute('stroke'))")
-        assert len(strokes) >= 7  # the frame, and a line with a marker for each of three in the legend
+        strokes = page.evaluate(
+            "[...document.querySelectorAll('svg > path')].map((n) => n.getAttribute('stroke'))"
+        )
+        assert (
+            len(strokes) >= 7
+        )  # the frame, and a line with a marker for each of three in the legend
         assert "#ffffff" not in strokes
-        assert files["SVG"].read_text().count(">SCAFFOLD<") == 2  # beside the line, and in the legend
+        assert (
+            files["SVG"].read_text().count(">SCAFFOLD<") == 2
+        )  # beside the line, and in the legend
     assert files["PNG"].read_bytes()[:4] == b"\x89PNG"
     assert files["PNG"].stat().st_size > 10_000
     lines = list(csv.DictReader(files["CSV"].read_text().splitlines()))
@@ -182,7 +212,11 @@ def test_downloads(compared: Path, tmp_path: Path) -> None:
         <= float(lines[-1]["relative error mean"])
         <= float(lines[-1]["relative error high"])
     )
-    assert [one["name"] for one in json.loads(files["JSON"].read_text())["series"]] == ["SSF", "FedAvg", "SCAFFOLD"]
+    assert [one["name"] for one in json.loads(files["JSON"].read_text())["series"]] == [
+        "SSF",
+        "FedAvg",
+        "SCAFFOLD",
+    ]
 
 
 @drawn

@@ -18,7 +18,11 @@ from fedspan.core.errors import SpecError
 from fedspan.methods import SSF, FedAvg
 from fedspan.study.proposal import Link, Proposal
 
-SPEC: dict[str, Any] = RUN | {"rounds": 60, "clients_per_round": 7, "method": {"name": "ssf", "local_steps": 2}}
+SPEC: dict[str, Any] = RUN | {
+    "rounds": 60,
+    "clients_per_round": 7,
+    "method": {"name": "ssf", "local_steps": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,11 @@ def found() -> Proposal:
     """For a method with rank and bits, over a link on which a round of many bytes takes long."""
     vary = {"rank": [0.25, 1.0], "bits": [32, 8]}
     return fedspan.tune(
-        SSF(local_steps=2), SPEC, budget=["total=120kB", "seconds=100"], link="up=1kB,down=4kB,latency=0.1", vary=vary
+        SSF(local_steps=2),
+        SPEC,
+        budget=["total=120kB", "seconds=100"],
+        link="up=1kB,down=4kB,latency=0.1",
+        vary=vary,
     )
 
 
@@ -56,8 +64,14 @@ def test_the_winner_is_the_best_of_its_last_stage(found: Proposal) -> None:
 
 
 def test_by_default_local_steps_are_varied_around_the_winner() -> None:
-    found = fedspan.tune("fedavg", SPEC | {"method": {"name": "fedavg", "local_steps": 2}}, budget="total=60kB")
-    assert sorted(row["local_steps"] for row in found.rows) == [5, 10, 20]  # K is the method's own, 10
+    found = fedspan.tune(
+        "fedavg", SPEC | {"method": {"name": "fedavg", "local_steps": 2}}, budget="total=60kB"
+    )
+    assert sorted(row["local_steps"] for row in found.rows) == [
+        5,
+        10,
+        20,
+    ]  # K is the method's own, 10
     assert found.method == FedAvg(local_steps=found.rows[0]["local_steps"], lr=found.rows[0]["lr"])
 
 
@@ -97,7 +111,16 @@ def test_codes_that_the_method_has_are_kept() -> None:
 
 def test_the_command_prints_a_method_for_the_spec(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(tomli_w.dumps(SPEC))
-    line = ["tune", str(tmp_path / "s.toml"), "--budget", "total=40kB", "--vary", "rank=0.25,0.5", "--vary", "bits=8"]
+    line = [
+        "tune",
+        str(tmp_path / "s.toml"),
+        "--budget",
+        "total=40kB",
+        "--vary",
+        "rank=0.25,0.5",
+        "--vary",
+        "bits=8",
+    ]
     said = CliRunner().invoke(app, line)
     assert said.exit_code == 0, said.output
     table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
@@ -123,10 +146,24 @@ def test_what_the_command_prints_replaces_every_setting_that_was_chosen(tmp_path
     """Also those that are the method's defaults, in a spec that has others."""
     spec = SPEC | {"method": {"name": "ssf", "rank": 0.5, "local_steps": 3}}
     (tmp_path / "s.toml").write_text(tomli_w.dumps(spec))
-    line = ["tune", str(tmp_path / "s.toml"), "--budget", "rounds=10", "--vary", "rank=0.1", "--vary", "bits=8"]
+    line = [
+        "tune",
+        str(tmp_path / "s.toml"),
+        "--budget",
+        "rounds=10",
+        "--vary",
+        "rank=0.1",
+        "--vary",
+        "bits=8",
+    ]
     said = CliRunner().invoke(app, line)
     assert said.exit_code == 0, said.output
     table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
     method = fedspan.Spec.from_table(spec | {"method": spec["method"] | table["method"]}).method
-    assert method == fedspan.tune(SSF(local_steps=3), spec, budget="rounds=10", vary={"rank": 0.1, "bits": 8}).method
+    assert (
+        method
+        == fedspan.tune(
+            SSF(local_steps=3), spec, budget="rounds=10", vary={"rank": 0.1, "bits": 8}
+        ).method
+    )
     assert table["method"]["rank"] == 0.1

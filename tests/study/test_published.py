@@ -14,7 +14,11 @@ from fedspan.study.model import Part, Row, Study, Variant
 from fedspan.study.published import compare, judge, number, orders, score, score_line
 from fedspan.study.results import Entry, Results
 
-CLOSE, FAR, DEAD = Tail(1.14e-3, 1e-5, 0, 3), Tail(1.2e-3, 1e-5, 0, 3), Tail(math.nan, math.nan, 3, 3)
+CLOSE, FAR, DEAD = (
+    Tail(1.14e-3, 1e-5, 0, 3),
+    Tail(1.2e-3, 1e-5, 0, 3),
+    Tail(math.nan, math.nan, 3, 3),
+)
 SOME = Tail(1e-3, 1e-5, 1, 3)
 
 
@@ -36,7 +40,10 @@ def test_verdicts(ours: Tail, value: Any, holds: bool) -> None:
 
 def test_words() -> None:
     assert compare(FAR, 1e-3, 0.15).distance == "+20 %"
-    assert [tables.shown("loss", tail) for tail in (DEAD, SOME)] == ["diverged", "1.00e-3 ± 1e-5 (1 of 3 diverged)"]
+    assert [tables.shown("loss", tail) for tail in (DEAD, SOME)] == [
+        "diverged",
+        "1.00e-3 ± 1e-5 (1 of 3 diverged)",
+    ]
     assert number(6.234e-3) == "6.23e-3"
 
 
@@ -44,7 +51,10 @@ def part(names: str, ends: list[Tail], **changes: Any) -> tuple[Part, list[Entry
     """A part with given results, in one row."""
     variants = [Variant(name, name.upper(), "", {}, {}) for name in names]
     usual: dict[str, Any] = {"metric": "loss", "goal": "min", "base": {"rounds": 1}}
-    found = [Entry(0, v.name, line(v.label, [1.0, 0.5]), end, end) for v, end in zip(variants, ends, strict=True)]
+    found = [
+        Entry(0, v.name, line(v.label, [1.0, 0.5]), end, end)
+        for v, end in zip(variants, ends, strict=True)
+    ]
     return Part(name="p", variants=variants, **usual | changes), found
 
 
@@ -55,11 +65,17 @@ def test_every_published_number_counts_once() -> None:
     counts, missed = score(results)
     assert counts == {"A": (1, 1), "B": (0, 1)}
     assert missed == ["B, het 2: published 1.00e-3; +20 %"]
-    assert score_line(results) == "Published numbers that our results reproduce within 15 %: A 1 of 1, B 0 of 1."
+    assert (
+        score_line(results)
+        == "Published numbers that our results reproduce within 15 %: A 1 of 1, B 0 of 1."
+    )
     assert judge(judged, entries[2]).holds is False  # another point was chosen
     assert judge(judged, entries[3]).holds is None
     cells = tables.results(judged, entries).texts()[0]
-    assert cells[1:3] == ["1.14e-3 ± 1e-5 (✓ published 1.00e-3, +14 %)", "1.20e-3 ± 1e-5 (✗ published 1.00e-3, +20 %)"]
+    assert cells[1:3] == [
+        "1.14e-3 ± 1e-5 (✓ published 1.00e-3, +14 %)",
+        "1.20e-3 ± 1e-5 (✗ published 1.00e-3, +20 %)",
+    ]
 
 
 def test_a_short_run_is_not_judged() -> None:

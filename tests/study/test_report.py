@@ -33,7 +33,12 @@ from fedspan.study.titles import problem, titled
 TABLE: dict[str, Any] = {
     "rounds": 12,
     "eval_every": 2,
-    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "projector": {"name": "gaussian", "rank": 3}},
+    "method": {
+        "name": "ssf",
+        "lr": 0.02,
+        "local_steps": 2,
+        "projector": {"name": "gaussian", "rank": 3},
+    },
     "task": SMALL,
     "batch_size": 4,
     "clients_per_round": 3,
@@ -62,26 +67,38 @@ def entries_of(series: list[Series]) -> tuple[Part, list[Entry]]:
     part = Part(name="p", base={}, variants=variants, metric="loss", goal="min")
     ends = [one.curve("loss") for one in series]
     return part, [
-        Entry(0, one.label, one.thin(), end.tail(1), end.best("min")) for one, end in zip(series, ends, strict=True)
+        Entry(0, one.label, one.thin(), end.tail(1), end.best("min"))
+        for one, end in zip(series, ends, strict=True)
     ]
 
 
 def test_a_row_counts_that_all_seeds_have_which_came_so_far() -> None:
     """One seed was made longer at round 5 and one diverged at 6."""
-    rows = [{"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 1.0 * t, "loss": float(t)} for t in range(0, 9, 2)]
+    rows = [
+        {"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 1.0 * t, "loss": float(t)}
+        for t in range(0, 9, 2)
+    ]
     odd = sorted([*rows, rows[2] | {"round": 5}], key=lambda row: row["round"])
     gone = [*rows[:3], rows[3] | {"diverged": True, "seconds": 30.0}]
     curve = Curve.of([odd, rows, gone], "loss")
     assert curve.rounds.tolist() == [0, 2, 4, 6, 8]
     assert curve.diverged == [None, None, 6]
     assert np.isnan(curve.values[2]).tolist() == [False, False, False, True, True]
-    assert curve.seconds.tolist() == [0, 2, 4, 14, 14]  # what was spent does not fall when a seed drops out
+    assert curve.seconds.tolist() == [
+        0,
+        2,
+        4,
+        14,
+        14,
+    ]  # what was spent does not fall when a seed drops out
     assert curve.tail(2) == Tail(7.0, 0.0, 1, 3)
     assert curve.tail(1).text("8", "0") == "8 ± 0 (1 of 3 diverged)"
 
 
 def test_a_seed_that_failed_is_counted() -> None:
-    rows = [{"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 0.0, "loss": 1.0} for t in range(3)]
+    rows = [
+        {"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 0.0, "loss": 1.0} for t in range(3)
+    ]
     curve = Curve.of([rows, []], "loss")
     assert curve.tail(1).text("1", "") == "1 (1 of 2 failed)"
     nothing = Curve.of([[], []], "loss")
@@ -94,14 +111,20 @@ def test_the_pareto_front_is_what_nobody_beats_for_less() -> None:
     cheap = line("cheap", [1.0, 0.9, 0.8, 0.7, 0.6, 0.55, 0.5, 0.45], up=10)
     dear = line("dear", [1.0, 0.4, 0.2], up=40)
     found = pareto([cheap, dear], "loss", "min", "up")
-    assert [(stop.series, stop.cost) for stop in found] == [(1, 40.0), (1, 80.0)]  # 0.85 at 10 bytes, on the way to 0.4
+    assert [(stop.series, stop.cost) for stop in found] == [
+        (1, 40.0),
+        (1, 80.0),
+    ]  # 0.85 at 10 bytes, on the way to 0.4
     slow = line("slow", [1.0, 0.99, 0.4, 0.2], up=20)
     found = pareto([cheap, slow], "loss", "min", "up")
     assert [(stop.series, stop.cost) for stop in found] == [(0, 10), (0, 20), (1, 40), (1, 60)]
     assert reach([cheap, slow], "loss", "min", "total") == {0: (20, 40), 1: (80, 120)}
     assert pareto([cheap, slow], "loss", "max", "up") == []  # they only get worse
     still = line("still", [1.0, 0.5, 0.5, 0.4, 0.4])
-    assert [stop.cost for stop in pareto([still], "loss", "min", "up")] == [10, 30]  # the same for more is no gain
+    assert [stop.cost for stop in pareto([still], "loss", "min", "up")] == [
+        10,
+        30,
+    ]  # the same for more is no gain
 
 
 def test_what_diverged_is_not_pareto_optimal() -> None:
@@ -125,9 +148,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     run(Spec.from_table(TABLE), place / "ssf", seeds=2)
     run(Spec.from_table(TABLE), place / "again")
-    run(Spec.from_table(TABLE | {"method": {"name": "fedavg", "lr": 0.02}}), place / "fedavg", seeds=2)
+    run(
+        Spec.from_table(TABLE | {"method": {"name": "fedavg", "lr": 0.02}}),
+        place / "fedavg",
+        seeds=2,
+    )
     with pytest.raises(KeyboardInterrupt):
-        run(Spec.from_table(TABLE | {"task": SMALL | {"het": 0.0}}), place / "even", callbacks=[Interrupt(5)])
+        run(
+            Spec.from_table(TABLE | {"task": SMALL | {"het": 0.0}}),
+            place / "even",
+            callbacks=[Interrupt(5)],
+        )
     return place
 
 
@@ -147,14 +178,20 @@ def test_a_report_of_runs(runs: Path, tmp_path: Path) -> None:
     assert "- ssf: seed 0 is at round 4 of 12" in text
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     found = [(one["part"], one["run"], one["seeds"], one["client_state_bytes"]) for one in lines]
-    assert found == [("het 1", "ssf", "2", "96"), ("het 1", "fedavg", "2", "0"), ("het 0", "ssf", "1", "96")]
+    assert found == [
+        ("het 1", "ssf", "2", "96"),
+        ("het 1", "fedavg", "2", "0"),
+        ("het 0", "ssf", "1", "96"),
+    ]
     curves = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert len(curves) == 3 + 2 * 2 * 7
     page = (tmp_path / "index.html").read_text()
     assert "fedspan report x" in page
     assert "[method.projector]" in page  # the spec
     for outside in ("http://", "https://", "src=", "<link", "@import", "url("):
-        assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace("url(#inside", ""), outside
+        assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace(
+            "url(#inside", ""
+        ), outside
 
 
 def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
@@ -162,7 +199,9 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
     x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
     clients = [(x[part], y[part]) for part in torch.arange(30).split(10)]
     method = FedAvg(lr=0.1, local_steps=2)
-    fedspan.fit(mlp((1, 8, 8), 3), clients, method=method, rounds=3, test=(x, y), run_dir=tmp_path / "fit")
+    fedspan.fit(
+        mlp((1, 8, 8), 3), clients, method=method, rounds=3, test=(x, y), run_dir=tmp_path / "fit"
+    )
     report.report([tmp_path / "fit"], tmp_path / "out", ["md"], None, "")
     text = (tmp_path / "out" / "tables.md").read_text()
     assert "last accuracy, %" in text
@@ -173,8 +212,15 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
 
 def test_a_row_without_the_metric_is_a_gap(tmp_path: Path) -> None:
     row = {"round": 0, "up_bytes": 0, "down_bytes": 0, "seconds": 0.0, "loss": 2.0}
-    rows = [row, {k: v for k, v in row.items() if k != "loss"} | {"round": 1}, row | {"round": 2, "loss": 1.0}]
-    history.write(tmp_path / "history.jsonl", [{"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}, *rows])
+    rows = [
+        row,
+        {k: v for k, v in row.items() if k != "loss"} | {"round": 1},
+        row | {"round": 2, "loss": 1.0},
+    ]
+    history.write(
+        tmp_path / "history.jsonl",
+        [{"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}, *rows],
+    )
     report.report([tmp_path], tmp_path / "out", ["csv"], None, "")
     assert len((tmp_path / "out" / "curves.csv").read_text().splitlines()) > 2
 
@@ -196,7 +242,9 @@ def test_long_lines_are_thinned_and_all_are_shown() -> None:
     long.append(line("gone", [1.0, 1e9, None]))
     data = chart(*entries_of(long))
     assert max(len(one["x"]["round"]) for one in data["series"]) <= 240
-    assert [one["marker"] for one in data["series"]] == list(range(13))  # every line is shown, with its own marker
+    assert [one["marker"] for one in data["series"]] == list(
+        range(13)
+    )  # every line is shown, with its own marker
     assert data["series"][-1]["gone"] == ["seed 0 diverged at round 2"]
     assert data["series"][-1]["y"]["loss"]["whole"] == 2
     assert data["axes"]["up"]["label"] == "kB sent up, all clients"
@@ -217,9 +265,12 @@ def test_numbers_in_tables() -> None:
 
 def test_many_methods_are_counted_in_the_title() -> None:
     task = {"name": "regression", "het": 2.0}
-    table: dict[str, Any] = {"base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}}
+    table: dict[str, Any] = {
+        "base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}
+    }
     few, many = (
-        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}).parts[0] for n in (2, 9)
+        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}).parts[0]
+        for n in (2, 9)
     )
     assert titled(few) == "M0 and M1 on the regression problem, het 2"
     assert titled(many) == "9 methods on the regression problem, het 2"
@@ -228,11 +279,17 @@ def test_many_methods_are_counted_in_the_title() -> None:
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ({"name": "classification", "data": "mnist", "partition": {"name": "iid", "clients": 3}}, "MNIST, 3 clients"),
+        (
+            {"name": "classification", "data": "mnist", "partition": {"name": "iid", "clients": 3}},
+            "MNIST, 3 clients",
+        ),
         ({"name": "classification", "data": "digits", "partition": {"name": "natural"}}, "digits"),
         ({"name": "custom", "model": "1f", "data": "a0"}, "your own model and data"),
         ({"name": "custom", "model": "1f", "data": "a0", "clients": 10}, "10 clients"),
-        ({"name": "regression", "het": "$het", "clients": 20}, "the regression problem, 20 clients"),
+        (
+            {"name": "regression", "het": "$het", "clients": 20},
+            "the regression problem, 20 clients",
+        ),
     ],
 )
 def test_a_title_names_the_problem_in_words(task: dict[str, Any], words: str) -> None:

@@ -33,7 +33,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         seeds=2,
     )
     command.compare(
-        study, place / "out", jobs=1, resume=False, formats=["html"], line="fedspan …", console=Console(quiet=True)
+        study,
+        place / "out",
+        jobs=1,
+        resume=False,
+        formats=["html"],
+        line="fedspan …",
+        console=Console(quiet=True),
     )
     return place / "out" / "index.html"
 
@@ -112,7 +118,9 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
         return { ...seen, after: read(), focus: document.activeElement === one('.plot svg') };
     """
     (seen,) = browse(page, SHORT + code, ("x=round&at=11", 1100))
-    curve = next(s for s in of_page(page) if s.spec["method"]["name"] == "scaffold").curve("rel_err")
+    curve = next(s for s in of_page(page) if s.spec["method"]["name"] == "scaffold").curve(
+        "rel_err"
+    )
     for words, t in (
         (seen["linked"], 10),
         (seen["pointed"], 30),
@@ -127,7 +135,13 @@ def test_values_are_read_with_a_link_the_pointer_and_the_keys(page: Path) -> Non
     assert seen["linked"].startswith("round: 11")
     assert seen["pointed"].startswith("round: 30")
     assert seen["left"] == seen["linked"]
-    assert seen["keys"] == ["#x=round&at=30", "#x=round&at=28", "#x=round&at=0", "#x=round&at=2", "#x=round"]
+    assert seen["keys"] == [
+        "#x=round&at=30",
+        "#x=round&at=28",
+        "#x=round&at=0",
+        "#x=round&at=2",
+        "#x=round",
+    ]
     assert seen["after"] is None
     assert seen["focus"]  # though the chart was drawn anew
 
@@ -146,7 +160,9 @@ def test_the_drawn_pareto_front_is_that_of_the_tables(page: Path) -> None:
         wanted = pareto(of_page(page), "rel_err", "min", axis)
         assert len(wanted) > 3
         assert [stop.series for stop in wanted] == [number for number, _, _ in stops]
-        np.testing.assert_allclose([[s.cost / unit, s.value] for s in wanted], [s[1:] for s in stops], rtol=1e-4)
+        np.testing.assert_allclose(
+            [[s.cost / unit, s.value] for s in wanted], [s[1:] for s in stops], rtol=1e-4
+        )
 
 
 @drawn

@@ -37,7 +37,8 @@ def test_a_list_of_methods_with_settings() -> None:
 
 def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
     plan = asked(
-        [spec_file(tmp_path)], methods=["fedavg, ssf, ssf:rank=0.25,control=paper as Small, fedsub:projector.rank=5"]
+        [spec_file(tmp_path)],
+        methods=["fedavg, ssf, ssf:rank=0.25,control=paper as Small, fedsub:projector.rank=5"],
     )
     assert [v.name for v in plan.variants] == ["fedavg", "ssf", "ssf-2", "fedsub"]
     assert [v.label for v in plan.variants] == ["fedavg", "ssf", "Small", "fedsub, rank 5"]
@@ -71,7 +72,10 @@ def test_a_grid_of_ranks_takes_the_place_of_a_projector(tmp_path: Path) -> None:
 
 
 def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
-    one, two = spec_file(tmp_path, epochs=1.0), spec_file(tmp_path, "two.toml", method={"name": "fedavg", "lr": 0.1})
+    one, two = (
+        spec_file(tmp_path, epochs=1.0),
+        spec_file(tmp_path, "two.toml", method={"name": "fedavg", "lr": 0.1}),
+    )
     plan = asked([one, two])
     assert [plan.spec(v, {}).epochs for v in plan.variants] == [1.0, None]
 
@@ -81,9 +85,15 @@ def test_spec_files_of_one_task(tmp_path: Path) -> None:
     two = spec_file(tmp_path, "two.toml", method=BASE["method"] | {"control": "paper"})
     three = spec_file(tmp_path, "three.toml", method={"name": "fedavg", "lr": 0.1}, rounds=50)
     plan = asked([one, two, three], budget=["up=3kB"], seeds=1)
-    assert [v.label for v in plan.variants] == ["ssf, control exact", "ssf, control paper", "fedavg"]
+    assert [v.label for v in plan.variants] == [
+        "ssf, control exact",
+        "ssf, control paper",
+        "fedavg",
+    ]
     assert [plan.spec(v, {}).rounds for v in plan.variants] == [20, 13, 10]
-    with pytest.raises(SpecError, match=r"rounds is 12 in '.*base.toml' and 50 in '.*three.toml'; .* --set rounds"):
+    with pytest.raises(
+        SpecError, match=r"rounds is 12 in '.*base.toml' and 50 in '.*three.toml'; .* --set rounds"
+    ):
         requested([one, three])
     assert len(asked([one, three], changes=["rounds=9"]).variants) == 2
     with pytest.raises(SpecError, match=r"task.het is 1.0 in .* and 0.5 in"):
@@ -99,7 +109,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "another name": ({"methods": ["ssf:name=fedavg"]}, "written name:key=value,key=value"),
     "two values": ({"methods": ["ssf:lr=0.1,lr=0.2"]}, "sets 'lr' twice"),
     "grid without values": ({"grids": ["lr"]}, "--grid needs key=value"),
-    "grid of nobody": ({"grids": ["fedavg:lr=1"]}, "is for 'fedavg', which is not compared; one of ssf"),
+    "grid of nobody": (
+        {"grids": ["fedavg:lr=1"]},
+        "is for 'fedavg', which is not compared; one of ssf",
+    ),
     "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),
     "grid of another's key": (
         {"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]},
@@ -108,7 +121,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
     "metric": ({"metric": "accuracy"}, "`--metric` must be one of loss, rel_err, got 'accuracy'"),
     "seeds": ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
-    "rank over d": ({"grids": ["projector.rank=3,20"]}, "`rank` 20 is larger than the 12 inputs of block 'X'"),
+    "rank over d": (
+        {"grids": ["projector.rank=3,20"]},
+        "`rank` 20 is larger than the 12 inputs of block 'X'",
+    ),
     "small budget": ({"budget": ["up=10B"]}, "less than one round of 'ssf'"),
 }
 
@@ -159,6 +175,8 @@ def test_with_a_budget_every_methods_schedule_spans_its_own_rounds(tmp_path: Pat
     assert ssf.rounds == 2 * fedavg.rounds
     for spec in (fedavg, ssf):
         problem = spec.task.build((0,), spec)
-        loop = Loop(spec.method, problem, Simulator(spec.method, problem), (0,), 2, rounds=spec.rounds)
+        loop = Loop(
+            spec.method, problem, Simulator(spec.method, problem), (0,), 2, rounds=spec.rounds
+        )
         middle = replace(loop._round(), t=spec.rounds // 2)
         assert spec.method.rate(middle) == pytest.approx(0.05, rel=0.1)  # type: ignore[attr-defined]

@@ -55,8 +55,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study with rows, and a plain comparison."""
     place = tmp_path_factory.mktemp("made")
     formats = list(report.FORMATS)
-    command.make(study_of(ROWS), place / "rows", jobs=1, formats=formats, line="fedspan …", console=QUIET)
-    plain = requested([spec_file(place)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2)
+    command.make(
+        study_of(ROWS), place / "rows", jobs=1, formats=formats, line="fedspan …", console=QUIET
+    )
+    plain = requested(
+        [spec_file(place)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
+    )
     command.compare(plain, place / "plain", resume=False, console=QUIET, line="", formats=formats)
     return place
 
@@ -86,7 +90,9 @@ def test_every_part_has_its_table_figure_and_section(made: Path) -> None:
     assert "Published numbers that our results reproduce within 15 %" in text
     assert "Two levels of <code>het</code>" in page
     for outside in ("http://", "https://", "src=", "<link", "@import", "url("):
-        assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace("url(#inside", ""), outside
+        assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace(
+            "url(#inside", ""
+        ), outside
 
 
 def test_numbers_survive_the_files(made: Path) -> None:
@@ -95,7 +101,11 @@ def test_numbers_survive_the_files(made: Path) -> None:
     fresh = results.collect(study_of(ROWS), made / "rows" / "runs", "")
     for name, entries in fresh.entries.items():
         for ours, theirs in zip(entries, loaded.entries[name], strict=True):
-            assert (ours.variant, ours.row, ours.point) == (theirs.variant, theirs.row, theirs.point)
+            assert (ours.variant, ours.row, ours.point) == (
+                theirs.variant,
+                theirs.row,
+                theirs.point,
+            )
             assert ours.final.mean == pytest.approx(theirs.final.mean, rel=1e-7)
             assert ours.final.spread == pytest.approx(theirs.final.spread, rel=1e-6)
             assert ours.reached == theirs.reached
@@ -110,7 +120,11 @@ def test_shared_runs_are_written_once(made: Path) -> None:
 
 def test_long_curves_are_thinned_and_results_are_not(tmp_path: Path) -> None:
     table = {key: ROWS[key] for key in ("metric", "variants", "set")} | {"seeds": 1, "tail": 0.5}
-    base = BASE | {"rounds": 900, "eval_every": 1, "method": {"name": "fedavg", "lr": 0.02, "local_steps": 1}}
+    base = BASE | {
+        "rounds": 900,
+        "eval_every": 1,
+        "method": {"name": "fedavg", "lr": 0.02, "local_steps": 1},
+    }
     study = study_of(table | {"base": base, "variants": {"fedavg": {}}})
     command.make(study, tmp_path, jobs=1, formats=["md"], line="", console=QUIET)
     (entry,) = results.load(tmp_path).entries["comparison"]
@@ -122,20 +136,29 @@ def test_long_curves_are_thinned_and_results_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda data: gzip.compress(b'{"parts": {}}'), lambda data: data[:-9], lambda data: b"{}"]
+    "change",
+    [lambda data: gzip.compress(b'{"parts": {}}'), lambda data: data[:-9], lambda data: b"{}"],
 )
-def test_damaged_data_is_named(made: Path, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+def test_damaged_data_is_named(
+    made: Path, tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
     shutil.copy(made / "rows" / results.STUDY, tmp_path)
     (tmp_path / results.CURVES).write_bytes(change((made / "rows" / results.CURVES).read_bytes()))
-    with pytest.raises(CheckpointError, match=r"curves.json.gz' does not hold the results of study.toml"):
+    with pytest.raises(
+        CheckpointError, match=r"curves.json.gz' does not hold the results of study.toml"
+    ):
         results.load(tmp_path)
 
 
 COMMITTED = Path(__file__).parents[2] / "docs/results"
 
 
-@pytest.mark.parametrize("study", sorted(COMMITTED.rglob(results.STUDY)), ids=lambda path: path.parent.name)
-def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(tmp_path: Path, study: Path) -> None:
+@pytest.mark.parametrize(
+    "study", sorted(COMMITTED.rglob(results.STUDY)), ids=lambda path: path.parent.name
+)
+def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(
+    tmp_path: Path, study: Path
+) -> None:
     """`fedspan report DIR --format html,md` makes them again."""
     assert all(path.stat().st_size < 1_000_000 for path in study.parent.rglob("*"))
     report.report([study.parent], tmp_path, ["md"], None, "")
@@ -160,7 +183,9 @@ def test_a_study_of_several_parts_is_not_compared(made: Path) -> None:
 # ---- what decides the numbers
 
 
-def test_a_setting_that_is_added_later_does_not_hide_old_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_is_added_later_does_not_hide_old_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A newer version of a method and of the task has one more setting each, with a default."""
     study = requested([spec_file(tmp_path)], seeds=1)
     (part,) = study.parts
@@ -185,17 +210,29 @@ def test_a_setting_that_is_added_later_does_not_hide_old_runs(tmp_path: Path, mo
 def test_seed_length_and_engine_do_not_decide_where_a_run_is(tmp_path: Path) -> None:
     spec, *others = (
         Spec.from_table(BASE | more)
-        for more in ({}, {"rounds": 99}, {"seed": 3}, {"engine": {"simulate": "loop"}}, {"method": BASE["method"]})
+        for more in (
+            {},
+            {"rounds": 99},
+            {"seed": 3},
+            {"engine": {"simulate": "loop"}},
+            {"method": BASE["method"]},
+        )
     )
     assert {jobs.place_of(one, tmp_path) for one in others} == {jobs.place_of(spec, tmp_path)}
-    assert jobs.place_of(Spec.from_table(BASE | {"batch_size": 5}), tmp_path) != jobs.place_of(spec, tmp_path)
+    assert jobs.place_of(Spec.from_table(BASE | {"batch_size": 5}), tmp_path) != jobs.place_of(
+        spec, tmp_path
+    )
 
 
 def test_a_study_that_another_process_makes_is_left_alone(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "plain", tmp_path / "plain")
-    before = {name: (tmp_path / "plain" / name).read_bytes() for name in (results.STUDY, results.CURVES)}
+    before = {
+        name: (tmp_path / "plain" / name).read_bytes() for name in (results.STUDY, results.CURVES)
+    }
     with lock_dir(tmp_path / "plain"), pytest.raises(SpecError, match="another process"):
-        command.make(study_of(ROWS), tmp_path / "plain", jobs=1, formats=["md"], line="", console=QUIET)
+        command.make(
+            study_of(ROWS), tmp_path / "plain", jobs=1, formats=["md"], line="", console=QUIET
+        )
     assert {name: (tmp_path / "plain" / name).read_bytes() for name in before} == before
 
 
@@ -215,7 +252,9 @@ def test_no_flipped_bit_of_a_studys_file_is_believed(made: Path, tmp_path: Path)
         shutil.copy(made / "plain" / name, tmp_path)
     raw, whole, refused = (tmp_path / "study.toml").read_bytes(), results.load(tmp_path).study, 0
     for place in range(0, len(raw), len(raw) // 60):
-        (tmp_path / "study.toml").write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        (tmp_path / "study.toml").write_bytes(
+            raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
+        )
         try:
             assert results.load(tmp_path).study == whole
         except FedspanError:
@@ -225,19 +264,30 @@ def test_no_flipped_bit_of_a_studys_file_is_believed(made: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["delete", "cut", "flip"])
 @pytest.mark.parametrize("name", ["history.jsonl", "result.json"])
-def test_damaged_runs_are_run_again_or_refused(name: str, how: str, made: Path, tmp_path: Path) -> None:
+def test_damaged_runs_are_run_again_or_refused(
+    name: str, how: str, made: Path, tmp_path: Path
+) -> None:
     """A comparison that is resumed with a damaged run gives the same results, or says which file is damaged."""
     shutil.copytree(made / "plain", tmp_path / "plain")
     damage(min((tmp_path / "plain").rglob(name)), how)
-    plain = requested([spec_file(tmp_path)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2)
+    plain = requested(
+        [spec_file(tmp_path)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
+    )
     try:
-        command.compare(plain, tmp_path / "plain", resume=True, console=QUIET, line="", formats=["md"])
+        command.compare(
+            plain, tmp_path / "plain", resume=True, console=QUIET, line="", formats=["md"]
+        )
     except FedspanError as error:
         said = str(error)
     else:
         said = ""
         before, after = (results.load(place / "plain") for place in (made, tmp_path))
-        ends = [[(one.variant, one.ends) for one in found.entries["comparison"]] for found in (before, after)]
+        ends = [
+            [(one.variant, one.ends) for one in found.entries["comparison"]]
+            for found in (before, after)
+        ]
         assert ends[0] == ends[1]
     assert "\n" not in said
-    assert (how == "flip" and name == "history.jsonl") <= bool(said), "a changed line is never read as a result"
+    assert (how == "flip" and name == "history.jsonl") <= bool(said), (
+        "a changed line is never read as a result"
+    )

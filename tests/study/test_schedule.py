@@ -60,7 +60,9 @@ def makespan(schedule: Schedule, in_order: bool) -> tuple[float, list[str]]:
 
 def mixed(made: list[Path]) -> list[Timed]:
     """Short runs first, as a study lists them."""
-    return [timed("fedavg", 10, n, made) for n in range(8)] + [timed("ssf", 10, n, made) for n in range(3)]
+    return [timed("fedavg", 10, n, made) for n in range(8)] + [
+        timed("ssf", 10, n, made) for n in range(3)
+    ]
 
 
 def test_the_longest_runs_begin_first() -> None:
@@ -83,7 +85,9 @@ def test_finished_runs_tell_how_long_others_take() -> None:
 def test_tuning_comes_before_what_waits_for_it_and_a_directory_is_used_once() -> None:
     made: list[Path] = []
     later = [timed("ssf", 100, 1, made)]
-    schedule = Schedule([timed("ssf", 5, 1, made, keep=True)], lambda: [later.pop()] if made and later else [])
+    schedule = Schedule(
+        [timed("ssf", 5, 1, made, keep=True)], lambda: [later.pop()] if made and later else []
+    )
     first = schedule.take()
     assert first is not None
     assert first.keep
@@ -103,7 +107,9 @@ def test_runs_at_chosen_points_begin_when_their_own_tuning_is_done(
     grid = {"method.lr": [0.001, 0.01]}
     made = [{"method": {"name": name, "local_steps": 2}} for name in ("fedavg", "scaffold")]
     variants = [Variant(one["method"]["name"], "x", "#000000", one, grid) for one in made]  # type: ignore[arg-type]
-    study = Study("s", [Part(name="p", base=RUN, variants=variants, seeds=2, metric="rel_err", goal="min")])
+    study = Study(
+        "s", [Part(name="p", base=RUN, variants=variants, seeds=2, metric="rel_err", goal="min")]
+    )
     if processes == 2:
         order: list[str] = []
         monkeypatch.setattr(execute, "_apart", lambda todo, *_: _one_by_one(todo, order))
@@ -124,7 +130,10 @@ def _one_by_one(todo: Schedule, order: list[str]) -> Any:
 
 def test_a_run_that_another_process_makes_longer_is_not_complete(tmp_path: Path) -> None:
     """Its history has grown, and the file that tells how the shorter run ended may still be seen."""
-    spec, outcome = Spec.from_table(RUN | {"rounds": 2, "eval_every": 1}), tmp_path / "a" / "result.json"
+    spec, outcome = (
+        Spec.from_table(RUN | {"rounds": 2, "eval_every": 1}),
+        tmp_path / "a" / "result.json",
+    )
     execute.run(spec, tmp_path / "a", keep_checkpoint=True)
     assert Job(spec, tmp_path / "a", 1).complete()
     before = outcome.read_bytes()

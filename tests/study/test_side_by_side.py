@@ -111,7 +111,9 @@ def test_tables_are_written(done: Done) -> None:
     study, out, results = done
     lines = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [line["run"] for line in lines] == [v.label for v in study.parts[0].variants]
-    assert float(lines[1]["result_mean"]) == pytest.approx(results.entries["comparison"][1].final.mean, rel=1e-5)
+    assert float(lines[1]["result_mean"]) == pytest.approx(
+        results.entries["comparison"][1].final.mean, rel=1e-5
+    )
     assert (lines[2]["diverged"], lines[2]["result_mean"]) == ("2", "")
     assert lines[1]["client_state_bytes"] == str(24 * 4)
     curves = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
@@ -129,19 +131,25 @@ def test_finished_runs_keep_no_checkpoint(done: Done) -> None:
 def test_it_is_continued(done: Done, tmp_path: Path) -> None:
     """A second call needs --resume, runs nothing again, and may ask for more."""
     study, out, _ = done
-    with pytest.raises(SpecError, match="already holds a comparison; continue it with `resume=True`"):
+    with pytest.raises(
+        SpecError, match="already holds a comparison; continue it with `resume=True`"
+    ):
         carry(study, out)
     shutil.copytree(out, tmp_path / "again")
     runs = tmp_path / "again" / "runs"
     before = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
-    more = requested([tmp_path / "again" / "study.toml"], grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"])
+    more = requested(
+        [tmp_path / "again" / "study.toml"], grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"]
+    )
     carry(more, tmp_path / "again", resume=True)
     after = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
     assert {path: after[path] for path in before} == before
     assert len(after) > len(before)
 
 
-def test_a_comparison_that_is_running_is_shown_as_the_runs_it_has(done: Done, tmp_path: Path) -> None:
+def test_a_comparison_that_is_running_is_shown_as_the_runs_it_has(
+    done: Done, tmp_path: Path
+) -> None:
     _, out, _ = done
     shutil.copytree(out, tmp_path / "half")
     (tmp_path / "half" / "curves.json.gz").unlink()
@@ -185,14 +193,26 @@ class Stumbles(FedAvg):
 def test_several_processes_with_a_method_of_ones_own(tmp_path: Path) -> None:
     """The numbers of one process; a plugin is known in all of them, and that it fails does not matter to the others."""
     (tmp_path / "stumbles.py").write_text(STUMBLES)
-    asked = ["--methods", "fedavg,stumbles", "--seeds", 2, "--format", "csv", "--plugin", tmp_path / "stumbles.py"]
+    asked = [
+        "--methods",
+        "fedavg,stumbles",
+        "--seeds",
+        2,
+        "--format",
+        "csv",
+        "--plugin",
+        tmp_path / "stumbles.py",
+    ]
     words = ["compare", spec_file(tmp_path), *asked, "--jobs", 2, "--out", tmp_path / "two"]
     line = [sys.executable, "-m", "fedspan", *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "failed: RuntimeError: stumbled" in done.stdout
     carry(requested([spec_file(tmp_path)], methods=["fedavg"], seeds=2), tmp_path / "one")
-    one, two = (csv.DictReader((tmp_path / jobs / "curves.csv").read_text().splitlines()) for jobs in ("one", "two"))
+    one, two = (
+        csv.DictReader((tmp_path / jobs / "curves.csv").read_text().splitlines())
+        for jobs in ("one", "two")
+    )
     assert [row | {"seconds": ""} for row in one] == [row | {"seconds": ""} for row in two]
     results = csv.DictReader((tmp_path / "two" / "results.csv").read_text().splitlines())
     assert [(row["run"], row["failed"]) for row in results] == [("fedavg", "0"), ("stumbles", "2")]
@@ -203,7 +223,14 @@ def test_a_mistake_on_the_command_line_writes_nothing(
 ) -> None:
     from fedspan.cli import app as cli
 
-    asked = ["compare", str(spec_file(tmp_path)), "--methods", "nobody", "--out", str(tmp_path / "o")]
+    asked = [
+        "compare",
+        str(spec_file(tmp_path)),
+        "--methods",
+        "nobody",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     monkeypatch.setattr(sys, "argv", ["fedspan", *asked])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -216,9 +243,23 @@ def test_methods_that_are_not_tuned_are_told_so(tmp_path: Path) -> None:
     """They share the spec's step size; with steps of their own there is nothing to tell."""
     for methods, told in (("fedavg,scaffold", True), ("fedavg:lr=0.01,scaffold", False)):
         out = tmp_path / str(told)
-        words = ["compare", spec_file(tmp_path), "--methods", methods, "--seeds", 1, "--out", out, "--format", "md"]
+        words = [
+            "compare",
+            spec_file(tmp_path),
+            "--methods",
+            methods,
+            "--seeds",
+            1,
+            "--out",
+            out,
+            "--format",
+            "md",
+        ]
         said = CliRunner().invoke(app, list(map(str, words)))
         assert said.exit_code == 0, said.output
-        assert ("Not tuned: every method runs with the lr that is given, 0.02; give --grid" in said.output) is told
+        assert (
+            "Not tuned: every method runs with the lr that is given, 0.02; give --grid"
+            in said.output
+        ) is told
         assert ("Not tuned" in (out / "tables.md").read_text()) is told
         assert "0.0 core-minutes" not in said.output

@@ -23,7 +23,11 @@ from fedspan.study.tuning import Runs
 
 QUIET = Console(quiet=True)
 ROOT = Path(__file__).parents[2]
-SCALES = {"mnist": ["smoke", "laptop"], "nlp": ["smoke", "laptop", "full"], "toy": ["smoke", "paper"]} | {
+SCALES = {
+    "mnist": ["smoke", "laptop"],
+    "nlp": ["smoke", "laptop", "full"],
+    "toy": ["smoke", "paper"],
+} | {
     "cifar100": ["smoke", "laptop", "paper"],
     "options": ["smoke", "laptop", "full", "regression"],
     "privacy": ["smoke", "laptop"],
@@ -40,7 +44,9 @@ def test_the_studies_there_are() -> None:
         parse.committed("theory")
 
 
-@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name, scales in SCALES.items() for scale in scales])
+@pytest.mark.parametrize(
+    ("name", "scale"), [(name, scale) for name, scales in SCALES.items() for scale in scales]
+)
 def test_every_scale_makes_valid_specs(name: str, scale: str) -> None:
     """Every point of every grid in every row; and the study survives being written to a file."""
     study = parse.committed(name, scale)
@@ -66,10 +72,14 @@ def test_ssf_is_tuned_to_larger_steps_on_cifar100() -> None:
     assert max(grids["ssf"]) >= 5 * max(grids["scaffold"])
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/map").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "benchmarks/map").glob("*.toml")), ids=lambda path: path.stem
+)
 def test_the_maps_are_studies_too(file: Path) -> None:
     (part,) = parse.study_of(read_toml(file)).parts
-    free = dataclasses.replace(part, budget=None)  # a budget of bytes is planned on the data, which may not be here
+    free = dataclasses.replace(
+        part, budget=None
+    )  # a budget of bytes is planned on the data, which may not be here
     for row, variant in free.cells():
         for point in variant.points():
             free.spec(variant, point, row)
@@ -81,7 +91,9 @@ def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
     study = parse.committed(name, "smoke")
     if name == "mnist":  # two of seven parts
         study = dataclasses.replace(study, parts=study.parts[:1] + study.parts[4:5])
-    command.make(study, tmp_path, jobs=1, formats=report.FORMATS, line="fedspan reproduce", console=QUIET)
+    command.make(
+        study, tmp_path, jobs=1, formats=report.FORMATS, line="fedspan reproduce", console=QUIET
+    )
     page, text = (tmp_path / "index.html").read_text(), (tmp_path / "tables.md").read_text()
     for part in study.parts:
         assert part.title.replace("'", "&#39;") in page
@@ -92,12 +104,18 @@ def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["options", "nlp", "preconditioner", "privacy", "bytes"])
-def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(name: str, tmp_path: Path) -> None:
+def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.MonkeyPatch.context() as here:
         here.setenv("FEDSPAN_DATA", str(tmp_path / "none"))
         study = parse.committed(name, "smoke")
-        found = command.make(study, tmp_path, jobs=1, formats=["md"], line="fedspan reproduce", console=QUIET)
-    assert not [line for entries in found.entries.values() for entry in entries for line in entry.failures]
+        found = command.make(
+            study, tmp_path, jobs=1, formats=["md"], line="fedspan reproduce", console=QUIET
+        )
+    assert not [
+        line for entries in found.entries.values() for entry in entries for line in entry.failures
+    ]
 
 
 def test_a_study_without_its_data_names_the_command_and_writes_nothing(
@@ -105,10 +123,17 @@ def test_a_study_without_its_data_names_the_command_and_writes_nothing(
 ) -> None:
     monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path / "none"))
     out = tmp_path / "out"
-    wanted = {"mnist": "mnist", "cifar100": "cifar100", "privacy": "mnist", "options": "cifar100 mnist"}
+    wanted = {
+        "mnist": "mnist",
+        "cifar100": "cifar100",
+        "privacy": "mnist",
+        "options": "cifar100 mnist",
+    }
     for name, command_line in wanted.items():
         with pytest.raises(DataError, match=f"run `fedspan data get {command_line}` first"):
-            command.reproduce(name, out, scale="laptop", seeds=1, jobs=1, again=False, console=QUIET)
+            command.reproduce(
+                name, out, scale="laptop", seeds=1, jobs=1, again=False, console=QUIET
+            )
     assert not out.exists()
     (out / "runs").mkdir(parents=True)
     with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
@@ -124,13 +149,19 @@ def test_a_study_with_damaged_data_names_the_command_and_writes_nothing(
     for study, data, files in (
         ("mnist", "mnist", ["mnist_by_writer.npz"]),
         ("mnist", "mnist", [file.name for file in sets.find("mnist").files]),  # the official ones
-        ("preconditioner", "shakespeare", ["text/shakespeare_roles.jsonl.gz", *sets.find("stories260k").made]),
+        (
+            "preconditioner",
+            "shakespeare",
+            ["text/shakespeare_roles.jsonl.gz", *sets.find("stories260k").made],
+        ),
     ):
         for file in files:
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).write_bytes(b"damaged")
         with pytest.raises(DataError, match=f"run `fedspan data get {data}`"):
-            command.reproduce(study, tmp_path / "out", scale=None, seeds=1, jobs=1, again=False, console=QUIET)
+            command.reproduce(
+                study, tmp_path / "out", scale=None, seeds=1, jobs=1, again=False, console=QUIET
+            )
         assert not (tmp_path / "out").exists()
         for file in files:
             (tmp_path / file).unlink()
@@ -141,7 +172,9 @@ def test_a_study_of_which_every_run_failed_ends_in_one_line(tmp_path: Path) -> N
     wrong = {"task": {"classes": 20}}
     few = [dataclasses.replace(part, base=laid_over(part.base, wrong)) for part in study.parts[:2]]
     study = dataclasses.replace(study, parts=few)
-    with pytest.raises(FedspanError, match=r"every run failed, the first one so: `task.classes` is 20"):
+    with pytest.raises(
+        FedspanError, match=r"every run failed, the first one so: `task.classes` is 20"
+    ):
         command.make(study, tmp_path, jobs=1, formats=report.FORMATS, line="", console=QUIET)
     assert not (tmp_path / "index.html").exists()
 

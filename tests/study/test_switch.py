@@ -21,7 +21,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("switch")
     tested = TABLE["method"] | {"correction": "tested", "rank": 8}
     settings: dict[str, Any] = TABLE | {"rounds": 30, "clients_per_round": 7}
-    for name, method in {"tested": tested, "fedavg": {"name": "fedavg", "lr": 0.02, "local_steps": 2}}.items():
+    for name, method in {
+        "tested": tested,
+        "fedavg": {"name": "fedavg", "lr": 0.02, "local_steps": 2},
+    }.items():
         run(Spec.from_table(settings | {"method": method}), place / name)
     (file,) = report.report([place], place, ["html"], None, "")
     return file
@@ -42,7 +45,9 @@ def test_the_page_draws_the_switch(page: Path) -> None:
             right: box('.switch .off').right - box('.frame').right } : null;
         return { strip, caption: texts('.caption'), read: one('.reading').hidden ? '' : one('.reading').innerText };
     """
-    seen, itself = browse(page, SHORT + code, ("x=round&at=30", 1100), ("x=round&y=correction_test", 1100))
+    seen, itself = browse(
+        page, SHORT + code, ("x=round&at=30", 1100), ("x=round&y=correction_test", 1100)
+    )
     assert seen["caption"] == ["Test of the correction, s̄: above ½ it pays. Thick: on."]
     assert (seen["strip"]["off"], seen["strip"]["on"], seen["strip"]["below"]) == (1, 1, True)
     assert seen["strip"]["thick"] > 50

@@ -36,7 +36,11 @@ IMAGES: dict[str, Any] = {
     "engine": {"simulate": "loop"},
 }
 FEDAVG = Variant(
-    "fedavg", "FedAvg", "#E69F00", {"method": {"name": "fedavg", "local_steps": 4}}, {"method.lr": [1e-6, 0.3, 1e9]}
+    "fedavg",
+    "FedAvg",
+    "#E69F00",
+    {"method": {"name": "fedavg", "local_steps": 4}},
+    {"method.lr": [1e-6, 0.3, 1e9]},
 )
 SSF = Variant("ssf", "SSF", "#0072B2", {}, {"method.lr": [0.3]})
 
@@ -98,9 +102,15 @@ def test_another_cost_may_need_another_step(runs: Runs) -> None:
     """At an early round the best point of a grid need not be the one that is best at the end."""
     fedavg, ssf = cell(runs, FEDAVG), cell(runs, SSF)
     for rounds in (2, 4):
-        tails = {one.point["method.lr"]: one.curve.until(rounds).tail(2) for one in runs.tried(fedavg) if one.curve}
+        tails = {
+            one.point["method.lr"]: one.curve.until(rounds).tail(2)
+            for one in runs.tried(fedavg)
+            if one.curve
+        }
         best = max((lr for lr, tail in tails.items() if tail.whole), key=lambda lr: tails[lr].mean)
-        wanted = runs.at(fedavg, "round", rounds) if best == 0.3 else tails[best]  # 0.3 was chosen and has all seeds
+        wanted = (
+            runs.at(fedavg, "round", rounds) if best == 0.3 else tails[best]
+        )  # 0.3 was chosen and has all seeds
         assert runs.tuned_at(fedavg, "round", rounds) == wanted
     assert runs.tuned_at(ssf, "round", 4) == runs.at(ssf, "round", 4)
 
@@ -113,9 +123,13 @@ def test_a_budget_of_bytes_is_also_shown_in_rounds_and_in_both_directions(runs: 
     entries = collect(limited, runs.place, "").entries["comparison"]
     grid = tables.results(part, entries)
     rounds, total = (within.equal_cost(part, part.rows[0], axis) for axis in ("round", "total"))
-    assert grid.header[4:6] == [f"{Budget({'total': total}).words()}, best of grid", f"{rounds:g} rounds, best of grid"]
+    assert grid.header[4:6] == [
+        f"{Budget({'total': total}).words()}, best of grid",
+        f"{rounds:g} rounds, best of grid",
+    ]
     expected = [
-        tables.shown("accuracy", within.tuned_at(cell(within, v), "total", total)) for v in (SSF, FEDAVG)
+        tables.shown("accuracy", within.tuned_at(cell(within, v), "total", total))
+        for v in (SSF, FEDAVG)
     ]  # the best first
     assert [row[4] for row in grid.rows] == expected
 
@@ -147,7 +161,9 @@ def test_only_the_runs_of_a_study_are_counted(runs: Runs, tmp_path: Path) -> Non
     shutil.copytree(runs.place, tmp_path / "runs")
     here = Runs(study(), tmp_path / "runs")
     files = {file for job in here.jobs() for file in job.histories()}
-    assert len(files) == 6  # three points on the first seed, one of them again on the second, and two seeds of SSF
+    assert (
+        len(files) == 6
+    )  # three points on the first seed, one of them again on the second, and two seeds of SSF
     whole = sum(history.read(file)[1][-1]["seconds"] for file in files)
     assert seconds(here.jobs()) == pytest.approx(whole)
     shutil.copytree(here.jobs()[0].run_dir, tmp_path / "runs" / "other" / "seed-0")
@@ -166,8 +182,15 @@ def test_missing_runs_and_metrics_are_named(runs: Runs, tmp_path: Path) -> None:
 def test_tables_laid_over_tables() -> None:
     base = {"a": 1, "method": {"name": "ssf", "rank": 0.2}, "task": {"x": 1, "y": 2}}
     assert laid_over(base, {"task": {"y": 3}})["task"] == {"x": 1, "y": 3}
-    assert laid_over(base, {"method": {"refresh": 5}})["method"] == {"name": "ssf", "rank": 0.2, "refresh": 5}
-    assert laid_over(base, {"method": {"name": "ssf", "projector": {}}})["method"] == {"name": "ssf", "projector": {}}
+    assert laid_over(base, {"method": {"refresh": 5}})["method"] == {
+        "name": "ssf",
+        "rank": 0.2,
+        "refresh": 5,
+    }
+    assert laid_over(base, {"method": {"name": "ssf", "projector": {}}})["method"] == {
+        "name": "ssf",
+        "projector": {},
+    }
     assert base["task"] == {"x": 1, "y": 2}
 
 
@@ -181,7 +204,11 @@ def test_names_stand_for_the_values_of_a_row() -> None:
 
 def test_seeds_of_a_batched_task_are_one_job(tmp_path: Path) -> None:
     table = {"task": SMALL, "method": {"name": "fedavg", "lr": 0.01}}
-    spec = study(base=laid_over(IMAGES, table), seeds=3).parts[0].spec(Variant("a", "a", "", {}, {}), {})
+    spec = (
+        study(base=laid_over(IMAGES, table), seeds=3)
+        .parts[0]
+        .spec(Variant("a", "a", "", {}, {}), {})
+    )
     assert [job.seeds for job in jobs_of(spec, tmp_path, 3)] == [3]
 
 
@@ -239,7 +266,11 @@ def test_at_the_whole_cost_it_is_the_point_that_was_chosen(toy: Runs) -> None:
 def test_every_variant_takes_the_point_of_another_part_at_the_same_row(toy: Runs) -> None:
     search, others = toy.study.parts[1:]
     cells = [(others, row, variant) for row, variant in others.cells()]
-    assert [(row.values["het"], v.name) for _, row, v in cells] == [(0.0, "fedavg"), (0.0, "ssf"), (1.0, "ssf")]
+    assert [(row.values["het"], v.name) for _, row, v in cells] == [
+        (0.0, "fedavg"),
+        (0.0, "ssf"),
+        (1.0, "ssf"),
+    ]
     for one in cells:
         same = next(row for row in search.rows if row.values == one[1].values)
         assert toy.point(one) == toy.point((search, same, STEPS))
@@ -257,4 +288,7 @@ def test_the_cost_of_a_level(toy: Runs) -> None:
     assert found[1:] == [curve.up[place], curve.up[place] + curve.down[place]]
     never = dataclasses.replace(others.rows[1], target=1e-9)
     part = dataclasses.replace(others, rows=[others.rows[0], never])
-    assert Runs(Study("toy", [toy.study.parts[1], part]), toy.place).reached((part, never, one[2])) is None
+    assert (
+        Runs(Study("toy", [toy.study.parts[1], part]), toy.place).reached((part, never, one[2]))
+        is None
+    )

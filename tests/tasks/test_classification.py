@@ -26,7 +26,11 @@ TABLE: dict[str, Any] = {
     "rounds": 6,
     "eval_every": 3,
     "method": {"name": "ssf", "rank": 0.25, "lr": 0.3, "local_steps": 4},
-    "task": {"name": "classification", "data": "digits", "partition": {"name": "classes", "clients": 5}},
+    "task": {
+        "name": "classification",
+        "data": "digits",
+        "partition": {"name": "classes", "clients": 5},
+    },
     "projection": {"min_numel": 64},
 }
 
@@ -41,7 +45,8 @@ def test_several_seeds_are_the_seeds_one_by_one(tmp_path: Path) -> None:
     both = fedspan.run(Spec.from_table(table()), tmp_path / "both", seeds=2)
     alone = fedspan.run(Spec.from_table(table(seed=1)), tmp_path / "alone")
     clean = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in rows] for rows in (both.runs[1], alone.runs[0])
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+        for rows in (both.runs[1], alone.runs[0])
     ]
     assert clean[0] == clean[1]
     assert both.runs[0][-1]["accuracy"] != both.runs[1][-1]["accuracy"]
@@ -100,9 +105,11 @@ def test_epochs_are_steps_over_the_mean_client(tmp_path: Path) -> None:
 
 def test_double_precision_goes_all_the_way() -> None:
     problem = TWO.build((0,), settings())
-    assert {problem.x0.dtype, problem.layout.dtype, problem.client_data[0].take(torch.tensor([0]))[0].dtype} == {
-        torch.float64
-    }
+    assert {
+        problem.x0.dtype,
+        problem.layout.dtype,
+        problem.client_data[0].take(torch.tensor([0]))[0].dtype,
+    } == {torch.float64}
 
 
 def test_partition_draws_a_picture(tmp_path: Path) -> None:
@@ -126,7 +133,10 @@ def test_counts_are_of_the_partition_that_is_trained_on() -> None:
 @pytest.mark.parametrize("kind", ["flip", "crop"])
 def test_augmented_images_are_the_same_images_moved(kind: str) -> None:
     x, y = torch.arange(2 * 3 * 32 * 32.0).view(2, 3, 32, 32) + 1, torch.tensor([0, 1])
-    seen = {AUGMENT[kind]((x, y), torch.Generator().manual_seed(seed))[0].sum().item() for seed in range(20)}
+    seen = {
+        AUGMENT[kind]((x, y), torch.Generator().manual_seed(seed))[0].sum().item()
+        for seed in range(20)
+    }
     moved, labels = AUGMENT[kind]((x, y), torch.Generator().manual_seed(0))
     again, _ = AUGMENT[kind]((x, y), torch.Generator().manual_seed(0))
     assert torch.equal(moved, again)
@@ -144,7 +154,10 @@ MISTAKES = {
     "shrink": ({"task__shrink": 9}, "larger than the images"),
     "model": ({"task__model": "resnet9"}, "6n \\+ 2"),
     "whole": ({"projection__full_modules": ["nope"]}, "matches no trained tensor"),
-    "list": ({"projection__full_modules": "3.weight"}, "`projection.full_modules` must be a list, got '3.weight'"),
+    "list": (
+        {"projection__full_modules": "3.weight"},
+        "`projection.full_modules` must be a list, got '3.weight'",
+    ),
     "rank": ({"method__rank": {"*": "half"}}, "must be a number, got 'half'"),
 }
 
@@ -158,7 +171,9 @@ def test_mistakes_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_clients_are_needed_where_nobody_knows_them() -> None:
-    with pytest.raises(SpecError, match="does not say who made which example; use another `partition`"):
+    with pytest.raises(
+        SpecError, match="does not say who made which example; use another `partition`"
+    ):
         Classification(data="digits").build((0,), settings())
     with pytest.raises(SpecError, match="`clients` is missing"):
         Classification(data="digits", partition=IID()).build((0,), settings())

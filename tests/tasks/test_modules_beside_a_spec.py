@@ -81,9 +81,13 @@ def test_two_projects_have_modules_of_one_name(tmp_path: Path) -> None:
     assert sys.path == before
 
 
-def test_a_file_is_relative_to_the_spec_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_relative_to_the_spec_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = project(tmp_path / "project")
-    (tmp_path / "project/my_data.py").write_text(MODULE.replace("from my_numbers import SHIFT", "SHIFT = 0"))
+    (tmp_path / "project/my_data.py").write_text(
+        MODULE.replace("from my_numbers import SHIFT", "SHIFT = 0")
+    )
     path.write_text(SPEC.replace('"my_data"', '"my_data.py"'))
     monkeypatch.chdir(tmp_path)
     assert fedspan.run("project/spec.toml").history[-1]["accuracy"] > 0.8

@@ -33,7 +33,12 @@ def rows(n: int = 120, seed: int = 0) -> dict[str, Any]:
     kind = np.where(score > 0, "ill", "healthy")
     city = np.array(CITIES)[np.arange(n) % 3]
     split = np.where(np.arange(n) % 5 == 0, "test", "train")
-    return dict(zip(NAMES, x.T, strict=True)) | {"kind": kind, "city": city, "cost": 3 * score + 1, "split": split}
+    return dict(zip(NAMES, x.T, strict=True)) | {
+        "kind": kind,
+        "city": city,
+        "cost": 3 * score + 1,
+        "split": split,
+    }
 
 
 def write(path: Path, table: dict[str, Any]) -> Path:
@@ -47,13 +52,18 @@ def write(path: Path, table: dict[str, Any]) -> Path:
             "kind": (table["kind"] == "ill").astype(np.int64),
             "city": np.unique(table["city"], return_inverse=True)[1],
         }
-        save_file({k: np.ascontiguousarray(v) for k, v in (table | numbers).items() if k != "split"}, path)
+        save_file(
+            {k: np.ascontiguousarray(v) for k, v in (table | numbers).items() if k != "split"}, path
+        )
     elif path.suffix == ".parquet":
         pa = pytest.importorskip("pyarrow")
-        pytest.importorskip("pyarrow.parquet").write_table(pa.table({k: v.tolist() for k, v in table.items()}), path)
+        pytest.importorskip("pyarrow.parquet").write_table(
+            pa.table({k: v.tolist() for k, v in table.items()}), path
+        )
     elif path.suffix == ".jsonl":
         lines = [
-            dict(zip(table, line, strict=True)) for line in zip(*(v.tolist() for v in table.values()), strict=True)
+            dict(zip(table, line, strict=True))
+            for line in zip(*(v.tolist() for v in table.values()), strict=True)
         ]
         path.write_text("\n".join(map(json.dumps, lines)))
     else:
@@ -64,10 +74,16 @@ def write(path: Path, table: dict[str, Any]) -> Path:
     return path
 
 
-def spec_file(folder: Path, data: dict[str, Any], name: str = "classification", **others: Any) -> Path:
+def spec_file(
+    folder: Path, data: dict[str, Any], name: str = "classification", **others: Any
+) -> Path:
     """A spec beside the data."""
     task = {"name": name, "model": "linear", "data": data} | others.pop("task", {})
-    table = {"rounds": 8, "method": {"name": "fedavg", "lr": 0.3, "local_steps": 10}, "task": task} | others
+    table = {
+        "rounds": 8,
+        "method": {"name": "fedavg", "lr": 0.3, "local_steps": 10},
+        "task": task,
+    } | others
     path = folder / "spec.toml"
     path.write_text(tomli_w.dumps(table))
     return path
@@ -77,7 +93,9 @@ TABLE = {"target": "kind", "client": "city", "features": list(NAMES)}
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet", "npz", "safetensors"])
-def test_every_format_gives_the_same_run(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_format_gives_the_same_run(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Paths are relative to the spec file, wherever the command runs."""
     project = tmp_path / "project"
     project.mkdir()
@@ -87,7 +105,9 @@ def test_every_format_gives_the_same_run(ending: str, tmp_path: Path, monkeypatc
     write(project / f"data.{ending}", rows())
     monkeypatch.chdir(tmp_path)
     found = fedspan.run(spec_file(project, TABLE | {"path": f"data.{ending}"}))
-    assert [row["loss"] for row in found.history] == pytest.approx([row["loss"] for row in expected.history], rel=1e-6)
+    assert [row["loss"] for row in found.history] == pytest.approx(
+        [row["loss"] for row in expected.history], rel=1e-6
+    )
 
 
 def test_natural_clients_hold_out_a_share_each(tmp_path: Path) -> None:
@@ -110,8 +130,12 @@ def test_columns_and_files_for_testing(tmp_path: Path) -> None:
     write(tmp_path / "all.csv", table)
     write(tmp_path / "train.csv", {k: v[~test] for k, v in table.items()})
     write(tmp_path / "test.csv", {k: v[test] for k, v in table.items() if k != "city"})
-    by_column = Spec.load(spec_file(tmp_path, TABLE | {"path": "all.csv", "test_column": "split"})).task
-    by_file = Spec.load(spec_file(tmp_path, TABLE | {"path": "train.csv", "test_path": "test.csv"})).task
+    by_column = Spec.load(
+        spec_file(tmp_path, TABLE | {"path": "all.csv", "test_column": "split"})
+    ).task
+    by_file = Spec.load(
+        spec_file(tmp_path, TABLE | {"path": "train.csv", "test_path": "test.csv"})
+    ).task
     one, two = (task.division(0) for task in (by_column, by_file))  # type: ignore[attr-defined]
     assert len(one.test.y) == 24
     for a, b in ((one.train, two.train), (one.test, two.test)):
@@ -128,7 +152,9 @@ def test_standardized_by_the_training_rows_of_all_clients(tmp_path: Path) -> Non
     assert np.allclose(x.mean(0), 0, atol=1e-5)
     assert np.allclose(x.std(0, ddof=1), [1, 1, 1, 0], atol=1e-4)
     plain = Spec.load(spec_file(tmp_path, TABLE | names | {"standardize": "none"}))
-    raw = np.concatenate([data.parts[0].numpy() for data in plain.task.build((0,), plain).client_data])  # type: ignore[attr-defined]
+    raw = np.concatenate(
+        [data.parts[0].numpy() for data in plain.task.build((0,), plain).client_data]
+    )  # type: ignore[attr-defined]
     assert raw[:, 0].mean() == pytest.approx(60, abs=3)
 
 
@@ -138,16 +164,24 @@ def test_numbers_are_predicted_too(tmp_path: Path) -> None:
     path = spec_file(tmp_path, data, "tabular_regression", metrics=["r2", "mae"], rounds=20)
     result = fedspan.run(path)
     assert result.history[-1]["r2"] > 0.99
-    bad = spec_file(tmp_path, data, "tabular_regression", task={"partition": {"name": "dirichlet", "clients": 3}})
+    bad = spec_file(
+        tmp_path,
+        data,
+        "tabular_regression",
+        task={"partition": {"name": "dirichlet", "clients": 3}},
+    )
     with pytest.raises(FedspanError, match="divides classes, but the target is a number"):
         fedspan.run(bad)
 
 
 def test_any_partition_and_your_own_model(tmp_path: Path) -> None:
     write(
-        tmp_path / "d.npz", {"x": np.stack([rows()[n] for n in NAMES], 1), "y": (rows()["kind"] == "ill").astype(int)}
+        tmp_path / "d.npz",
+        {"x": np.stack([rows()[n] for n in NAMES], 1), "y": (rows()["kind"] == "ill").astype(int)},
     )
-    (tmp_path / "nets.py").write_text("import torch\ndef small():\n    return torch.nn.Linear(3, 2)\n")
+    (tmp_path / "nets.py").write_text(
+        "import torch\ndef small():\n    return torch.nn.Linear(3, 2)\n"
+    )
     task = {"partition": {"name": "dirichlet", "clients": 4, "alpha": 0.5}, "model": "nets:small"}
     result = fedspan.run(spec_file(tmp_path, {"path": "d.npz"}, task=task))
     assert result.history[-1]["accuracy"] > 0.8
@@ -181,10 +215,19 @@ def test_a_directory_of_images(gray: bool, tmp_path: Path) -> None:
 def test_images_named_in_a_table_have_clients(tmp_path: Path) -> None:
     images(tmp_path / "photos")
     files = sorted((tmp_path / "photos").rglob("*.png"))
-    table = {"file": [str(f.relative_to(tmp_path)) for f in files], "kind": [f.parent.name for f in files]}
+    table = {
+        "file": [str(f.relative_to(tmp_path)) for f in files],
+        "kind": [f.parent.name for f in files],
+    }
     table["camera"] = ["a", "b"] * 20
     write(tmp_path / "list.csv", {k: np.array(v) for k, v in table.items()})
-    data = {"path": "list.csv", "images": "file", "target": "kind", "client": "camera", "image_size": 4}
+    data = {
+        "path": "list.csv",
+        "images": "file",
+        "target": "kind",
+        "client": "camera",
+        "image_size": 4,
+    }
     found = Spec.load(spec_file(tmp_path, data)).task.division(0)  # type: ignore[attr-defined]
     assert found.clients == ["a", "b"]
     assert found.train.x.shape == (32, 4, 4)
@@ -202,32 +245,80 @@ def with_cell(name: str, cell: str) -> np.ndarray[Any, Any]:
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no file": (rows(), {"path": "no.csv"}, r"no\.csv' does not exist"),
-    "kind of file": (rows(), {"path": "spec.toml"}, r"is not one of \.npz, .*nor a directory of images"),
+    "kind of file": (
+        rows(),
+        {"path": "spec.toml"},
+        r"is not one of \.npz, .*nor a directory of images",
+    ),
     "no target": (
         rows(),
         {"target": None},
         "`task.data.target` is missing, the column to predict; there are age, size",
     ),
-    "target": (rows(), {"target": "kid"}, r"has no column 'kid' \(did you mean 'kind'\?\); it has age, size"),
-    "feature": (rows(), {"features": ["agee"]}, r"`task.data.features`: .* has no column 'agee' \(did you mean 'age'"),
+    "target": (
+        rows(),
+        {"target": "kid"},
+        r"has no column 'kid' \(did you mean 'kind'\?\); it has age, size",
+    ),
+    "feature": (
+        rows(),
+        {"features": ["agee"]},
+        r"`task.data.features`: .* has no column 'agee' \(did you mean 'age'",
+    ),
     "client": (rows(), {"client": "ward"}, "`task.data.client`: .* has no column 'ward'"),
-    "text": (rows(), {"features": ["age", "split"]}, r"'split' of .* is text \('test' in row 1\); leave it out"),
-    "float labels": (rows(), {"target": "cost"}, "classes are whole numbers or names, got floating-point numbers"),
-    "empty cell": (broken(age=with_cell("age", "")), {}, "'age' of .* has no number in row 7; fill it or drop the row"),
-    "a word": (broken(age=with_cell("age", "old")), {"features": None}, "'age' of .* has numbers but 'old' in row 7"),
+    "text": (
+        rows(),
+        {"features": ["age", "split"]},
+        r"'split' of .* is text \('test' in row 1\); leave it out",
+    ),
+    "float labels": (
+        rows(),
+        {"target": "cost"},
+        "classes are whole numbers or names, got floating-point numbers",
+    ),
+    "empty cell": (
+        broken(age=with_cell("age", "")),
+        {},
+        "'age' of .* has no number in row 7; fill it or drop the row",
+    ),
+    "a word": (
+        broken(age=with_cell("age", "old")),
+        {"features": None},
+        "'age' of .* has numbers but 'old' in row 7",
+    ),
     "one class": (broken(kind=["ill"] * 120), {}, "has one class only, 'ill'"),
     "empty label": (broken(kind=with_cell("kind", "")), {}, "`task.data.target` is empty in row 7"),
-    "empty client": (broken(city=with_cell("city", "")), {}, "`task.data.client`: 'city' is empty in row 7"),
-    "two tests": (rows(), {"test_share": 0.5, "test_column": "split"}, "both say what the test set is"),
-    "test mark": (rows(), {"test_column": "city"}, "'city' is 'Bergen' in row 1; write 'train' or 'test'"),
-    "share": (rows(), {"test_share": 1.0}, r"`task.data.test_share` must be at least 0 and below 1, got 1\.0"),
+    "empty client": (
+        broken(city=with_cell("city", "")),
+        {},
+        "`task.data.client`: 'city' is empty in row 7",
+    ),
+    "two tests": (
+        rows(),
+        {"test_share": 0.5, "test_column": "split"},
+        "both say what the test set is",
+    ),
+    "test mark": (
+        rows(),
+        {"test_column": "city"},
+        "'city' is 'Bergen' in row 1; write 'train' or 'test'",
+    ),
+    "share": (
+        rows(),
+        {"test_share": 1.0},
+        r"`task.data.test_share` must be at least 0 and below 1, got 1\.0",
+    ),
     "no rows": ({k: v[:0] for k, v in rows().items()}, {}, "has no rows"),
     "only tests": (
         broken(split=np.where(rows()["city"] == "Oslo", "test", "train")),
         {"test_column": "split"},
         "client 'Oslo' has no training rows",
     ),
-    "no clients": (rows(), {"client": None}, "`task.data.client` is missing, the column that says whose a row is"),
+    "no clients": (
+        rows(),
+        {"client": None},
+        "`task.data.client` is missing, the column that says whose a row is",
+    ),
     "key": (rows(), {"label": "kind"}, r"`\[task.data\]` has no key 'label'"),
 }
 
@@ -246,7 +337,11 @@ def test_mistakes_in_arrays(tmp_path: Path) -> None:
     def fails(message: str, **arrays: Any) -> None:
         np.savez(tmp_path / "d.npz", **arrays)
         with pytest.raises(FedspanError, match=message):
-            fedspan.run(spec_file(tmp_path, {"path": "d.npz"}, task={"partition": {"name": "iid", "clients": 2}}))
+            fedspan.run(
+                spec_file(
+                    tmp_path, {"path": "d.npz"}, task={"partition": {"name": "iid", "clients": 2}}
+                )
+            )
 
     x, y = np.ones((6, 2)), np.array([0, 1] * 3)
     fails("'the features' has 5 rows .* but 'y' has 6", x=x[:5], y=y)
@@ -285,7 +380,11 @@ def test_the_command_line_needs_no_python(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     write(tmp_path / "project/d.csv", rows())
     path = spec_file(tmp_path / "project", TABLE | {"path": "d.csv"})
-    for words in (["run"], ["partition"], ["compare", "--methods", "fedavg,scaffold", "--out", "out"]):
+    for words in (
+        ["run"],
+        ["partition"],
+        ["compare", "--methods", "fedavg,scaffold", "--out", "out"],
+    ):
         command = [sys.executable, "-m", "fedspan", words[0], path, *words[1:]]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr
@@ -299,10 +398,21 @@ def test_texts_of_your_own(ending: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     words = {"good": "fine happy great", "bad": "sad poor awful"}
     labels = np.array(["good", "bad"] * 30)
-    texts = np.array([f"a {words[label].split()[i % 3]} day, number {i}" for i, label in enumerate(labels)])
-    write(tmp_path / f"d.{ending}", {"text": texts, "label": labels, "who": np.array(["x", "y", "z"] * 20)})
+    texts = np.array(
+        [f"a {words[label].split()[i % 3]} day, number {i}" for i, label in enumerate(labels)]
+    )
+    write(
+        tmp_path / f"d.{ending}",
+        {"text": texts, "label": labels, "who": np.array(["x", "y", "z"] * 20)},
+    )
     task = {"model": "tiny", "max_length": 16, "partition": {"name": "natural"}}
-    path = spec_file(tmp_path, {"path": f"d.{ending}", "client": "who"}, "text_classification", task=task, rounds=2)
+    path = spec_file(
+        tmp_path,
+        {"path": f"d.{ending}", "client": "who"},
+        "text_classification",
+        task=task,
+        rounds=2,
+    )
     made = Spec.load(path)
     held = made.task.holdings(0)
     assert (list(held.clients), list(held.classes)) == (["x", "y", "z"], ["bad", "good"])
@@ -310,7 +420,12 @@ def test_texts_of_your_own(ending: str, tmp_path: Path) -> None:
     assert fedspan.run(made).history[-1]["accuracy"] >= 0
     with pytest.raises(FedspanError, match=r"`task.data.features`: .* has no column 'words'"):
         fedspan.run(
-            spec_file(tmp_path, {"path": f"d.{ending}", "features": ["words"]}, "text_classification", task=task)
+            spec_file(
+                tmp_path,
+                {"path": f"d.{ending}", "features": ["words"]},
+                "text_classification",
+                task=task,
+            )
         )
 
 
@@ -320,9 +435,14 @@ def test_the_page_on_own_data_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     page = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
     table = rows()
     names = {"kind": "diagnosis", "city": "hospital"}
-    write(tmp_path / "patients.csv", {names.get(k, k): v for k, v in table.items() if k not in ("cost", "split")})
+    write(
+        tmp_path / "patients.csv",
+        {names.get(k, k): v for k, v in table.items() if k not in ("cost", "split")},
+    )
     (tmp_path / "my_data.py").write_text("")
-    first, *others = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.S))
+    first, *others = (
+        tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.S)
+    )
     (tmp_path / "spec.toml").write_text(tomli_w.dumps(first))
     assert fedspan.run(tmp_path / "spec.toml").history[-1]["accuracy"] > 0.85
     for other in others:
@@ -339,12 +459,18 @@ def test_the_page_on_own_data_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(scope["clients"]) == 20
 
 
-def test_the_toy_regression_reads_beside_its_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toy_regression_reads_beside_its_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     place = tmp_path / "project"
     place.mkdir()
     np.savez(place / "ab.npz", A=rng.normal(size=(3, 9, 4)), B=rng.normal(size=(3, 9, 2)))
-    table = {"rounds": 2, "method": {"name": "fedavg", "lr": 0.1}, "task": {"name": "regression", "data": "ab.npz"}}
+    table = {
+        "rounds": 2,
+        "method": {"name": "fedavg", "lr": 0.1},
+        "task": {"name": "regression", "data": "ab.npz"},
+    }
     (place / "spec.toml").write_text(tomli_w.dumps(table))
     monkeypatch.chdir(tmp_path)
     spec = Spec.load("project/spec.toml")
@@ -362,6 +488,8 @@ def test_a_table_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown = CliRunner().invoke(app.app, ["partition", str(path)])
     assert shown.exit_code == 0
     assert "classes per client: 2 to 2, median 2" in shown.output
-    drawn = CliRunner().invoke(app.app, ["partition", str(path), "--out", str(tmp_path / "map.png")])
+    drawn = CliRunner().invoke(
+        app.app, ["partition", str(path), "--out", str(tmp_path / "map.png")]
+    )
     assert "examples per client: 32 to 32" in drawn.output
     assert "pip install 'fedspan[plot]'" in str(drawn.exception)

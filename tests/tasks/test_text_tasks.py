@@ -24,15 +24,27 @@ from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.study.parse import committed
 
-pytest.importorskip("transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'")
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"
+)
 
-QUESTIONS = ["my card was lost", "where is my money", "please close the account", "how do I change the code"]
+QUESTIONS = [
+    "my card was lost",
+    "where is my money",
+    "please close the account",
+    "how do I change the code",
+]
 CLASSIFY: dict[str, Any] = {
     "name": "text_classification",
     "model": "tiny",
     "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0},
 }
-SPEAK: dict[str, Any] = {"name": "language_model", "model": "tiny", "min_characters": 300, "block": 32}
+SPEAK: dict[str, Any] = {
+    "name": "language_model",
+    "model": "tiny",
+    "min_characters": 300,
+    "block": 32,
+}
 SETTINGS = Settings(batch_size=8)
 TASKS = {"text_classification": CLASSIFY, "language_model": SPEAK}
 
@@ -50,10 +62,17 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for part, n in (("train", 60), ("test", 20)):
         labels = rng.integers(4, size=n).tolist()
         said = [
-            " ".join(rng.permutation(QUESTIONS[label].split())) + " thanks" * int(rng.integers(4)) for label in labels
+            " ".join(rng.permutation(QUESTIONS[label].split())) + " thanks" * int(rng.integers(4))
+            for label in labels
         ]
-        write(f"banking77_{part}.jsonl.gz", [{"text": t, "label": k} for t, k in zip(said, labels, strict=True)])
-    roles = [{"client": str(i), "text": "to be or not to be, " * n} for i, n in enumerate((30, 20, 5, 16))]
+        write(
+            f"banking77_{part}.jsonl.gz",
+            [{"text": t, "label": k} for t, k in zip(said, labels, strict=True)],
+        )
+    roles = [
+        {"client": str(i), "text": "to be or not to be, " * n}
+        for i, n in enumerate((30, 20, 5, 16))
+    ]
     write("shakespeare_roles.jsonl.gz", roles)
     monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path / "data"))
     return tmp_path
@@ -68,7 +87,14 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 def spec_of(task: dict[str, Any], **settings: Any) -> Any:
     method = {"name": "ssf", "lr": 0.1, "local_steps": 4, "rank": 0.25}
-    table = {"rounds": 6, "eval_every": 3, "batch_size": 8, "clients_per_round": 2, "method": method, "task": task}
+    table = {
+        "rounds": 6,
+        "eval_every": 3,
+        "batch_size": 8,
+        "clients_per_round": 2,
+        "method": method,
+        "task": task,
+    }
     return fedspan.Spec.from_table(table | settings)
 
 
@@ -85,7 +111,11 @@ def test_a_spec_runs_resumes_and_learns(name: str, data: Path) -> None:
     assert all(torch.equal(value, resumed[key]) for key, value in one.items())
     rows = [row for row in whole.history if "loss" in row]
     assert rows[-1]["loss"] < rows[0]["loss"]
-    wanted = {"accuracy", "f1_macro"} if name == "text_classification" else {"perplexity", "token_accuracy"}
+    wanted = (
+        {"accuracy", "f1_macro"}
+        if name == "text_classification"
+        else {"perplexity", "token_accuracy"}
+    )
     assert wanted <= set(rows[-1])
 
 
@@ -98,7 +128,9 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
     assert not torch.equal(one.x0, other.x0)
     assert [len(s) for s in one.client_data] != [len(s) for s in other.client_data]
     same = [built(seed, data_seed=5).client_data for seed in (0, 1)]
-    assert [s.columns["labels"].tolist() for s in same[0]] == [s.columns["labels"].tolist() for s in same[1]]
+    assert [s.columns["labels"].tolist() for s in same[0]] == [
+        s.columns["labels"].tolist() for s in same[1]
+    ]
     assert sum(len(s) for s in one.client_data) == 60
     assert building.build("task", CLASSIFY).holdings(0).counts.sum() == 60
     assert not any("embed" in block.name for block in one.layout.blocks)
@@ -132,7 +164,18 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(data)
     Path("spec.toml").write_text(spec_of(SPEAK, rounds=2, eval_every=1).toml())
     by = ["--metric", "perplexity", "--goal", "min", "--seeds", "1"]
-    command(monkeypatch, "compare", "spec.toml", "--methods", "fedavg,ssf", *by, "--out", "o", "--format", "csv")
+    command(
+        monkeypatch,
+        "compare",
+        "spec.toml",
+        "--methods",
+        "fedavg,ssf",
+        *by,
+        "--out",
+        "o",
+        "--format",
+        "csv",
+    )
     with Path("o/results.csv").open() as file:
         ends = {row["run"]: float(row["result_mean"]) for row in csv.DictReader(file)}
     assert set(ends) == {"fedavg", "ssf"}
@@ -141,14 +184,20 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
 
 
 TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "no such model": (CLASSIFY | {"model": "nowhere"}, "`task.model` 'nowhere': there is no 'nowhere/config.json'"),
+    "no such model": (
+        CLASSIFY | {"model": "nowhere"},
+        "`task.model` 'nowhere': there is no 'nowhere/config.json'",
+    ),
     "no such data": (CLASSIFY | {"data": "bank"}, "`task.data` must be one of banking77"),
     "clients": (
         CLASSIFY | {"partition": {"name": "iid", "clients": 90}},
         "`clients` is 90, but there are only 60 examples",
     ),
     "roles": (SPEAK | {"clients": 4}, "`task.clients` is 4, but 3 have 300 characters"),
-    "share": (SPEAK | {"test_share": 1.0}, "`task.test_share` must be above 0 and below 1, got 1.0"),
+    "share": (
+        SPEAK | {"test_share": 1.0},
+        "`task.test_share` must be above 0 and below 1, got 1.0",
+    ),
     "length": (SPEAK | {"block": 200}, "tokens; the model takes 128"),
 }
 
@@ -186,7 +235,10 @@ def test_the_study_runs_from_the_command_line_and_keeps_its_runs(
     assert page.count('<figure class="chart"') == len(study.parts) == 3
 
     def stamps() -> dict[str, int]:
-        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("history.jsonl")}
+        return {
+            str(path): path.stat().st_mtime_ns
+            for path in (tmp_path / "runs").rglob("history.jsonl")
+        }
 
     before = stamps()
     assert (

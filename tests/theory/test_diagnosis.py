@@ -48,7 +48,14 @@ TABLE: dict[str, Any] = {
         "projector": {"name": "gaussian", "rank": 4},
         "correction": "always",
     },
-    "task": {"name": "regression", "clients": 6, "dim": 12, "outputs": 2, "samples": 20, "het": 1.0},
+    "task": {
+        "name": "regression",
+        "clients": 6,
+        "dim": 12,
+        "outputs": 2,
+        "samples": 20,
+        "het": 1.0,
+    },
 }
 
 
@@ -57,7 +64,9 @@ def table(**changes: Any) -> dict[str, Any]:
 
 
 def toy() -> Any:
-    return Regression(clients=6, dim=12, outputs=2, samples=20).build((0,), settings(5, torch.float32))
+    return Regression(clients=6, dim=12, outputs=2, samples=20).build(
+        (0,), settings(5, torch.float32)
+    )
 
 
 def test_the_papers_steps_break_its_conditions_as_reported() -> None:
@@ -70,7 +79,9 @@ def test_the_papers_steps_break_its_conditions_as_reported() -> None:
         assert not any(condition.holds for condition in found.conditions)
         assert all(condition.holds for condition in theorem.conditions(found.setting, found.safe))
         assert [f.rho for f in found.forecast] == [0.01, 0.05, 0.1, 0.2, 0.5, 1.0]
-        assert np.diff([f.rounds for f in found.forecast]).max() < 0  # a wider subspace is promised to be faster
+        assert (
+            np.diff([f.rounds for f in found.forecast]).max() < 0
+        )  # a wider subspace is promised to be faster
         at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].printed))
         assert corollary.bound(at_target) == pytest.approx(found.target**2, rel=1e-3)
         at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].rounds))
@@ -100,7 +111,11 @@ DOUBTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "warm-up": ("ssf", ALWAYS | {"warmup": 3}, ["`warmup` 3"]),
     "full gradients": ("scaffold", {"option": "I", "uplink": "classic"}, ["`option` 'I'"]),
     "turns": ("ssf", ALWAYS | {"projector": {"name": "cycle"}}, ["`projector` 'cycle'"]),
-    "several": ("ssf", {"rank": 3, "server_momentum": 0.9}, ["`correction` 'tested'", "`server_momentum` 0.9"]),
+    "several": (
+        "ssf",
+        {"rank": 3, "server_momentum": 0.9},
+        ["`correction` 'tested'", "`server_momentum` 0.9"],
+    ),
 }
 
 
@@ -133,12 +148,20 @@ def test_the_theorems_step_size_is_refused_where_it_does_not_hold(case: str) -> 
 def test_settings_of_the_run_are_outside_the_theorem_too() -> None:
     """A robust aggregator, clipped gradients, privacy: neither a diagnosis nor lr = "auto" is silent about them."""
     spec, _ = doubted("none", **{"participation.aggregator": {"name": "median"}})
-    assert fedspan.diagnose(spec).warnings == ["`aggregator` 'median': the proof is for the mean of the replies"]
-    with pytest.raises(SpecError, match="does not cover `aggregator` 'median'; use lr = 'search', or set"):
+    assert fedspan.diagnose(spec).warnings == [
+        "`aggregator` 'median': the proof is for the mean of the replies"
+    ]
+    with pytest.raises(
+        SpecError, match="does not cover `aggregator` 'median'; use lr = 'search', or set"
+    ):
         fedspan.run(with_values(spec, {"method.lr": "auto"}), progress=False)
-    spec, _ = doubted("none", **{"privacy.clip": 1.0, "privacy.noise": 1.0, "participation.weights": "uniform"})
+    spec, _ = doubted(
+        "none", **{"privacy.clip": 1.0, "privacy.noise": 1.0, "participation.weights": "uniform"}
+    )
     assert fedspan.diagnose(spec).warnings[0].startswith("`privacy` with a clip: ")
-    found = outside_theory(build("ssf", **ALWAYS), small(), 7, Settings(training=Training(clip=1.0)))
+    found = outside_theory(
+        build("ssf", **ALWAYS), small(), 7, Settings(training=Training(clip=1.0))
+    )
     assert found == ["`clip` 1.0: clipped gradients are biased (A2)"]
 
 
@@ -150,12 +173,20 @@ def test_sampled_clients_have_conditions_of_their_own() -> None:
     assert found.proved[0].limit == pytest.approx(3 / 12 * 2 / 6)
     assert [one.name for one in found.proved][2:] == ["L²η̃² ≤ ρS³/(72N²)", "L³η̃³ ≤ ρS³/(2304N²)"]
     with pytest.warns(UserWarning, match="lr = 'auto': partial participation, 2 of 6"):
-        values = fedspan.run(with_values(spec, {"method.lr": "auto"}), progress=False).lr_search["values"]
-    at = fedspan.diagnose(with_values(spec, {f"method.{key}": value for key, value in values.items()}))
+        values = fedspan.run(with_values(spec, {"method.lr": "auto"}), progress=False).lr_search[
+            "values"
+        ]
+    at = fedspan.diagnose(
+        with_values(spec, {f"method.{key}": value for key, value in values.items()})
+    )
     assert all(condition.holds for condition in at.proved)
     assert at.steps.effective == pytest.approx(at.safe.effective)
     literal = with_values(spec, {"method.control": "paper"})
-    assert fedspan.diagnose(literal).warnings[0].startswith("`control` 'paper': with sampled clients it breaks c = mea")
+    assert (
+        fedspan.diagnose(literal)
+        .warnings[0]
+        .startswith("`control` 'paper': with sampled clients it breaks c = mea")
+    )
     with pytest.raises(SpecError, match="does not cover `control` 'paper'"):
         fedspan.run(with_values(literal, {"method.lr": "auto"}), progress=False)
 
@@ -164,7 +195,9 @@ def test_sampled_clients_have_conditions_of_their_own() -> None:
     ("fedavg", {}, "not the method of the theorem"),
     ("ssf", ALWAYS | {"rank_boost": 2.0}, "rank_boost"),
 ])  # fmt: skip
-def test_other_methods_and_longer_steps_are_said(name: str, extra: dict[str, Any], words: str) -> None:
+def test_other_methods_and_longer_steps_are_said(
+    name: str, extra: dict[str, Any], words: str
+) -> None:
     (found,) = outside_theory(build(name, **extra), small(), 7)
     assert words in found
 
@@ -189,7 +222,13 @@ def test_a_diagnosis_is_printed(lr: float | str) -> None:
     console = Console(record=True, width=120)
     _diagnosis_table.diagnosis(fedspan.diagnose(table(method__lr=lr), 0.5), console)
     text = console.export_text()
-    for word in ("L = max L_i", "(4) 4L²η̃²/ρ² ≤ 1", "safe: the corollary's", "guaranteed", "‖∇F‖ ≤ 0.5"):
+    for word in (
+        "L = max L_i",
+        "(4) 4L²η̃²/ρ² ≤ 1",
+        "safe: the corollary's",
+        "guaranteed",
+        "‖∇F‖ ≤ 0.5",
+    ):
         assert word in text
     assert ("times the limit" in text) == ("of the spec" in text) == (lr == 0.01)
 
@@ -216,14 +255,18 @@ def test_auto_is_the_corollary_and_the_run_holds_the_number(tmp_path: Path) -> N
     assert [r["rel_err"] for r in again.history] == [r["rel_err"] for r in result.history]
 
 
-def test_a_searched_run_resumes_with_the_rate_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_searched_run_resumes_with_the_rate_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short = Spec.from_table(table(method__lr="search", rounds=400, search__share=0.2))
     assert Spec.from_table(short.table()) == short
     experiment.run(short, tmp_path / "o", keep_checkpoint=True)
     lr = Spec.load(tmp_path / "o" / "spec.toml").method.lr
     assert json.loads((tmp_path / "o" / LR).read_text())["values"] == {"lr": lr}
     monkeypatch.setattr(step_size, "search", lambda *_: pytest.fail("searched again"))
-    longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True, keep_checkpoint=True)
+    longer = experiment.run(
+        dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True, keep_checkpoint=True
+    )
     assert longer.history[-1]["round"] == 500
     with pytest.raises(SpecError, match="already holds a run"):
         experiment.run(short, tmp_path / "o")
@@ -239,9 +282,13 @@ def test_a_finished_run_does_not_stand_in_for_one_with_another_rate(tmp_path: Pa
 
 def test_a_step_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="does not cover fedavg; use lr = 'search'"):
-        experiment.run(Spec.from_table(table() | {"method": {"name": "fedavg", "lr": "auto"}}), tmp_path / "o")
+        experiment.run(
+            Spec.from_table(table() | {"method": {"name": "fedavg", "lr": "auto"}}), tmp_path / "o"
+        )
     with pytest.raises(SpecError, match="`server_lr` as well"):
-        experiment.run(Spec.from_table(table(method__lr="auto", method__server_lr=2.0)), tmp_path / "o")
+        experiment.run(
+            Spec.from_table(table(method__lr="auto", method__server_lr=2.0)), tmp_path / "o"
+        )
     assert not (tmp_path / "o").exists()
 
 
@@ -279,7 +326,9 @@ def by_hand(loop: Any) -> dict[str, np.ndarray]:
     c, own = loop.server.c[0, 0].numpy(), states.c[0].numpy()
     whole = grads.mean(0)
     cosines = [
-        np.dot(c - own[i], whole - grads[i]) / np.linalg.norm(c - own[i]) / np.linalg.norm(whole - grads[i])
+        np.dot(c - own[i], whole - grads[i])
+        / np.linalg.norm(c - own[i])
+        / np.linalg.norm(whole - grads[i])
         for i in range(n)
     ]
     return {
@@ -354,7 +403,9 @@ def test_fit_measures_on_request() -> None:
     data = [(torch.randn(20, 1, 4, 4), torch.randint(0, 3, (20,))) for _ in range(3)]
     method = build("ssf", rank=0.5, lr=0.1)
     plain, watched = (
-        fedspan.fit(mlp((1, 4, 4), 3), data, method=method, rounds=2, batch_size=10, callbacks=callbacks)
+        fedspan.fit(
+            mlp((1, 4, 4), 3), data, method=method, rounds=2, batch_size=10, callbacks=callbacks
+        )
         for callbacks in ((), (Diagnostics(),))
     )
     assert "control_error" not in plain.history[-1]
@@ -390,7 +441,9 @@ def test_diagnostics_cost_at_most_a_tenth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text())["variants"])
+@pytest.mark.parametrize(
+    "name", tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text())["variants"]
+)
 def test_the_search_is_near_the_best_of_a_grid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 1.3 times the error of the best of twelve rates, in at most 15 % of the rounds: het 0.5, 3,000 rounds."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -402,17 +455,27 @@ def test_the_search_is_near_the_best_of_a_grid(name: str, monkeypatch: pytest.Mo
 
 def test_a_rate_that_fell_and_turns_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above half the start and 1.3 times its lowest it counts as diverged; noise around a low floor does not."""
-    courses = {0.1: [1.0, 0.7, 0.6, 0.75, 0.85, *[0.9] * 20], 0.01: [1.0, 0.5, 0.1, 0.15, 0.1, *[0.12] * 20]}
+    courses = {
+        0.1: [1.0, 0.7, 0.6, 0.75, 0.85, *[0.9] * 20],
+        0.01: [1.0, 0.5, 0.1, 0.15, 0.1, *[0.12] * 20],
+    }
 
     class Event:
         def __init__(self, method: Any, *_: Any, **_rounds: Any) -> None:
-            self.values, self.server, self.buffers = courses[method.lr], SimpleNamespace(x=None), None
+            self.values, self.server, self.buffers = (
+                courses[method.lr],
+                SimpleNamespace(x=None),
+                None,
+            )
 
         def rows(self, rounds: int, every: int) -> Any:
             for t, value in enumerate(self.values[: rounds + 1]):
                 sent = {"up_bytes": np.array([3 * t]), "down_bytes": np.array([4 * t])}
                 yield SimpleNamespace(
-                    round=t, metrics={"rel_err": np.array([value])}, diverged=np.array([False]), **sent
+                    round=t,
+                    metrics={"rel_err": np.array([value])},
+                    diverged=np.array([False]),
+                    **sent,
                 )
 
     monkeypatch.setattr("fedspan.theory.lr_search.Loop", Event)

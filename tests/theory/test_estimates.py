@@ -23,7 +23,10 @@ def exact_smoothness(problem: object) -> np.ndarray:
     """Largest eigenvalue of A_iᵀA_i/n + λ by hand."""
     data = problem.data.double().numpy()[0] / problem.scale[:, None, None]  # type: ignore[attr-defined]
     d = problem.layout.blocks[0].inputs  # type: ignore[attr-defined]
-    return np.array([np.linalg.eigvalsh(a[:, :d].T @ a[:, :d] / len(a)).max() for a in data]) + problem.reg  # type: ignore[attr-defined]
+    return (
+        np.array([np.linalg.eigvalsh(a[:, :d].T @ a[:, :d] / len(a)).max() for a in data])
+        + problem.reg
+    )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("het", [0.0, 0.5, 2.0])
@@ -46,7 +49,9 @@ def test_variance_of_the_toy() -> None:
     problem = small(batch=4)
     d, m = problem.layout.blocks[0].inputs, 2  # type: ignore[attr-defined]
     rows = problem.data.double().numpy()[0] / problem.scale[:, None, None]  # type: ignore[attr-defined]
-    single = np.einsum("inm,ind->inmd", -rows[..., d:], rows[..., :d]).reshape(7, -1, m * d)  # at x = 0
+    single = np.einsum("inm,ind->inmd", -rows[..., d:], rows[..., :d]).reshape(
+        7, -1, m * d
+    )  # at x = 0
     known = ((single - single.mean(1, keepdims=True)) ** 2).sum(-1).mean(1) / 4
     found, error = variance(all_clients(problem).batch_grads(problem.x0, 4000))
     np.testing.assert_allclose(found[0], known, rtol=0.1)
@@ -70,7 +75,10 @@ def network(
     """Ten classes of random inputs, whose means are `apart`."""
     generator = torch.Generator().manual_seed(0)
     data = [
-        (torch.randn(examples, *shape, generator=generator), torch.randint(0, 10, (examples,), generator=generator))
+        (
+            torch.randn(examples, *shape, generator=generator),
+            torch.randint(0, 10, (examples,), generator=generator),
+        )
         for _ in range(clients)
     ]
     means = apart * torch.randn(10, *shape, generator=generator)
@@ -88,7 +96,9 @@ def network(
 
 def test_smoothness_of_a_network_against_its_hessian() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 10)
+    )
     problem = network(model, 2, 32, 32, (6,))
     found = estimate(problem, Effort(clients=2, examples=32, iterations=200))
     names = [block.name for block in problem.layout.blocks]
@@ -101,7 +111,9 @@ def test_smoothness_of_a_network_against_its_hessian() -> None:
             return torch.nn.functional.cross_entropy(out, targets)  # noqa: B023
 
         hessian = torch.func.hessian(loss)(problem.x0.view(-1))
-        assert found.L_each[0, place] == pytest.approx(float(torch.linalg.matrix_norm(hessian, 2)), rel=0.05)
+        assert found.L_each[0, place] == pytest.approx(
+            float(torch.linalg.matrix_norm(hessian, 2)), rel=0.05
+        )
 
 
 def test_estimates_leave_a_network_as_it_was() -> None:

@@ -25,7 +25,8 @@ def learnable(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "share", "budget"), [(1000, 0.15, 150), (270, 0.15, 40), (100, 0.15, 40), (20, 0.15, 40), (20, 1.0, 40)]
+    ("rounds", "share", "budget"),
+    [(1000, 0.15, 150), (270, 0.15, 40), (100, 0.15, 40), (20, 0.15, 40), (20, 1.0, 40)],
 )
 def test_a_search_may_always_use_forty_rounds(rounds: int, share: float, budget: int) -> None:
     assert budget_of(Search(share=share), rounds) == budget
@@ -46,7 +47,10 @@ def test_short_runs_of_a_network_without_a_test_set(name: str, rounds: int) -> N
     assert found.rounds <= budget_of(Search(), rounds)
     assert max(trial.rounds for trial in found.trials) <= rounds
     cost = f"{len(found.trials)} trials, {found.rounds} rounds, {found.bytes / 1e6:.3g} MB"
-    assert f"(search: {cost}, {found.rounds / rounds:.0%} of the run's {rounds} rounds)" in found.summary()
+    assert (
+        f"(search: {cost}, {found.rounds / rounds:.0%} of the run's {rounds} rounds)"
+        in found.summary()
+    )
     assert found.bytes > 0
     loop = advance(start(dataclasses.replace(method, lr=found.lr), problem, 4), rounds)
     after = float(problem.training_loss(model(loop))[0])
@@ -72,7 +76,10 @@ def test_the_test_set_does_not_choose_the_step() -> None:
     right, wrong = (found(test=data) for data in held.values())
     assert right == wrong == found()
     assert right["metric"] == "training loss"
-    assert right["cost"] == f"{len(right['trials'])} trials, {right['rounds']} rounds, {right['bytes'] / 1e6:.3g} MB"
+    assert (
+        right["cost"]
+        == f"{len(right['trials'])} trials, {right['rounds']} rounds, {right['bytes'] / 1e6:.3g} MB"
+    )
     assert found(validation=held["right"])["metric"] == "validation_loss"
 
 
@@ -90,7 +97,10 @@ def test_the_training_loss_is_that_of_the_clients() -> None:
     """With all examples in the sample it is the mean of the clients' losses, by their weights."""
     problem, by_examples = (learnable(weights=kind) for kind in ("uniform", "examples"))
     with torch.inference_mode():
-        losses = [float(problem.loss(problem.model, source.take(torch.arange(60)))) for source in problem.client_data]
+        losses = [
+            float(problem.loss(problem.model, source.take(torch.arange(60))))
+            for source in problem.client_data
+        ]
     assert problem.training_loss(problem.x0)[0] == pytest.approx(np.mean(losses), rel=1e-5)
     by_examples.weights = np.array([0.7, 0.1, 0.1, 0.1])
     expected = np.average(losses, weights=by_examples.weights)
@@ -112,7 +122,9 @@ def test_a_search_leaves_the_run_as_it_was() -> None:
     first, again = (search(build("scaffold"), searched, 2, 30) for _ in range(2))
     assert first == again
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(*(model(advance(start(build("scaffold"), problem, 2), 3)) for problem in (fresh, searched)))
+    assert torch.equal(
+        *(model(advance(start(build("scaffold"), problem, 2), 3)) for problem in (fresh, searched))
+    )
 
 
 def test_a_loss_may_begin_below_zero() -> None:
@@ -128,7 +140,9 @@ def test_a_loss_may_begin_below_zero() -> None:
 def test_a_problem_without_any_measure_is_refused() -> None:
     problem = small()
     problem.evaluate = lambda *_: {}  # type: ignore[method-assign]
-    with pytest.raises(SpecError, match=r"needs an error or a loss to measure; give `method.lr` a number"):
+    with pytest.raises(
+        SpecError, match=r"needs an error or a loss to measure; give `method.lr` a number"
+    ):
         search(build("fedavg"), problem, 7, 100)
 
 
@@ -143,7 +157,10 @@ def test_by_a_loss_the_rate_keeps_away_from_those_that_diverge() -> None:
         found = search(build(name, **({"rank": 0.5} if name == "ssf" else {})), learnable(), 4, 50)
         edge = min(trial.lr for trial in found.trials if trial.diverged)
         assert found.lr <= edge / 3
-        best = min((trial for trial in found.trials if not trial.diverged), key=lambda trial: min(trial.values))
+        best = min(
+            (trial for trial in found.trials if not trial.diverged),
+            key=lambda trial: min(trial.values),
+        )
         if best.lr > edge / 3:
             break
     else:

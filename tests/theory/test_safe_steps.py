@@ -32,7 +32,9 @@ def case(number: int) -> Case:
     rng = np.random.default_rng(number)
     d, clients, n = int(rng.integers(10, 101)), int(rng.integers(2, 51)), int(rng.integers(4, 20))
     rho = np.exp(rng.uniform(np.log(0.01), 0))
-    shape = 10 ** (-0.5 * rng.uniform(0, 4) * np.linspace(0, 1, d))  # Hessians with condition numbers up to 1e4
+    shape = 10 ** (
+        -0.5 * rng.uniform(0, 4) * np.linspace(0, 1, d)
+    )  # Hessians with condition numbers up to 1e4
     het, target_het = rng.uniform(0, 5), rng.choice([0.0, 1.0, 3.0])
     a = (rng.normal(size=(clients, n, d)) + het * rng.normal(size=(clients, 1, d))) * shape
     target = rng.normal(size=(d, 1)) + target_het * rng.normal(size=(clients, d, 1))
@@ -50,7 +52,9 @@ def check(number: int, part: float = 1.0) -> None:
     one = case(number)
     problem = one.problem
     cohort = max(1, round(part * problem.clients))
-    draft = SSF(lr=1.0, local_steps=one.local_steps, projector=Gaussian(rank=one.rank), correction="always")
+    draft = SSF(
+        lr=1.0, local_steps=one.local_steps, projector=Gaussian(rank=one.rank), correction="always"
+    )
     setting = setting_of(estimate(problem), draft, problem, cohort, one.rounds)
     steps = safe_steps(setting)
     method = SSF(

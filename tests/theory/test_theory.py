@@ -45,7 +45,11 @@ def test_rounds_to_a_target_is_where_the_bound_meets_it(s: Setting, target: floa
     rounds = corollary.rounds_to(s, target)
     if rounds > 1:
         a = 112 * s.L * s.start / s.rho**2 / rounds
-        b = 8 * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps * rounds)) / s.rho
+        b = (
+            8
+            * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps * rounds))
+            / s.rho
+        )
         assert a + b == pytest.approx(target, rel=1e-6)
 
 
@@ -62,7 +66,14 @@ def test_the_printed_bound_depends_on_the_units_of_the_loss() -> None:
 
     def scaled(a: float) -> Setting:
         return Setting(
-            L=2 * a, sigma2=3 * a**2, gap=5 * a, control=7 * a**2, rho=0.1, clients=4, local_steps=3, rounds=50
+            L=2 * a,
+            sigma2=3 * a**2,
+            gap=5 * a,
+            control=7 * a**2,
+            rho=0.1,
+            clients=4,
+            local_steps=3,
+            rounds=50,
         )
 
     def at(a: float) -> tuple[float, float]:
@@ -73,7 +84,9 @@ def test_the_printed_bound_depends_on_the_units_of_the_loss() -> None:
     assert at(1.0)[0] != pytest.approx(at(1e-3)[0], rel=0.1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("L", 0.0), ("sigma2", -1.0), ("rho", 1.5), ("clients", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("L", 0.0), ("sigma2", -1.0), ("rho", 1.5), ("clients", 0)]
+)
 def test_a_setting_that_cannot_be_is_refused(name: str, value: float) -> None:
     good = {
         "L": 1.0,

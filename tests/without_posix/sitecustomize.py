@@ -76,15 +76,22 @@ def watch(event: str, arguments: tuple) -> None:
     if caller == tempfile.__file__:  # has its own ways on POSIX
         return
     if event != "open":
-        names = [os.path.realpath(os.fsdecode(one)) for one in arguments[: 1 if event == "os.remove" else 2]]
+        names = [
+            os.path.realpath(os.fsdecode(one))
+            for one in arguments[: 1 if event == "os.remove" else 2]
+        ]
         for name in set(names) & held():
-            raise PermissionError(13, "The process cannot access the file because it is being used", name)
+            raise PermissionError(
+                13, "The process cannot access the file because it is being used", name
+            )
     elif isinstance(arguments[0], str | bytes):
         name, mode, flags = arguments
         name = os.fsdecode(name)
         if os.path.isdir(name):
             raise PermissionError(13, "Permission denied", name)
-        if re.search(r'[<>:"|?*\\]|[ .]$', os.path.basename(name)) and flags & (os.O_WRONLY | os.O_RDWR):
+        if re.search(r'[<>:"|?*\\]|[ .]$', os.path.basename(name)) and flags & (
+            os.O_WRONLY | os.O_RDWR
+        ):
             raise OSError(22, "Invalid argument", name)
         if mode is None and not flags & os.O_BINARY and "fedspan" in caller:
             raise AssertionError(f"{name} is opened as text")

@@ -11,7 +11,13 @@ Data = tuple[torch.Tensor, torch.Tensor]
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+    return nn.Sequential(
+        nn.Linear(64, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, 10),
+    )
 
 
 def data(client: int) -> Data:

@@ -33,5 +33,7 @@ class CenteredClipping(Aggregator):
         m = middle(v)  # 1
         for _ in range(self.steps):
             apart = v - m
-            m = m + rnd.mean(clipped(apart, middle(sizes(apart)) if self.radius is None else self.radius))  # 2
+            m = m + rnd.mean(
+                clipped(apart, middle(sizes(apart)) if self.radius is None else self.radius)
+            )  # 2
         return m

@@ -22,7 +22,9 @@ class Krum(Aggregator):
     """The mean of the replies that others resemble."""
 
     hostile: float = 0.2  # share of the replies that may be hostile
-    keep: int | float = 1  # replies to average: a number, or a share of the round's; above 1 reply it is multi-Krum
+    keep: int | float = (
+        1  # replies to average: a number, or a share of the round's; above 1 reply it is multi-Krum
+    )
 
     def __post_init__(self) -> None:
         below_one("hostile", self.hostile)
@@ -33,7 +35,9 @@ class Krum(Aggregator):
         neighbors = min(max(1, count - math.ceil(self.hostile * count) - 2), count - 1)
         wide = v.double()
         apart = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
-        scores = apart.sort(-1).values[..., 1 : neighbors + 1].sum(-1)  # the nearest of all is the reply itself
+        scores = (
+            apart.sort(-1).values[..., 1 : neighbors + 1].sum(-1)
+        )  # the nearest of all is the reply itself
         kept = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * count)
         best = scores.argsort(dim=1, stable=True)[:, : min(kept, count), None]
         return v.gather(1, best.expand(-1, -1, v.shape[-1])).mean(1, keepdim=True)

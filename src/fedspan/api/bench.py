@@ -33,14 +33,25 @@ def bench(spec: Spec) -> list[Timing]:
     """Time a few rounds in every way that the network allows. No number of a run depends on it."""
     method, problem, cohort = built(spec)
     if problem.cohort_mode == "batched":
-        raise SpecError(f"the task {registry.name_of(spec.task)!r} computes all clients of a round at once in any case")
+        raise SpecError(
+            f"the task {registry.name_of(spec.task)!r} computes all clients of a round at once in any case"
+        )
     usual = Simulator(method, problem, Engine(simulate=spec.engine.simulate)).how(cohort)
     times: dict[Simulate, list[float]] = {"loop": [], "batched": [], "pool": []}
     for _ in range(TURNS):
         for way in list(times):
             try:
-                times[way].append(_seconds(method, problem, cohort, Engine(simulate=way, workers=spec.engine.workers)))
-            except (RuntimeError, TypeError, ValueError, AttributeError):  # such as of networks that vmap cannot batch
+                times[way].append(
+                    _seconds(
+                        method, problem, cohort, Engine(simulate=way, workers=spec.engine.workers)
+                    )
+                )
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+                AttributeError,
+            ):  # such as of networks that vmap cannot batch
                 if way == usual:
                     raise
                 del times[way]

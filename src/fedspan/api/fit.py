@@ -47,7 +47,9 @@ def _names_checked(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def check_names(given: Mapping[str, Any], known: Collection[str], method: Method[Any, Any, Any, Any]) -> None:
+def check_names(
+    given: Mapping[str, Any], known: Collection[str], method: Method[Any, Any, Any, Any]
+) -> None:
     """Refuses arguments that do not exist, and names the place of a setting that belongs elsewhere."""
     homes = {"": type(method), **CONFIGS}
     for name in given:
@@ -56,7 +58,9 @@ def check_names(given: Mapping[str, Any], known: Collection[str], method: Method
         for place, home in homes.items():
             own = {field.name for field in registry.settings(home)}
             if name in own:
-                both = ", ".join(f"{key}={shown(given[key])}" for key in given if key in own and key not in known)
+                both = ", ".join(
+                    f"{key}={shown(given[key])}" for key in given if key in own and key not in known
+                )
                 where = f"`{place}`: give {place}=" if place else "the method: give "
                 raise SpecError(f"`{name}` is a setting of {where}{home.__name__}({both})")
         raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
@@ -150,7 +154,9 @@ def fit(
         callbacks=callbacks,
     )  # fmt: skip
     last = _LastWeights(seed)
-    more = [last] if run_dir is None else []  # else the model must be able to begin the run when it is resumed
+    more = (
+        [last] if run_dir is None else []
+    )  # else the model must be able to begin the run when it is resumed
     try:
         result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=more)
     finally:  # after the last seed: each of them begins with the weights that were given
@@ -196,19 +202,32 @@ def spec_of(
     if isinstance(metrics, str) or callable(metrics):
         metrics = (metrics,)
     if not isinstance(metrics, list | tuple | set | frozenset):
-        raise SpecError(f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}")
+        raise SpecError(
+            f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}"
+        )
     metrics = tuple(metrics)
     if loss is not None and objective is not None:
-        raise SpecError("`loss` and `objective` are two ways to say what is minimized; give one of them")
+        raise SpecError(
+            "`loss` and `objective` are two ways to say what is minimized; give one of them"
+        )
     clients_per_round = as_setting("clients_per_round", clients_per_round)
-    given = Objects.of(model, clients, test=test, validation=validation, loss=loss, objective=objective)
+    given = Objects.of(
+        model, clients, test=test, validation=validation, loss=loss, objective=objective
+    )
     if clients_per_round is not None:
         at_least("clients_per_round", clients_per_round, 1)
         if clients_per_round > len(given.clients):
-            raise SpecError(f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients")
+            raise SpecError(
+                f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients"
+            )
     if metrics and test is None and validation is None and not _own_tests(given):
         raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
-    if metrics and test is None and validation is None and settings.get("eval_clients_every") is None:
+    if (
+        metrics
+        and test is None
+        and validation is None
+        and settings.get("eval_clients_every") is None
+    ):
         raise SpecError(
             "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
         )
@@ -251,7 +270,9 @@ def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None
             )
 
 
-def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Method[Any, Any, Any, Any]:
+def as_method(
+    given: Method[Any, Any, Any, Any] | str | Mapping[str, Any],
+) -> Method[Any, Any, Any, Any]:
     """A method from what a user gives: a value, a name, or a table with a name."""
     if isinstance(given, str):
         given = {"name": given}
@@ -260,7 +281,9 @@ def as_method(given: Method[Any, Any, Any, Any] | str | Mapping[str, Any]) -> Me
         return made
     if not isinstance(given, Method):
         hint = f"; write {given.__name__}()" if isinstance(given, type) else ""
-        raise SpecError(f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}{hint}")
+        raise SpecError(
+            f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}{hint}"
+        )
     return given
 
 

@@ -18,7 +18,15 @@ from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
 from fedspan.core import building
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, SpecError, at_least, at_most, path_of, shown, true_or_false
+from fedspan.core.errors import (
+    CheckpointError,
+    SpecError,
+    at_least,
+    at_most,
+    path_of,
+    shown,
+    true_or_false,
+)
 from fedspan.core.files import remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
@@ -78,7 +86,11 @@ def run(
     seeds = int(seeds) if isinstance(seeds, np.integer) else seeds
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
-    for name, value in (("resume", resume), ("progress", progress), ("keep_checkpoint", keep_checkpoint)):
+    for name, value in (
+        ("resume", resume),
+        ("progress", progress),
+        ("keep_checkpoint", keep_checkpoint),
+    ):
         true_or_false(name, value)
     spec = as_spec(spec)
     check_spec(spec)
@@ -92,18 +104,27 @@ def run(
     warmup = getattr(spec.method, "warmup", 0)
     if warmup >= spec.rounds:
         warnings.warn(
-            f"`warmup` is {warmup}, but the run has {spec.rounds} rounds: `lr` never rises to its value", stacklevel=3
+            f"`warmup` is {warmup}, but the run has {spec.rounds} rounds: `lr` never rises to its value",
+            stacklevel=3,
         )
     if out is not None:
         _check_seeds(out, seeds)
     if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
         resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
-        first = "short trials" if spec.method.lr == "search" else "an estimate of the problem's constants"
+        first = (
+            "short trials"
+            if spec.method.lr == "search"
+            else "an estimate of the problem's constants"
+        )
         say(f"lr = {spec.method.lr!r}: {first} before the run")
     begun = out is not None and (out / LR).exists()
     spec, found = with_lr(spec, out, resume=resume)
-    bar = [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])] if progress else []
+    bar = (
+        [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])]
+        if progress
+        else []
+    )
     every = [*spec.callbacks, *more, *bar]
     keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
@@ -125,7 +146,12 @@ def _check_seeds(out: Path, seeds: int) -> None:
     several = len(list(out.glob(f"seed-*/{history.NAME}")))
     held = 1 if (out / history.NAME).exists() else several
     ended = len(read_outcome(out).get("seeds", ())) if several else 0
-    if (held == 1 < seeds and not several) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
+    if (
+        (held == 1 < seeds and not several)
+        or (several and seeds == 1)
+        or held > seeds
+        or ended not in (0, seeds)
+    ):
         raise CheckpointError(
             f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
             "with, or choose another `run_dir`"
@@ -134,7 +160,10 @@ def _check_seeds(out: Path, seeds: int) -> None:
 
 def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
     """Whether a directory has something to resume."""
-    return any((folder / CHECKPOINT).exists() for folder in (out, *(out / f"seed-{seed}" for seed in of_runs)))
+    return any(
+        (folder / CHECKPOINT).exists()
+        for folder in (out, *(out / f"seed-{seed}" for seed in of_runs))
+    )
 
 
 def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
@@ -144,7 +173,9 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
     if isinstance(given, Mapping):
         return Spec.from_table(given)
     if not isinstance(given, str | PathLike):
-        raise SpecError(f"`spec` must be a Spec, the path of a TOML file or a table, got {shown(given)}")
+        raise SpecError(
+            f"`spec` must be a Spec, the path of a TOML file or a table, got {shown(given)}"
+        )
     return Spec.load(path_of("spec", given))
 
 
@@ -155,18 +186,30 @@ def as_callbacks(given: Any) -> tuple[Callback, ...]:
 
 
 def _one_by_one(
-    spec: Spec, out: Path | None, of_runs: tuple[int, ...], keeping: Keeping, callbacks: Sequence[Callback]
+    spec: Spec,
+    out: Path | None,
+    of_runs: tuple[int, ...],
+    keeping: Keeping,
+    callbacks: Sequence[Callback],
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
     for seed in of_runs:
         folder = None if out is None else out / f"seed-{seed}"
-        begun = folder is not None and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
+        begun = folder is not None and any(
+            (folder / name).exists() for name in (CHECKPOINT, OUTCOME)
+        )
         own = dataclasses.replace(keeping, resume=keeping.resume and begun, seeds=of_runs)
         engine = spec.engine
         if engine.states_dir is not None:
-            engine = dataclasses.replace(engine, states_dir=Path(engine.states_dir) / f"seed-{seed}")
-        results.append(_run(dataclasses.replace(spec, seed=seed, engine=engine), folder, (seed,), own, callbacks))
+            engine = dataclasses.replace(
+                engine, states_dir=Path(engine.states_dir) / f"seed-{seed}"
+            )
+        results.append(
+            _run(
+                dataclasses.replace(spec, seed=seed, engine=engine), folder, (seed,), own, callbacks
+            )
+        )
         if not results[-1].finished:
             break
     joined = Result(
@@ -187,21 +230,34 @@ def _one_by_one(
 
 
 def _run(
-    spec: Spec, out: Path | None, of_runs: tuple[int, ...], keeping: Keeping, callbacks: Sequence[Callback]
+    spec: Spec,
+    out: Path | None,
+    of_runs: tuple[int, ...],
+    keeping: Keeping,
+    callbacks: Sequence[Callback],
 ) -> Result:
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
     with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
-                raise SpecError("`eval_clients_every` needs a task with a torch model; leave it out")
-            after = 1 + max((n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1)
-            recorder = Recorder(spec.eval_clients_every, spec.rounds)  # which evaluates the model that is kept
+                raise SpecError(
+                    "`eval_clients_every` needs a task with a torch model; leave it out"
+                )
+            after = 1 + max(
+                (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
+            )
+            recorder = Recorder(
+                spec.eval_clients_every, spec.rounds
+            )  # which evaluates the model that is kept
             callbacks = [*callbacks[:after], recorder, *callbacks[after:]]
         privacy, spent = None, 0.0
         if spec.dp is not None and spec.dp.level == "example":
             examples = ExampleEpsilon(spec.dp, problem)
-            callbacks, spent = [*callbacks, examples], examples.epsilon(spec.rounds * method.local_steps)
+            callbacks, spent = (
+                [*callbacks, examples],
+                examples.epsilon(spec.rounds * method.local_steps),
+            )
         elif spec.dp is not None:
             privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
             spent = privacy.epsilon(spec.rounds)
@@ -245,12 +301,16 @@ def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:
         )
 
 
-def _transport(spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool) -> Simulator:
+def _transport(
+    spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool
+) -> Simulator:
     """The clients of a run in this process."""
     if spec.secure is None:
         chosen = screening(spec)
         return Simulator(method, problem, spec.engine, participation=chosen, resume=resume)
     check_secure(spec, method, problem.clients, clients_per_round)
-    from fedspan.engine.secure_simulator import SecureSimulator  # needs the library that was just checked
+    from fedspan.engine.secure_simulator import (
+        SecureSimulator,
+    )  # needs the library that was just checked
 
     return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)

@@ -20,10 +20,19 @@ from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_forecast import RateTrial
 from fedspan.theory.lr_search import search
 
-TRIAL = {"lr": float, "rounds": int, "at": list[int], "values": list[Any], "diverged": bool, "bytes": int}
+TRIAL = {
+    "lr": float,
+    "rounds": int,
+    "at": list[int],
+    "values": list[Any],
+    "diverged": bool,
+    "bytes": int,
+}
 
 
-def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, dict[str, Any] | None]:
+def with_lr(
+    spec: Spec, run_dir: Path | None, *, resume: bool
+) -> tuple[Spec, dict[str, Any] | None]:
     """The spec with a number for its step size, and how it was found; a resumed run keeps the one it was begun with."""
     if not isinstance(spec.method.lr, str):
         return spec, None
@@ -38,7 +47,8 @@ def with_lr(spec: Spec, run_dir: Path | None, *, resume: bool) -> tuple[Spec, di
             make_dir(run_dir)
             write_table(path, found)
             remove(run_dir / TRIALS)
-    return dataclasses.replace(spec, method=dataclasses.replace(spec.method, **found["values"])), found  # type: ignore[type-var]
+    method = dataclasses.replace(spec.method, **found["values"])  # type: ignore[type-var]
+    return dataclasses.replace(spec, method=method), found
 
 
 def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
@@ -49,19 +59,38 @@ def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
     with _kept_trials(spec, run_dir) as (done, keep):
-        found = search(method, problem, clients_per_round, spec.rounds, spec.search, done, keep, spec.participation)
+        found = search(
+            method,
+            problem,
+            clients_per_round,
+            spec.rounds,
+            spec.search,
+            done,
+            keep,
+            spec.participation,
+        )
     trials = [dataclasses.asdict(trial) for trial in found.trials]
-    spent = {"metric": found.metric, "rounds": found.rounds, "bytes": found.bytes, "cost": found.cost}
+    spent = {
+        "metric": found.metric,
+        "rounds": found.rounds,
+        "bytes": found.bytes,
+        "cost": found.cost,
+    }
     return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}
 
 
 @contextmanager
-def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
+def _kept_trials(
+    spec: Spec, run_dir: Path | None
+) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
     """(finished trials of an interrupted search, what keeps further ones); they are removed where the search fails."""
     if run_dir is None:
         yield [], lambda _: None
         return
-    path, whose = run_dir / TRIALS, {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
+    path, whose = (
+        run_dir / TRIALS,
+        {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed},
+    )
     table = read_table(path, {"trials": list[Any]}) if path.exists() else {}
     trials = table["trials"] if {key: table.get(key) for key in whose} == whose else []
     done = [_trial(check_form(trial, path, TRIAL), path) for trial in trials]
@@ -83,8 +112,14 @@ def _kept_trials(spec: Spec, run_dir: Path | None) -> Iterator[tuple[list[RateTr
 
 
 def _trial(table: dict[str, Any], path: Path) -> RateTrial:
-    if not len(table["at"]) == len(table["values"]) == sum(type(one) in (int, float) for one in table["values"]):
-        raise CheckpointError(f"{str(path)!r} is damaged: 'values' is {shown(table['values'])}; {REMEDY}")
+    if (
+        not len(table["at"])
+        == len(table["values"])
+        == sum(type(one) in (int, float) for one in table["values"])
+    ):
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: 'values' is {shown(table['values'])}; {REMEDY}"
+        )
     return RateTrial(**{name: table[name] for name in TRIAL})
 
 

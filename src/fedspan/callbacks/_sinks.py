@@ -59,7 +59,9 @@ class Logger(Callback):
                 name = f"seed-{run.seeds[number]}" if len(run.seeds) > 1 else ""
                 self._sinks[number] = self.open(folder, name, row.round, _settings(run, number))
             names = [name for name in line if name not in ("round", "events", "diverged")]
-            self._sinks[number].log({name: line[name] for name in names if line[name] is not None}, row.round)
+            self._sinks[number].log(
+                {name: line[name] for name in names if line[name] is not None}, row.round
+            )
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Closes the sinks."""

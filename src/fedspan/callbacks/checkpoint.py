@@ -51,6 +51,10 @@ class Checkpoint(Callback):
         for number, seed in enumerate(run.seeds):
             place = (folder if len(run.seeds) == 1 else folder / f"seed-{seed}") / "models"
             make_dir(place)
-            checkpoint.write_tensors(place / f"round-{run.t:06}.safetensors", run.state_dict(number))
-            for old in sorted(place.glob("round-*.safetensors"))[: -self.keep if self.keep is not None else 0]:
+            checkpoint.write_tensors(
+                place / f"round-{run.t:06}.safetensors", run.state_dict(number)
+            )
+            for old in sorted(place.glob("round-*.safetensors"))[
+                : -self.keep if self.keep is not None else 0
+            ]:
                 old.unlink()

@@ -35,7 +35,8 @@ class CSV(Callback):
         """Writes all rows anew, so that a resumed run has none twice."""
         several = len(run.seeds) > 1
         lines = [
-            ({"seed": seed} if several else {}) | {name: value for name, value in line.items() if name != "events"}
+            ({"seed": seed} if several else {})
+            | {name: value for name, value in line.items() if name != "events"}
             for seed, own in zip(run.seeds, run.lines, strict=True)
             for line in own
         ]

@@ -42,7 +42,11 @@ class EarlyStopping(Callback):
         """Ends the run when no seed has improved for `patience` evaluations."""
         metric = judged_by(run.lines[0], self.metric, run.metrics)
         sign = sign_of(metric, run.metrics, self.mode)
-        waited = [self._waited(lines, metric, sign) for lines in run.lines if not lines[-1].get("diverged")]
+        waited = [
+            self._waited(lines, metric, sign)
+            for lines in run.lines
+            if not lines[-1].get("diverged")
+        ]
         if min(waited, default=0) >= self.patience:
             run.end(f"no better {metric} in {self.patience} evaluations")
 

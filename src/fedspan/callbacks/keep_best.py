@@ -35,7 +35,9 @@ class KeepBest(Callback):
 
     metric: str | None = None
     mode: Mode | None = None
-    _kept: dict[int, tuple[float, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: dict[int, tuple[float, Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.mode is not None:
@@ -53,7 +55,11 @@ class KeepBest(Callback):
             if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
-                own = {n.removeprefix(f"{key}."): a for n, a in arrays.items() if n.startswith(f"{key}.")}
+                own = {
+                    n.removeprefix(f"{key}."): a
+                    for n, a in arrays.items()
+                    if n.startswith(f"{key}.")
+                }
                 check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
@@ -78,7 +84,9 @@ class KeepBest(Callback):
             metric = judged_by(run.lines[number], self.metric, run.metrics)
             known = [line for line in run.lines[number] if line.get(metric) is not None]
             sign = sign_of(metric, run.metrics, self.mode)
-            result.model_rounds[run.seeds[number]] = int(max(known, key=lambda line: sign * line[metric])["round"])
+            result.model_rounds[run.seeds[number]] = int(
+                max(known, key=lambda line: sign * line[metric])["round"]
+            )
 
     def _save(self, run: Loop) -> None:
         assert run.run_dir is not None

@@ -43,7 +43,12 @@ class Progress(Callback):
         say(self._settings(run), console)
         self._bars.clear()
         if console.is_terminal and self.rounds is not None:
-            columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+            columns = [
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            ]
             bars = Bars(*columns, console=console, transient=True)
             bars.add_task("rounds", total=self.rounds, completed=run.t)
             bars.start()
@@ -64,7 +69,11 @@ class Progress(Callback):
                 "no `test` or `validation` is given: only the loss on a sample of the training data is reported",
                 console,
             )
-        values = "  ".join(f"{name} {value.mean():.4g}" for name, value in row.metrics.items() if name not in DETAILS)
+        values = "  ".join(
+            f"{name} {value.mean():.4g}"
+            for name, value in row.metrics.items()
+            if name not in DETAILS
+        )
         sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
         of_all = "" if self.rounds is None else f"/{self.rounds}"
         say(f"round {row.round}{of_all}  {values}  {sizes}", console)

@@ -34,9 +34,15 @@ def one_vector(aggregator: Aggregator) -> None:
     for clients in (1, 2, 3, 4, CLIENTS):
         v = replies(clients=clients)
         before, found = v.clone(), aggregator.combine(v, round_of(v))
-        hold(found.shape == (2, 1, N), f"{clients} replies of {N} numbers become {tuple(found.shape)}, not (2, 1, {N})")
+        hold(
+            found.shape == (2, 1, N),
+            f"{clients} replies of {N} numbers become {tuple(found.shape)}, not (2, 1, {N})",
+        )
         hold(torch.equal(before, v), "it changes the replies in place")
-        hold(bool(torch.isfinite(found).all()), f"{clients} finite replies become numbers that are not finite")
+        hold(
+            bool(torch.isfinite(found).all()),
+            f"{clients} finite replies become numbers that are not finite",
+        )
 
 
 def no_order(aggregator: Aggregator) -> None:
@@ -45,7 +51,12 @@ def no_order(aggregator: Aggregator) -> None:
     for weighted in (False, True):
         rnd = round_of(v, weighted)
         turned = aggregator.combine(v[:, order], rnd.subset(order))
-        near(turned, aggregator.combine(v, rnd), 1e-10, "replies in another order give another result")
+        near(
+            turned,
+            aggregator.combine(v, rnd),
+            1e-10,
+            "replies in another order give another result",
+        )
 
 
 def unanimous(aggregator: Aggregator) -> None:
@@ -54,7 +65,12 @@ def unanimous(aggregator: Aggregator) -> None:
         return  # a fixed bound shortens it
     v = replies()[:, :1].expand(-1, CLIENTS, -1)
     for weighted in (False, True):
-        near(aggregator.combine(v, round_of(v, weighted)), v[:, :1], 1e-10, "equal replies give another vector")
+        near(
+            aggregator.combine(v, round_of(v, weighted)),
+            v[:, :1],
+            1e-10,
+            "equal replies give another vector",
+        )
 
 
 def translated(aggregator: Aggregator) -> None:
@@ -62,7 +78,12 @@ def translated(aggregator: Aggregator) -> None:
     if aggregator.translates:
         v, shift = replies(), torch.linspace(-5, 5, N, dtype=torch.float64)
         moved = aggregator.combine(v + shift, round_of(v))
-        near(moved, aggregator.combine(v, round_of(v)) + shift, 1e-9, "it says `translates`, and does not")
+        near(
+            moved,
+            aggregator.combine(v, round_of(v)) + shift,
+            1e-9,
+            "it says `translates`, and does not",
+        )
 
 
 def bounded_influence(aggregator: Aggregator) -> None:
@@ -70,15 +91,15 @@ def bounded_influence(aggregator: Aggregator) -> None:
     if not aggregator.bounded:
         return
     honest = aggregator.combine(replies(), round_of(replies()))
-    spread = float((replies() - replies().mean(1, keepdim=True)).norm(dim=-1).max()) + float(honest.norm(dim=-1).max())
+    spread = float((replies() - replies().mean(1, keepdim=True)).norm(dim=-1).max()) + float(
+        honest.norm(dim=-1).max()
+    )
     for size in (1e3, 1e12, 1e30, 3e38):
         for sign in (1, -1):
             v = replies()
             v[:, 4] = sign * size
             moved = float((aggregator.combine(v, round_of(v)) - honest).norm(dim=-1).max())
-            words = (
-                f"a reply of {sign * size:g} moves the result by {moved:.3g}, and all others are within {spread:.3g}"
-            )
+            words = f"a reply of {sign * size:g} moves the result by {moved:.3g}, all others are within {spread:.3g}"
             hold(moved <= spread, words)
 
 
@@ -90,7 +111,9 @@ def runs_apart(aggregator: Aggregator) -> None:
         for run in range(3):
             alone = v[run : run + 1]
             found = aggregator.combine(alone, round_of(alone, weighted))
-            near(found[0], together[run], 1e-12, "a run alone and among others gives another result")
+            near(
+                found[0], together[run], 1e-12, "a run alone and among others gives another result"
+            )
 
 
 LAWS = (one_vector, no_order, unanimous, translated, bounded_influence, runs_apart)

@@ -29,7 +29,9 @@ def filled(number: float) -> Change:
 
 
 @contextmanager
-def hostile(clients: Collection[int], change: Change, rounds: Collection[int] | None = None) -> Iterator[None]:
+def hostile(
+    clients: Collection[int], change: Change, rounds: Collection[int] | None = None
+) -> Iterator[None]:
     """Within it, the numbers that these clients send are changed, in all rounds or in some; of codes, their scales."""
     names = vars(simulator)
     honest: Any = names["local_work"]
@@ -38,7 +40,9 @@ def hostile(clients: Collection[int], change: Change, rounds: Collection[int] | 
         new, up, beside = honest(*arguments)
         rnd: Round = arguments[-1]
         if rounds is None or rnd.t in rounds:
-            up = _changed(up, torch.from_numpy(np.isin(rnd.ids, list(clients))).unsqueeze(-1), change)
+            up = _changed(
+                up, torch.from_numpy(np.isin(rnd.ids, list(clients))).unsqueeze(-1), change
+            )
         return new, up, beside
 
     names["local_work"] = local_work

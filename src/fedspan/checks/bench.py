@@ -22,7 +22,14 @@ from fedspan.engine.worker import Replica, answer
 from fedspan.tasks.regression import Regression
 
 AnyMethod = Method[Any, Any, Any, Any]
-SMALL: dict[str, Any] = {"clients": 7, "dim": 12, "outputs": 2, "samples": 9, "het": 1.0, "target_het": 1.0}
+SMALL: dict[str, Any] = {
+    "clients": 7,
+    "dim": 12,
+    "outputs": 2,
+    "samples": 9,
+    "het": 1.0,
+    "target_het": 1.0,
+}
 ROUNDS = 60  # length of the runs, for schedules
 
 
@@ -34,7 +41,9 @@ def settings(
 ) -> Settings:
     """Settings of a run with small batches."""
     name: Any = str(dtype).removeprefix("torch.")
-    return Settings(batch_size=batch, dtype=name, participation=Participation(weights=weights), **others)
+    return Settings(
+        batch_size=batch, dtype=name, participation=Participation(weights=weights), **others
+    )
 
 
 def small(
@@ -110,9 +119,16 @@ class WireTransport:
             if place in self.lost:
                 continue
             alone = replace(
-                rnd, ids=np.array([[client]]), last_round=np.array([[-9]]), everyone=None, weights=None, schedule=None
+                rnd,
+                ids=np.array([[client]]),
+                last_round=np.array([[-9]]),
+                everyone=None,
+                weights=None,
+                schedule=None,
             )
-            self.replicas[client], reply = answer(self.method, self.problem, self.replicas[client], sent, alone)
+            self.replicas[client], reply = answer(
+                self.method, self.problem, self.replicas[client], sent, alone
+            )
             self.up_bytes[-1].append(bytes_of(reply))
             up: Any = wire.unpack(self.method.types()[3], reply)
             ups.append(up)
@@ -138,7 +154,10 @@ class Scripted:
 
     def exchange(self, rnd: Round, down: Any, buffers: Any) -> Replies:
         """A round of the clients that reply."""
-        there = np.array([p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing], np.int64)
+        there = np.array(
+            [p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing],
+            np.int64,
+        )
         if not len(there):
             return Replies(there, None)
         down = down.subset(there) if isinstance(down, SyncedDown) else down
@@ -158,9 +177,14 @@ class Scripted:
         self.inner.load(arrays)
 
 
-def simulated(method: AnyMethod, problem: Problem, rounds: int, missing: set[tuple[int, int]] | None = None) -> Loop:
+def simulated(
+    method: AnyMethod, problem: Problem, rounds: int, missing: set[tuple[int, int]] | None = None
+) -> Loop:
     """A run in the simulator in which some replies never arrive."""
-    return advance(start(method, problem, transport=Scripted(Simulator(method, problem), missing or set())), rounds)
+    return advance(
+        start(method, problem, transport=Scripted(Simulator(method, problem), missing or set())),
+        rounds,
+    )
 
 
 def cohort_state(loop: Loop, rnd: Round) -> Any:

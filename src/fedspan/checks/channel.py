@@ -24,8 +24,15 @@ class LocalChannel:
     The other questions of a secure sum are at `faults[(round, client, question)]`.
     """
 
-    def __init__(self, method: AnyMethod, problem: Problem, states_dir: Path, **settings: Any) -> None:
-        self.method, self.problem, self.states_dir, self.settings = method, problem, states_dir, settings
+    def __init__(
+        self, method: AnyMethod, problem: Problem, states_dir: Path, **settings: Any
+    ) -> None:
+        self.method, self.problem, self.states_dir, self.settings = (
+            method,
+            problem,
+            states_dir,
+            settings,
+        )
         self.kind: Callable[..., RemoteClient] = RemoteClient
         self.known_start = False
         self.faults: dict[tuple[Any, ...], Fault] = {}
@@ -35,15 +42,27 @@ class LocalChannel:
         """A new object each time, as on Flower: only the files remain."""
         state_file = StateFile.of(self.states_dir, "run", f"c{number}")
         agreement = agree(self.method, self.problem, **self.settings)
-        own = (self.method, self.problem, state_file, number, self.problem.seeds[0], agreement, ROUNDS)
+        own = (
+            self.method,
+            self.problem,
+            state_file,
+            number,
+            self.problem.seeds[0],
+            agreement,
+            ROUNDS,
+        )
         return self.kind(*own, known_start=self.known_start)
 
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
         """The replies, or what a fault makes of them."""
         for number, message in enumerate(messages):
-            again = RoundMessage.read(message.header(), {k: v.clone() for k, v in message.arrays.items()})
+            again = RoundMessage.read(
+                message.header(), {k: v.clone() for k, v in message.arrays.items()}
+            )
             place = (message.t, message.client)
-            fault = self.faults.pop(place if message.status == "train" else (*place, message.status), None)
+            fault = self.faults.pop(
+                place if message.status == "train" else (*place, message.status), None
+            )
             if fault is None:
                 reply = self.client(message.client).reply(again)
                 self.messages.append((message, reply))
@@ -55,7 +74,9 @@ class LocalChannel:
 
 def agree(method: AnyMethod, problem: Problem, **settings: Any) -> Agreement:
     """What both ends have in common."""
-    return Agreement.of({"method": building.describe(method)} | settings, problem.layout, problem.seeds[0])
+    return Agreement.of(
+        {"method": building.describe(method)} | settings, problem.layout, problem.seeds[0]
+    )
 
 
 def remote(

@@ -34,7 +34,10 @@ LEARNED = 0.95  # what may be left of the way to the minimum: FedAdagrad's steps
 def value(method: AnyMethod) -> None:
     """It is a frozen value, which its table in a spec makes again."""
     table = building.describe(method)
-    hold(building.build("method", table) == method, "the method built from its own table is another one")
+    hold(
+        building.build("method", table) == method,
+        "the method built from its own table is another one",
+    )
     try:
         method.lr = 1.0
     except dataclasses.FrozenInstanceError:
@@ -52,7 +55,9 @@ def bad_values(method: AnyMethod) -> None:
         except SpecError as error:
             hold(name in str(error), f"{name} = {bad} is refused without naming {name}: {error}")
         else:
-            raise BrokenError(f"{name} = {bad} is accepted; call super().__post_init__() in yours, or check it there")
+            raise BrokenError(
+                f"{name} = {bad} is accepted; call super().__post_init__() in yours, or check it there"
+            )
 
 
 def axes(method: AnyMethod) -> None:
@@ -68,19 +73,27 @@ def axes(method: AnyMethod) -> None:
     ):
         for name, array in arrays.items():
             there = tuple(array.shape[:2])
-            hold(there == axes, f"{name!r} of {where} is {tuple(array.shape)}, and must begin with {axes}")
+            hold(
+                there == axes,
+                f"{name!r} of {where} is {tuple(array.shape)}, and must begin with {axes}",
+            )
 
 
 def first_state(method: AnyMethod) -> None:
     """A client's first state depends on the shape of x0 only."""
     problem = small()
-    x0 = torch.randn(problem.x0.shape, dtype=problem.x0.dtype, generator=torch.Generator().manual_seed(0))
+    x0 = torch.randn(
+        problem.x0.shape, dtype=problem.x0.dtype, generator=torch.Generator().manual_seed(0)
+    )
     bare = torch.zeros(1, 1, 1, dtype=x0.dtype).expand(x0.shape)
     first, other = (method.init_client(x, problem.layout) for x in (x0, bare))
     words = "init_client uses the numbers of x0, which a client on its own machine does not have"
     hold(same(tensors(first), tensors(other)), words)
     for name, array in wire.pack(other).items():
-        hold(array.is_contiguous(), f"{name!r} of init_client is a view of x0; make it with x0.new_zeros or clone it")
+        hold(
+            array.is_contiguous(),
+            f"{name!r} of init_client is a view of x0; make it with x0.new_zeros or clone it",
+        )
 
 
 def inputs_kept(method: AnyMethod) -> None:
@@ -110,9 +123,13 @@ def _try_inputs(method: AnyMethod, problem: Problem, loop: Loop) -> None:
 def seeds_decide(method: AnyMethod) -> None:
     """The same seed gives the same bits, and another seed another run."""
     runs = [advance(start(method, small(seeds=(seed,), data_seed=1)), 12) for seed in (5, 5, 6)]
-    words = "two runs of one seed differ; draw all random numbers from rnd.seeds by fedspan.core.seeds"
+    words = (
+        "two runs of one seed differ; draw all random numbers from rnd.seeds by fedspan.core.seeds"
+    )
     hold(same(tensors(runs[0].server), tensors(runs[1].server)), words)
-    hold(not torch.equal(model(runs[0]), model(runs[2])), "two runs of different seeds are the same")
+    hold(
+        not torch.equal(model(runs[0]), model(runs[2])), "two runs of different seeds are the same"
+    )
 
 
 def seeds_apart(method: AnyMethod) -> None:
@@ -120,10 +137,18 @@ def seeds_apart(method: AnyMethod) -> None:
     together = advance(start(method, small(seeds=(5, 6, 7))), 20)
     for number, seed in enumerate((5, 6, 7)):
         alone = advance(start(method, small(seeds=(seed,))), 20)
-        near(model(together)[number], model(alone)[0], 1e-11, "a seed alone and among others gives another model")
+        near(
+            model(together)[number],
+            model(alone)[0],
+            1e-11,
+            "a seed alone and among others gives another model",
+        )
         for name in ("down", "up"):
             counted = (getattr(loop.ledger, name) for loop in (together, alone))
-            hold((next(counted)[number] == next(counted)[0]).all(), f"a seed among others sends other bytes {name}")
+            hold(
+                (next(counted)[number] == next(counted)[0]).all(),
+                f"a seed among others sends other bytes {name}",
+            )
 
 
 def order_of_replies(method: AnyMethod) -> None:
@@ -135,7 +160,12 @@ def order_of_replies(method: AnyMethod) -> None:
     one = tensors(method.server_step(loop.server, up, rnd))
     two = tensors(method.server_step(loop.server, turned, rnd.subset(np.array(order))))
     for key in one:
-        near(one[key], two[key], 1e-12, f"server_step gives another {key!r} for replies in another order")
+        near(
+            one[key],
+            two[key],
+            1e-12,
+            f"server_step gives another {key!r} for replies in another order",
+        )
 
 
 def codec(method: AnyMethod) -> None:
@@ -144,10 +174,20 @@ def codec(method: AnyMethod) -> None:
     assert isinstance(loop.transport, Simulator)
     kinds, rnd = method.types(), loop._round()
     up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
-    for kind, found in ((kinds[0], loop.server), (kinds[1], loop.transport.clients()), (kinds[3], up)):
-        hold(type(found) is kind, f"a {type(found).__name__} stands where the class declares {kind.__name__}")
+    for kind, found in (
+        (kinds[0], loop.server),
+        (kinds[1], loop.transport.clients()),
+        (kinds[3], up),
+    ):
+        hold(
+            type(found) is kind,
+            f"a {type(found).__name__} stands where the class declares {kind.__name__}",
+        )
         again: Any = wire.unpack(kind, wire.pack(found))
-        hold(same(tensors(again), tensors(found)), f"{kind.__name__} is another one after packing and unpacking")
+        hold(
+            same(tensors(again), tensors(found)),
+            f"{kind.__name__} is another one after packing and unpacking",
+        )
 
 
 def clients_apart(method: AnyMethod) -> None:
@@ -163,8 +203,14 @@ def clients_apart(method: AnyMethod) -> None:
             near(model(apart), model(together), tolerance, wrong)
         for name, packed in (("down", transport.down_bytes), ("up", transport.up_bytes)):
             counted = [getattr(loop.ledger, name) for loop in (apart, together)]
-            hold((counted[0] == counted[1]).all(), f"the ledger counts other bytes {name} for clients apart")
-            hold(sum(map(sum, packed)) == counted[0].sum(), f"the ledger's bytes {name} are not those that were packed")
+            hold(
+                (counted[0] == counted[1]).all(),
+                f"the ledger counts other bytes {name} for clients apart",
+            )
+            hold(
+                sum(map(sum, packed)) == counted[0].sum(),
+                f"the ledger's bytes {name} are not those that were packed",
+            )
 
 
 def resume(method: AnyMethod) -> None:
@@ -174,8 +220,14 @@ def resume(method: AnyMethod) -> None:
     second = start(method, problem)
     second.load({key: array.clone() for key, array in first.save().items()})
     advance(second, 14)
-    hold(same(tensors(second.server), tensors(whole.server)), "the server's state differs after a resume")
-    hold(same(second.transport.save(), whole.transport.save()), "the clients' states differ after a resume")
+    hold(
+        same(tensors(second.server), tensors(whole.server)),
+        "the server's state differs after a resume",
+    )
+    hold(
+        same(second.transport.save(), whole.transport.save()),
+        "the clients' states differ after a resume",
+    )
     for name in ("up", "down"):
         counted = [getattr(loop.ledger, name) for loop in (second, whole)]
         hold((counted[0] == counted[1]).all(), f"the bytes {name} differ after a resume")
@@ -190,8 +242,13 @@ def lost_replies(method: AnyMethod) -> None:
         transport.lost = [0, 1, 2] if t % 7 == 6 else [t % 3] if t % 2 else []
         before = model(loop)
         advance(loop, 1)
-        hold(t % 7 != 6 or torch.equal(model(loop), before), "the model changes in a round without replies")
-    hold(torch.isfinite(model(loop)).all(), "the model is not finite after rounds with lost replies")
+        hold(
+            t % 7 != 6 or torch.equal(model(loop), before),
+            "the model changes in a round without replies",
+        )
+    hold(
+        torch.isfinite(model(loop)).all(), "the model is not finite after rounds with lost replies"
+    )
 
 
 def restorable_state(method: AnyMethod) -> None:
@@ -207,7 +264,10 @@ def restorable_state(method: AnyMethod) -> None:
     for field in dataclasses.fields(after):
         if field.name not in memory.private:
             equal = torch.equal(getattr(told, field.name), getattr(after, field.name))
-            hold(equal, f"update_client_state gives another {field.name!r} than client_step; call it there")
+            hold(
+                equal,
+                f"update_client_state gives another {field.name!r} than client_step; call it there",
+            )
 
 
 def learns(method: AnyMethod) -> None:

@@ -20,7 +20,9 @@ from fedspan.engine.states import InMemory
 ROUNDS = 9  # in which most clients take part several times, and some after a pause
 
 
-def _across(method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]) -> tuple[Loop, Any]:
+def _across(
+    method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]
+) -> tuple[Loop, Any]:
     """A run with clients on their own machines, after `prepare` has arranged faults."""
     with tempfile.TemporaryDirectory() as states_dir:
         loop, channel, end = remote(method, small(), Path(states_dir))
@@ -33,10 +35,18 @@ def machines(method: AnyMethod) -> None:
     here = simulated(method, small(), ROUNDS)
     there, end = _across(method, ROUNDS, lambda *_: None)
     hold(not there.events, f"a client failed: {' '.join(there.events[:1])}")
-    near(model(there), model(here), 1e-12, "clients on other machines give another model than the simulator")
+    near(
+        model(there),
+        model(here),
+        1e-12,
+        "clients on other machines give another model than the simulator",
+    )
     for name in ("up", "down"):
         counted = [getattr(loop.ledger, name) for loop in (there, here)]
-        hold((counted[0] == counted[1]).all(), f"the bytes {name} of clients on other machines are not the simulator's")
+        hold(
+            (counted[0] == counted[1]).all(),
+            f"the bytes {name} of clients on other machines are not the simulator's",
+        )
     hold(end.accepted.sum() == ROUNDS * 3, "not every reply was accepted")
 
 
@@ -48,7 +58,9 @@ def dropped(method: AnyMethod) -> None:
         for t in (2, 3, 6):
             client = ids_of(loop, t)[1]
             missing.add((t, client))
-            channel.faults[t, client] = lambda m: [channel.client(m.client).reply(m)][:0]  # works, and is not heard
+            channel.faults[t, client] = lambda m: [channel.client(m.client).reply(m)][
+                :0
+            ]  # works, and is not heard
 
     loop, _ = _across(method, ROUNDS, prepare)
     here = simulated(method, small(), ROUNDS, missing)
@@ -62,7 +74,12 @@ def twice(method: AnyMethod) -> None:
         channel.faults[1, ids_of(loop, 1)[0]] = lambda m: [channel.client(m.client).reply(m)] * 2
 
     loop, _ = _across(method, 6, prepare)
-    near(model(loop), model(simulated(method, small(), 6)), 1e-12, "a second copy of a reply has an effect")
+    near(
+        model(loop),
+        model(simulated(method, small(), 6)),
+        1e-12,
+        "a second copy of a reply has an effect",
+    )
 
 
 def restored(method: AnyMethod) -> None:
@@ -82,7 +99,12 @@ def restored(method: AnyMethod) -> None:
         states = here.transport.population.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
-    near(model(loop), model(advance(here, 6)), 1e-10, "a state that was restored from replies is another one")
+    near(
+        model(loop),
+        model(advance(here, 6)),
+        1e-10,
+        "a state that was restored from replies is another one",
+    )
 
 
 LAWS = (machines, dropped, twice, restored)

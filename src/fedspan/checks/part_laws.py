@@ -43,17 +43,27 @@ def adjoint(projector: Projector) -> None:
     near(((P @ v) * z).sum(-1), (v * (P.T @ z)).sum(-1), 1e-10, "⟨P v, z⟩ is not ⟨v, Pᵀz⟩")
     factor, block = P.factors[0], v[..., :24].reshape(1, 4, 12)
     if factor is not None:
-        near(factor.down(block), block @ factor.columns(), 1e-10, "`columns` is another matrix than `down` applies")
+        near(
+            factor.down(block),
+            block @ factor.columns(),
+            1e-10,
+            "`columns` is another matrix than `down` applies",
+        )
 
 
 def spread(projector: Projector) -> None:
     """E[PᵀP] = (r/d) I: every direction is as likely as any other."""
-    P = projector.sample(Layout((Block("w", (1, 8), 1),), torch.float64), np.arange(DRAWS, dtype=np.uint64))
+    P = projector.sample(
+        Layout((Block("w", (1, 8), 1),), torch.float64), np.arange(DRAWS, dtype=np.uint64)
+    )
     eye = torch.eye(8, dtype=torch.float64).expand(DRAWS, -1, -1).contiguous()
     mean = (P.T @ (P @ eye)).mean(0)
     share = P.rank / 8
     wrong = float((mean - share * torch.eye(8)).abs().max())
-    hold(wrong < 6 * DRAWS**-0.5, f"the mean of PᵀP over {DRAWS} draws is off by {wrong:.2g} from {share:.2g} I")
+    hold(
+        wrong < 6 * DRAWS**-0.5,
+        f"the mean of PᵀP over {DRAWS} draws is off by {wrong:.2g} from {share:.2g} I",
+    )
 
 
 def from_the_key(projector: Projector) -> None:
@@ -61,7 +71,10 @@ def from_the_key(projector: Projector) -> None:
     alone, again, several = _drawn(projector), _drawn(projector), _drawn(projector, runs=3)
     v = _random(1, 1, alone.layout.size)
     for other in (again, several.cut(slice(0, 1))):
-        hold(torch.equal(alone @ v, other @ v), "one key draws two different P; draw by fedspan.core.seeds")
+        hold(
+            torch.equal(alone @ v, other @ v),
+            "one key draws two different P; draw by fedspan.core.seeds",
+        )
     probes = several.probe.flatten().tolist()
     if any(factor is not None for factor in several.factors) and alone.rank < alone.layout.size:
         hold(len(set(probes)) == 3, "the probe is the same for different P")
@@ -70,13 +83,20 @@ def from_the_key(projector: Projector) -> None:
 def round_trip(compressor: Compressor) -> None:
     """What is compressed can be decompressed: same shape, zeros stay zero, and the length depends on n only."""
     keys, sizes = KEYS[:6].reshape(2, 3), set()
-    for v in (_random(2, 3, 40), torch.zeros(2, 3, 40, dtype=torch.float64), 1e3 * _random(2, 3, 40)):
+    for v in (
+        _random(2, 3, 40),
+        torch.zeros(2, 3, 40, dtype=torch.float64),
+        1e3 * _random(2, 3, 40),
+    ):
         encoded = compressor.compress(v, keys)
         sizes.add(encoded.bytes)
         back = compressor.decompress(encoded, 40, keys, v.dtype)
         hold(back.shape == v.shape, f"decompress returns {tuple(back.shape)} for {tuple(v.shape)}")
         hold(v.any() or not back.any(), "zeros do not come back as zeros")
-    hold(len(sizes) == 1, f"what is sent has different lengths for vectors of one size: {sorted(sizes)} bytes")
+    hold(
+        len(sizes) == 1,
+        f"what is sent has different lengths for vectors of one size: {sorted(sizes)} bytes",
+    )
 
 
 def one_by_one(compressor: Compressor) -> None:
@@ -85,23 +105,34 @@ def one_by_one(compressor: Compressor) -> None:
     whole = compressor.decompress(compressor.compress(v, keys), 40, keys, v.dtype)
     for run in range(2):
         for client in range(3):
-            one, key = v[run : run + 1, client : client + 1], keys[run : run + 1, client : client + 1]
+            one, key = (
+                v[run : run + 1, client : client + 1],
+                keys[run : run + 1, client : client + 1],
+            )
             back = compressor.decompress(compressor.compress(one, key), 40, key, v.dtype)
-            words = "a vector alone is compressed in another way than in a batch, or twice in two ways"
+            words = (
+                "a vector alone is compressed in another way than in a batch, or twice in two ways"
+            )
             hold(torch.equal(back[0, 0], whole[run, client]), words)
 
 
 def as_promised(compressor: Compressor) -> None:
     """It is unbiased with `omega`, or contractive with `delta`, as it says."""
     n = 40
-    v, keys = _random(1, 1, n).expand(1, DRAWS, n).contiguous(), np.arange(DRAWS, dtype=np.uint64)[None]
+    v, keys = (
+        _random(1, 1, n).expand(1, DRAWS, n).contiguous(),
+        np.arange(DRAWS, dtype=np.uint64)[None],
+    )
     back = compressor.decompress(compressor.compress(v, keys), n, keys, v.dtype)
     norm, errors = float(v[0, 0].square().sum()), (back - v).square().sum(-1).flatten()
     slack = 1 + 6 * float(errors.std()) / max(float(errors.mean()), 1e-300) * DRAWS**-0.5
     omega, delta = compressor.omega(n), compressor.delta(n)
     if omega is not None:
         bias = float((back.mean(1) - v[:, 0]).square().sum())
-        hold(bias <= 40 * float(errors.mean()) / DRAWS + 1e-20, f"it says omega = {omega:.3g}, and its mean is biased")
+        hold(
+            bias <= 40 * float(errors.mean()) / DRAWS + 1e-20,
+            f"it says omega = {omega:.3g}, and its mean is biased",
+        )
         words = f"it says omega = {omega:.3g}, and its error is {float(errors.mean()) / norm:.3g} of ‖v‖²"
         hold(float(errors.mean()) <= slack * omega * norm + 1e-12, words)
     if delta is not None:

@@ -41,10 +41,16 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Verdict]]
     for cls in load_plugin(path):
         kind = str(registry.kind_of(cls))
         if kind == "method":
-            table = {key: value for key, value in STEPS.items() if key in {f.name for f in dataclasses.fields(cls)}}
+            table = {
+                key: value
+                for key, value in STEPS.items()
+                if key in {f.name for f in dataclasses.fields(cls)}
+            }
             found[f"method {path.stem}"] = check_method(building.make(cls, table | settings, kind))
         elif kind in part_laws.LAWS:
-            found[f"{kind} {path.stem}"] = _tried(part_laws.LAWS[kind], building.make(cls, settings, kind))
+            found[f"{kind} {path.stem}"] = _tried(
+                part_laws.LAWS[kind], building.make(cls, settings, kind)
+            )
     if not found:
         raise SpecError(
             f"{str(path)!r} registers no method, projector, compressor or aggregator; there are laws of these only"

@@ -21,9 +21,16 @@ def diagnosis(found: Diagnosis, console: Console) -> None:
         "L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control,
         "‖∇F(x⁰)‖²": known.grad_sq,
     }  # fmt: skip
-    console.print(table(("estimate", "value", "how"), [(k, f"{e.value:.4g}", e.note) for k, e in rows.items()]), "")
+    console.print(
+        table(
+            ("estimate", "value", "how"), [(k, f"{e.value:.4g}", e.note) for k, e in rows.items()]
+        ),
+        "",
+    )
     checked = [(c.name, f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.conditions]
-    checked += [(f"sufficient: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved]
+    checked += [
+        (f"sufficient: {c.name}", f"{c.value:.3g}", f"{c.limit:.3g}", _met(c)) for c in found.proved
+    ]
     console.print(table(("condition", "value", "limit", "holds"), checked), "")
     own = {} if found.steps == found.safe else {"of the spec": found.steps}
     safe = "safe: the corollary's" if found.setting.share == 1 else "safe: for sampled clients"
@@ -35,13 +42,23 @@ def diagnosis(found: Diagnosis, console: Console) -> None:
         f"printed, {found.bound_proved:.3g} as proved\n", highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     console.print(f"guaranteed rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}", highlight=False)
-    ahead = [(f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", size(f.up), size(f.down)) for f in found.forecast]
+    ahead = [
+        (f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", size(f.up), size(f.down))
+        for f in found.forecast
+    ]
     console.print(table(("ρ", "rounds, as printed", "as proved", "up", "down"), ahead))
     for warning in found.warnings:
         console.print(
-            "[yellow]outside the theory[/]:", escape(warning), highlight=False, soft_wrap=not console.is_terminal
+            "[yellow]outside the theory[/]:",
+            escape(warning),
+            highlight=False,
+            soft_wrap=not console.is_terminal,
         )
 
 
 def _met(condition: Condition) -> str:
-    return "[green]yes[/]" if condition.holds else f"[red]no[/], {condition.excess:.3g} times the limit"
+    return (
+        "[green]yes[/]"
+        if condition.holds
+        else f"[red]no[/], {condition.excess:.3g} times the limit"
+    )

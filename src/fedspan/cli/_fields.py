@@ -29,7 +29,9 @@ def settings(cls: Any) -> list[Row]:
         words |= described(base)
     fields = [one for one in dataclasses.fields(cls) if one.init and not one.name.startswith("_")]
     hints = typing.get_type_hints(cls)
-    return [(one.name, _type(hints[one.name]), _default(one), words.get(one.name, "")) for one in fields]
+    return [
+        (one.name, _type(hints[one.name]), _default(one), words.get(one.name, "")) for one in fields
+    ]
 
 
 @functools.cache
@@ -42,9 +44,20 @@ def described(cls: type) -> dict[str, str]:
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     read = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {token.start[0]: token.string.lstrip("# ") for token in read if token.type == tokenize.COMMENT}
-    own = [node for node in body.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-    found = {node.target.id: comments[node.end_lineno] for node in own if node.end_lineno in comments}  # type: ignore[union-attr]
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in read
+        if token.type == tokenize.COMMENT
+    }
+    own = [
+        node
+        for node in body.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    found = {}
+    for node in own:
+        if node.end_lineno in comments:
+            found[node.target.id] = comments[node.end_lineno]  # type: ignore[union-attr]
     return _args(cls.__dict__.get("__doc__") or "") | found
 
 
@@ -52,7 +65,9 @@ def _args(docstring: str) -> dict[str, str]:
     """The entries of a docstring's `Args:`; one entry may be of several names."""
     section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(docstring), re.M)
     found: dict[str, str] = {}
-    for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.M):
+    for names, text in re.findall(
+        r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.M
+    ):
         found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     return found
 

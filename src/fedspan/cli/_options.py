@@ -26,15 +26,23 @@ Out = Annotated[Path, typer.Option("--out", help="Directory for the results.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", callback=_key_and_value, help="Change a key of the spec, as in method.lr=0.1."
+        "--set",
+        metavar="KEY=VALUE",
+        callback=_key_and_value,
+        help="Change a key of the spec, as in method.lr=0.1.",
     ),
 ]
-Threads = Annotated[int, typer.Option("--threads", min=1, help="Threads of torch. Small problems are fastest with 1.")]
+Threads = Annotated[
+    int,
+    typer.Option("--threads", min=1, help="Threads of torch. Small problems are fastest with 1."),
+]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Number of processes.")]
 Plugin = Annotated[
     list[Path] | None,
     typer.Option(
-        "--plugin", metavar="FILE", help="A Python file that registers a method, metric or other choice of yours."
+        "--plugin",
+        metavar="FILE",
+        help="A Python file that registers a method, metric or other choice of yours.",
     ),
 ]
 

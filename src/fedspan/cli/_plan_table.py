@@ -23,27 +23,46 @@ def plan(found: Plan, console: Console) -> None:
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     sent = ("up_round", "down_round", "up", "down")
-    rows = [(r.method, _rank(r.rank), f"{r.trained:,}", *(size(getattr(r.cost, n)) for n in sent)) for r in found.rows]
-    console.print(table(("method", "rank", "trained", "up", "down", "up, run", "down, run"), rows, left=1))
+    rows = [
+        (r.method, _rank(r.rank), f"{r.trained:,}", *(size(getattr(r.cost, n)) for n in sent))
+        for r in found.rows
+    ]
+    console.print(
+        table(("method", "rank", "trained", "up", "down", "up, run", "down, run"), rows, left=1)
+    )
     _note("trained: numbers; up, down: per client and round; run: all clients and rounds", console)
     parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
-    held = [(r.method, *(size(getattr(r.memory, part)) for part in parts)) for r in found.rows if r.memory is not None]
+    held = [
+        (r.method, *(size(getattr(r.memory, part)) for part in parts))
+        for r in found.rows
+        if r.memory is not None
+    ]
     if held:
         console.print(table(("client memory", *parts), held, left=1))
         note = "at the peak of a local step with the largest batch; controls: with the method's own copies of the model"
-        lora = " and ".join(name for name in ("fedit", "ffalora") if name in [row[0] for row in held])
+        lora = " and ".join(
+            name for name in ("fedit", "ffalora") if name in [row[0] for row in held]
+        )
         _note(f"{note}; {lora} as PEFT runs them" if lora else note, console)
     kept = ("client_state", "client_disk", "server_memory", "server_disk")
     rows = [(r.method, *(size(getattr(r.cost, name)) for name in kept)) for r in found.rows]
-    console.print(table(("kept", "client state", "client disk", "server memory", "server disk"), rows, left=1))
+    console.print(
+        table(("kept", "client state", "client disk", "server memory", "server disk"), rows, left=1)
+    )
     _note(
         "client: between rounds, on disk two versions with the copy of the model; server: model, controls and log, on "
         "disk the copies of all clients' states", console,
     )  # fmt: skip
-    peaks = [(r.method, size(r.client_peak), size(r.cost.server_peak)) for r in found.rows if r.client_peak is not None]
+    peaks = [
+        (r.method, size(r.client_peak), size(r.cost.server_peak))
+        for r in found.rows
+        if r.client_peak is not None
+    ]
     if peaks:
         console.print(table(("across machines", "client process", "server process"), peaks, left=1))
-        _note("peaks of the processes, besides what Python, torch and Flower take themselves", console)
+        _note(
+            "peaks of the processes, besides what Python, torch and Flower take themselves", console
+        )
 
 
 def privacy(found: Plan, settings: Privacy, console: Console) -> None:
@@ -54,7 +73,9 @@ def privacy(found: Plan, settings: Privacy, console: Console) -> None:
     clients, cohort = found.clients, found.clients_per_round
     one = Forecast.of(settings, clients, cohort, found.rounds)
     many = Forecast.of(settings, 10 * clients, 10 * cohort, found.rounds)
-    budget = f"noise {settings.noise:g}" if settings.epsilon is None else f"ε = {settings.epsilon:g}"
+    budget = (
+        f"noise {settings.noise:g}" if settings.epsilon is None else f"ε = {settings.epsilon:g}"
+    )
     console.print(
         f"{budget}, δ = {settings.delta:g}: noise multiplier {one.noise:.4g}; each client takes part with probability "
         f"{one.q:.4g}; each number of the mean has noise of {one.per_number:.3g} times the clip\n",

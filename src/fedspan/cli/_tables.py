@@ -13,7 +13,11 @@ console = Console()
 
 
 def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int | None = None, title: str | None = None
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int | None = None,
+    title: str | None = None,
 ) -> Table:
     """A plain table; the first `left` columns (by default all) are aligned left, the others right."""
     return terminal.table(heads, rows, width=console.width, left=left, title=title)

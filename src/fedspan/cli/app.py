@@ -26,7 +26,12 @@ from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.terminal import broken
 
 MISTAKE, INTERRUPTED = 2, 130
-ARGUMENTS = ("run_dir", "resume", "seeds", "keep_checkpoint")  # of Python functions that are flags of commands
+ARGUMENTS = (
+    "run_dir",
+    "resume",
+    "seeds",
+    "keep_checkpoint",
+)  # of Python functions that are flags of commands
 WITH_OUT = ("compare", "reproduce")  # commands that call the run directory --out
 typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pipe
 
@@ -35,7 +40,9 @@ def commands() -> dict[str, ModuleType]:
     """Name → module of every command."""
     names = sorted(found.name for found in pkgutil.iter_modules(cli.__path__))
     shown = [name for name in names if name[0] != "_" and name != "app"]
-    return {name.replace("_", "-"): importlib.import_module(f"fedspan.cli.{name}") for name in shown}
+    return {
+        name.replace("_", "-"): importlib.import_module(f"fedspan.cli.{name}") for name in shown
+    }
 
 
 def build() -> typer.Typer:
@@ -61,12 +68,21 @@ def main() -> None:
 
 
 def _main() -> None:
-    for stream in (sys.stdout, sys.stderr):  # a terminal without UTF-8 shows other characters as "?"
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a terminal without UTF-8 shows other characters as "?"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    warnings.showwarning = lambda message, *_: print(broken(f"warning: {message}", sys.stderr), file=sys.stderr)  # noqa: T201
+    warnings.showwarning = lambda message, *_: print(  # noqa: T201
+        broken(f"warning: {message}", sys.stderr), file=sys.stderr
+    )
     if "" in sys.argv[1:]:
-        sys.exit(_mistake(f"argument {sys.argv[1:].index('') + 1} is empty; is a variable of the shell not set?"))
+        sys.exit(
+            _mistake(
+                f"argument {sys.argv[1:].index('') + 1} is empty; is a variable of the shell not set?"
+            )
+        )
     try:
         code = app(standalone_mode=False, prog_name="fedspan")
         sys.stdout.flush()
@@ -87,9 +103,17 @@ def _main() -> None:
         what = "the output" if error.filename is None else shown(str(error.filename))
         if error.filename is None:
             _drop_output()
-        sys.exit(_mistake(f"{what} cannot be read or written: {error.strerror or error}; check the path and the disk"))
+        sys.exit(
+            _mistake(
+                f"{what} cannot be read or written: {error.strerror or error}; check the path and the disk"
+            )
+        )
     except MemoryError as error:
-        sys.exit(_mistake(f"there is not enough memory ({one_line(str(error)) or 'none is left'}); use smaller sizes"))
+        sys.exit(
+            _mistake(
+                f"there is not enough memory ({one_line(str(error)) or 'none is left'}); use smaller sizes"
+            )
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -17,10 +17,15 @@ SHOWN = 30  # clients in the table
 def command(
     run_dir: Annotated[Path, typer.Argument(help="The directory of a run.")],
     key: Annotated[
-        Path | None, typer.Option("--key", help="Public key (PEM) that must have signed the model card.")
+        Path | None,
+        typer.Option("--key", help="Public key (PEM) that must have signed the model card."),
     ] = None,
-    client: Annotated[int | None, typer.Option("--client", min=0, help="List the rounds of one client.")] = None,
-    every: Annotated[bool, typer.Option("--all", help=f"Show all clients, not the first {SHOWN}.")] = False,
+    client: Annotated[
+        int | None, typer.Option("--client", min=0, help="List the rounds of one client.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help=f"Show all clients, not the first {SHOWN}.")
+    ] = False,
 ) -> int:
     """Check the record of a run and show who took part.
 
@@ -57,12 +62,19 @@ def _show(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
         return
     head = trail.header
     status = trail.ended.get("ended", "not finished")
-    say(f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {status} after {len(trail.rounds)} rounds")
+    say(
+        f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {status} after {len(trail.rounds)} rounds"
+    )
     for line in (head, *(one for one in trail.resumed if one is not head)):
         what = f"resumed at round {line['resumed']}" if "resumed" in line else "begun"
-        say(f"  {what} {line['time']} with " + ", ".join(f"{n} {v}" for n, v in line["versions"].items()))
+        say(
+            f"  {what} {line['time']} with "
+            + ", ".join(f"{n} {v}" for n, v in line["versions"].items())
+        )
     counted, lost = (sum(map(len, table.values())) for table in (trail.rounds, trail.not_counted))
-    say(f"  replies: {counted} counted, {lost} not; {size(trail.up_bytes)} up, {size(trail.down_bytes)} down")
+    say(
+        f"  replies: {counted} counted, {lost} not; {size(trail.up_bytes)} up, {size(trail.down_bytes)} down"
+    )
     if happened := trail.happened():
         say("  events: " + ", ".join(f"{kind} {count}" for kind, count in sorted(happened.items())))
     if (epsilon := trail.evaluated.get("epsilon")) is not None:
@@ -70,7 +82,11 @@ def _show(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
     covered = f", as in {trail.covered_by}" if trail.covered_by else ""
     say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…{covered}")
     if trail.card:
-        by = f"signed by key {fingerprint(signed)}" if (signed := signed_by(trail.card)) else "not signed"
+        by = (
+            f"signed by key {fingerprint(signed)}"
+            if (signed := signed_by(trail.card))
+            else "not signed"
+        )
         say(f"  model {trail.card['model'].get('sha256')!s:.16}…, {by}")
     _show_clients(trail, run_dir, client, every)
 
@@ -104,4 +120,6 @@ def _show_clients(trail: Trail, run_dir: Path, client: int | None, every: bool) 
     ]
     console.print(table(heads, rows, left=0))
     if len(shown) < len(clients):
-        say(f"  and {len(clients) - len(shown)} more clients; --all shows them, --client N the rounds of one")
+        say(
+            f"  and {len(clients) - len(shown)} more clients; --all shows them, --client N the rounds of one"
+        )

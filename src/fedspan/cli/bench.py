@@ -5,7 +5,9 @@ from __future__ import annotations
 from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugins, load_spec
 
 
-def command(spec: SpecFile, changes: Changes = None, plugin: Plugin = None, threads: Threads = 1) -> None:
+def command(
+    spec: SpecFile, changes: Changes = None, plugin: Plugin = None, threads: Threads = 1
+) -> None:
     """Time the ways of simulating the clients of a spec.
 
     A run does not look at the clock: what is faster here is for you to set. On several threads, and with "batched",
@@ -19,7 +21,8 @@ def command(spec: SpecFile, changes: Changes = None, plugin: Plugin = None, thre
     with console.status("a few rounds in every way"):
         found = bench(loaded)
     rows = [
-        (f"{one.simulate}, as the spec runs" if one.chosen else one.simulate, f"{one.seconds:.3g}") for one in found
+        (f"{one.simulate}, as the spec runs" if one.chosen else one.simulate, f"{one.seconds:.3g}")
+        for one in found
     ]
     console.print(table(("simulate", "seconds per round"), rows))
     best = min(found, key=lambda one: one.seconds)

@@ -17,7 +17,9 @@ HOLDS = (
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that registers something.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A Python file that registers something.")
+    ],
     change: Changes = None,
 ) -> int:
     """Check a method, projector, compressor or aggregator of yours.

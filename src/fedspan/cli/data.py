@@ -12,8 +12,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    action: Annotated[str | None, typer.Argument(metavar="[get]", help="get: bring data sets to this machine.")] = None,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="The data sets.")] = None,
+    action: Annotated[
+        str | None, typer.Argument(metavar="[get]", help="get: bring data sets to this machine.")
+    ] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="The data sets.")
+    ] = None,
 ) -> None:
     """List data sets and models by name, or get some of them.
 
@@ -44,7 +48,12 @@ def _list() -> None:
     for name in sets.names():
         found = sets.find(name)
         state = "here" if sets.here(name) else f"not here; {found.command}"
-        about = [found.about, f"clients: {found.clients}", f"licence: {found.licence}", f"source: {found.source}"]
+        about = [
+            found.about,
+            f"clients: {found.clients}",
+            f"licence: {found.licence}",
+            f"source: {found.source}",
+        ]
         say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
         for text in about:
             say(f"    {text}")
@@ -61,7 +70,12 @@ def _get(found: DataSet) -> None:
     if sets.made(found.name) or (found.package is not None and sets.here(found.name)):
         say(f"{found.name} is here")
         return
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    ]
     progress = Progress(*columns, console=Console(stderr=True))
     bars = {}
 

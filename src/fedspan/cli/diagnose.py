@@ -13,7 +13,10 @@ def command(
     spec: SpecFile,
     changes: Changes = None,
     target: Annotated[
-        float | None, typer.Option("--target", help="‖∇F‖ to forecast for. Default: a tenth of that at the start.")
+        float | None,
+        typer.Option(
+            "--target", help="‖∇F‖ to forecast for. Default: a tenth of that at the start."
+        ),
     ] = None,
     threads: Threads = 1,
 ) -> None:

@@ -54,9 +54,12 @@ with the arrays `x` and `y`; or let `data(client)` read from wherever your data 
 
 
 def command(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="Directory of the project; also its Python name.")],
+    name: Annotated[
+        Path, typer.Argument(metavar="NAME", help="Directory of the project; also its Python name.")
+    ],
     kind: Annotated[
-        Literal["tabular", "images", "text", "custom"], typer.Option("--kind", help="What the examples are.")
+        Literal["tabular", "images", "text", "custom"],
+        typer.Option("--kind", help="What the examples are."),
     ] = "tabular",
 ) -> None:
     """Write a small project that runs at once."""
@@ -65,13 +68,24 @@ def command(
 
     package = name.resolve().name.replace("-", "_")
     if re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", package) is None or keyword.iskeyword(package):
-        raise SpecError(f"`NAME` must be a Python name in lower case, such as my_model, got {name.name!r}")
+        raise SpecError(
+            f"`NAME` must be a Python name in lower case, such as my_model, got {name.name!r}"
+        )
     if name.exists() and (not name.is_dir() or any(name.iterdir())):
         raise SpecError(f"{str(name)!r} is not empty; choose another name")
-    installed = package in sys.stdlib_module_names or getattr(PathFinder.find_spec(package), "origin", None) is not None
+    installed = (
+        package in sys.stdlib_module_names
+        or getattr(PathFinder.find_spec(package), "origin", None) is not None
+    )
     if package in FOLDERS or installed:
-        whose = "a folder of the project" if package in FOLDERS else "an installed package, which it would hide"
-        raise SpecError(f"`NAME` {name.name!r} is the name of {whose}; choose another, such as my_{package}")
+        whose = (
+            "a folder of the project"
+            if package in FOLDERS
+            else "an installed package, which it would hide"
+        )
+        raise SpecError(
+            f"`NAME` {name.name!r} is the name of {whose}; choose another, such as my_{package}"
+        )
     for place, text in project(package, kind).items():
         make_dir((name / place).parent)
         write_atomic(name / place, text.encode())
@@ -84,7 +98,11 @@ def command(
 def project(package: str, kind: str) -> dict[str, str]:
     """Path in the project → content."""
     common = TEMPLATES / "common"
-    files = {str(p.relative_to(common)): p.read_text("utf-8") for p in sorted(common.rglob("*")) if _is_source(p)}
+    files = {
+        str(p.relative_to(common)): p.read_text("utf-8")
+        for p in sorted(common.rglob("*"))
+        if _is_source(p)
+    }
     files[f"{NAME}/task.py"] = (TEMPLATES / f"{kind}.py").read_text("utf-8")
     for old, new in KINDS[kind].spec.items():
         files["spec.toml"] = files["spec.toml"].replace(old, new)

@@ -16,7 +16,9 @@ TABLES = {
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One of the names, to see its settings.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One of the names, to see its settings.")
+    ] = None,
     plugin: Plugin = None,
 ) -> None:
     """List what a spec can name, or the settings of one NAME."""
@@ -36,10 +38,17 @@ def _kinds(plugins: bool) -> dict[str, dict[str, str]]:
     if plugins:
         from fedspan.core import registry
 
-        found = {kind: {n: registry.summary(c) for n, c in registry.choices(kind).items()} for kind in FOLDERS}
-    tables = [item for file, names in TABLES.items() for item in class_summaries(file, names).items()]
+        found = {
+            kind: {n: registry.summary(c) for n, c in registry.choices(kind).items()}
+            for kind in FOLDERS
+        }
+    tables = [
+        item for file, names in TABLES.items() for item in class_summaries(file, names).items()
+    ]
     found["table"] = {name.lower(): text for name, text in tables}
-    return found | {"command": {n: str(m.command.__doc__).splitlines()[0] for n, m in commands().items()}}
+    return found | {
+        "command": {n: str(m.command.__doc__).splitlines()[0] for n, m in commands().items()}
+    }
 
 
 def _entry(kind: str, name: str) -> Any:

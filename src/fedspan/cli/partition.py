@@ -18,7 +18,10 @@ CLIENTS, CLASSES = 30, 12  # that the table shows
 def command(
     spec: SpecFile,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also draw a picture: a .png, .svg or .pdf file. It needs matplotlib.")
+        Path | None,
+        typer.Option(
+            "--out", help="Also draw a picture: a .png, .svg or .pdf file. It needs matplotlib."
+        ),
     ] = None,
     changes: Changes = None,
     plugin: Plugin = None,

@@ -15,47 +15,70 @@ if TYPE_CHECKING:
 
 def command(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="[SPEC]", help="The spec, a TOML file; or give --model.")
+        Path | None,
+        typer.Argument(metavar="[SPEC]", help="The spec, a TOML file; or give --model."),
     ] = None,
     changes: Changes = None,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", help="Names such as ssf,fedavg. Default: all for a spec, five for a model."),
+        typer.Option(
+            "--methods", help="Names such as ssf,fedavg. Default: all for a spec, five for a model."
+        ),
     ] = None,
     plugin: Plugin = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="A Hugging Face model's directory or its config.json.")
+        Path | None,
+        typer.Option("--model", help="A Hugging Face model's directory or its config.json."),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Also show the noise of differential privacy at this epsilon.")
+        float | None,
+        typer.Option(
+            "--epsilon", help="Also show the noise of differential privacy at this epsilon."
+        ),
     ] = None,
     delta: Annotated[float, typer.Option("--delta", help="Delta of --epsilon.")] = 1e-5,
-    rank: Annotated[float | None, typer.Option("--rank", help="SSF's rank, as a share of a layer's inputs.")] = None,
-    trained: Annotated[int | None, typer.Option("--trained", min=1, help="Numbers that SSF and LoRA train.")] = None,
+    rank: Annotated[
+        float | None, typer.Option("--rank", help="SSF's rank, as a share of a layer's inputs.")
+    ] = None,
+    trained: Annotated[
+        int | None, typer.Option("--trained", min=1, help="Numbers that SSF and LoRA train.")
+    ] = None,
     lora_rank: Annotated[
         int,
-        typer.Option("--lora-rank", min=1, help="Without --rank and --trained: train as many numbers as LoRA does."),
+        typer.Option(
+            "--lora-rank",
+            min=1,
+            help="Without --rank and --trained: train as many numbers as LoRA does.",
+        ),
     ] = 8,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")] = 16,
     length: Annotated[int, typer.Option("--length", min=1, help="Tokens per text.")] = 64,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option("--dtype", help="Type of the weights.")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option("--dtype", help="Type of the weights.")
+    ] = "float32",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 100,
     clients: Annotated[int, typer.Option("--clients", min=1, help="Number of clients.")] = 10,
     clients_per_round: Annotated[
-        int | None, typer.Option("--clients-per-round", min=1, help="Clients per round. Default: all.")
+        int | None,
+        typer.Option("--clients-per-round", min=1, help="Clients per round. Default: all."),
     ] = None,
     frozen_modules: Annotated[
-        list[str] | None, typer.Option("--frozen-modules", help="Pattern of tensors that are not trained.")
+        list[str] | None,
+        typer.Option("--frozen-modules", help="Pattern of tensors that are not trained."),
     ] = None,
     optimizer: Annotated[
-        Literal["sgd", "momentum", "adamw"], typer.Option("--optimizer", help="Optimizer of local steps.")
+        Literal["sgd", "momentum", "adamw"],
+        typer.Option("--optimizer", help="Optimizer of local steps."),
     ] = "sgd",
-    labels: Annotated[int | None, typer.Option("--labels", min=2, help="Number of classes, for a classifier.")] = None,
+    labels: Annotated[
+        int | None, typer.Option("--labels", min=2, help="Number of classes, for a classifier.")
+    ] = None,
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Gradient checkpointing, for all methods.")
     ] = False,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="SSF's layers recompute outputs instead of keeping them.")
+        bool,
+        typer.Option("--recompute", help="SSF's layers recompute outputs instead of keeping them."),
     ] = False,
 ) -> None:
     """Show what each method costs in bytes, memory and disk.
@@ -63,7 +86,9 @@ def command(
     Give a spec, or --model and the options after it.
     """
     if (spec is None) == (model is None):
-        raise typer.BadParameter("give a spec, or a model as in `fedspan plan --model DIR`", param_hint="SPEC")
+        raise typer.BadParameter(
+            "give a spec, or a model as in `fedspan plan --model DIR`", param_hint="SPEC"
+        )
     load_plugins(plugin)
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console

@@ -13,16 +13,28 @@ from fedspan.cli._options import command_line
 
 
 def command(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Run directories, or directories that contain them.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or directories that contain them.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Directory for the results. Default: RUN_DIRS, if it is one directory.")
+        Path | None,
+        typer.Option(
+            "--out", help="Directory for the results. Default: RUN_DIRS, if it is one directory."
+        ),
     ] = None,
-    formats: Annotated[str, typer.Option("--format", help="What to write: html, md, csv, png.")] = "html",
+    formats: Annotated[
+        str, typer.Option("--format", help="What to write: html, md, csv, png.")
+    ] = "html",
     metric: Annotated[
-        str | None, typer.Option("--metric", help="The metric to show first. Default: the main one.")
+        str | None,
+        typer.Option("--metric", help="The metric to show first. Default: the main one."),
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Serve the page and follow the runs; write nothing.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --live. 0: any free port.")] = 8000,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page and follow the runs; write nothing.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of --live. 0: any free port.")
+    ] = 8000,
 ) -> None:
     """Show runs on one page, by rounds, bytes and seconds.
 
@@ -30,14 +42,18 @@ def command(
     """
     if live:
         if out is not None:
-            raise typer.BadParameter("--live writes nothing; leave --out out, or run without --live")
+            raise typer.BadParameter(
+                "--live writes nothing; leave --out out, or run without --live"
+            )
         return _follow(run_dirs, metric, port)
     from fedspan.study import report
 
     report.check_places(run_dirs)
     if out is None and (len(run_dirs) > 1 or not run_dirs[0].is_dir()):
         raise typer.BadParameter("give --out, the directory for the results")
-    for path in report.report(run_dirs, out or run_dirs[0], formats.split(","), metric, command_line()):
+    for path in report.report(
+        run_dirs, out or run_dirs[0], formats.split(","), metric, command_line()
+    ):
         typer.echo(path)
     return None
 
@@ -46,7 +62,11 @@ def _follow(run_dirs: list[Path], metric: str | None, port: int) -> None:
     """Serve the live page until Ctrl-C, which is its usual end."""
     from fedspan.study.live import serve
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs begin with Ctrl-C ignored
     with serve(run_dirs, metric, command_line(), port) as server, suppress(KeyboardInterrupt):
-        typer.echo(f"http://127.0.0.1:{server.server_port}/ follows {', '.join(map(str, run_dirs))}; Ctrl-C ends it")
+        typer.echo(
+            f"http://127.0.0.1:{server.server_port}/ follows {', '.join(map(str, run_dirs))}; Ctrl-C ends it"
+        )
         server.serve_forever(poll_interval=0.2)

@@ -11,18 +11,25 @@ from fedspan.cli._options import Jobs, Out
 
 def command(
     study: Annotated[
-        str, typer.Argument(help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy or bytes.")
+        str,
+        typer.Argument(
+            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy or bytes."
+        ),
     ],
     out: Out,
     scale: Annotated[
-        str | None, typer.Option("--scale", help="smoke, laptop, paper or full. Default: the study's own.")
+        str | None,
+        typer.Option("--scale", help="smoke, laptop, paper or full. Default: the study's own."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale smoke.")] = False,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Number of seeds. Default: the scale's own.")
+        int | None,
+        typer.Option("--seeds", min=1, help="Number of seeds. Default: the scale's own."),
     ] = None,
     jobs: Jobs = 1,
-    again: Annotated[bool, typer.Option("--again", help="Discard earlier results in --out.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Discard earlier results in --out.")
+    ] = False,
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 

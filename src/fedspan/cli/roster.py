@@ -11,7 +11,10 @@ import typer
 def command(
     run_dir: Annotated[Path, typer.Argument(help="The server's run directory.")],
     forget: Annotated[
-        int | None, typer.Option("--forget", help="Free this client's number for another node, as after a new key.")
+        int | None,
+        typer.Option(
+            "--forget", help="Free this client's number for another node, as after a new key."
+        ),
     ] = None,
 ) -> None:
     """Show or free the nodes that clients' numbers belong to.
@@ -29,7 +32,9 @@ def command(
         )
     roster = Roster.at(path)
     if forget is not None:
-        typer.echo(f"client {forget} belonged to node {roster.forget(forget)}; the next node that uses it gets it")
+        typer.echo(
+            f"client {forget} belonged to node {roster.forget(forget)}; the next node that uses it gets it"
+        )
         return
     for client, node in sorted(roster.nodes.items()):
         typer.echo(f"client {client}  node {node}")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, command_line, load_plugins, load_spec
+from fedspan.cli._options import (
+    Changes,
+    Plugin,
+    SpecFile,
+    Threads,
+    command_line,
+    load_plugins,
+    load_spec,
+)
 
 if TYPE_CHECKING:
     from fedspan.core.spec import Spec
@@ -21,24 +29,42 @@ DIVERGED = 1
 def command(
     spec: SpecFile,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Directory for history, checkpoints and model. Default: not saved.")
+        Path | None,
+        typer.Option(
+            "--run-dir", help="Directory for history, checkpoints and model. Default: not saved."
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --run-dir.")
+    ] = False,
     changes: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of runs, with consecutive seeds.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Number of runs, with consecutive seeds.")
+    ] = 1,
     callback: Annotated[
         list[str] | None,
-        typer.Option("--callback", metavar="NAME", help="Add a callback, such as tensorboard or early_stopping."),
+        typer.Option(
+            "--callback",
+            metavar="NAME",
+            help="Add a callback, such as tensorboard or early_stopping.",
+        ),
     ] = None,
     simulate: Annotated[
         Literal["auto", "loop", "batched", "pool"] | None,
-        typer.Option("--simulate", help="How the clients of a round are computed; short for --set engine.simulate=…"),
+        typer.Option(
+            "--simulate",
+            help="How the clients of a round are computed; short for --set engine.simulate=…",
+        ),
     ] = None,
     compact_states: Annotated[
-        bool, typer.Option("--compact-states", help="Keep a client's state as the numbers it has sent.")
+        bool,
+        typer.Option("--compact-states", help="Keep a client's state as the numbers it has sent."),
     ] = False,
     keep_checkpoint: Annotated[
-        bool, typer.Option("--keep-checkpoint", help="Keep the checkpoint at the end, to run longer later.")
+        bool,
+        typer.Option(
+            "--keep-checkpoint", help="Keep the checkpoint at the end, to run longer later."
+        ),
     ] = False,
     plugin: Plugin = None,
     threads: Threads = 1,
@@ -56,7 +82,14 @@ def command(
     from fedspan.core.errors import Terminated
 
     try:
-        result = run(loaded, run_dir, seeds=seeds, resume=resume, progress=True, keep_checkpoint=keep_checkpoint)
+        result = run(
+            loaded,
+            run_dir,
+            seeds=seeds,
+            resume=resume,
+            progress=True,
+            keep_checkpoint=keep_checkpoint,
+        )
     except (KeyboardInterrupt, Terminated):
         _say_how_to_resume(run_dir)
         raise
@@ -78,11 +111,16 @@ def _say_how_to_resume(run_dir: Path | None) -> None:
     from fedspan.engine.outcome import CHECKPOINT, TRIALS
 
     if run_dir is not None and (run_dir / TRIALS).exists():
-        typer.echo(f"interrupted in the search for lr; continue it with: {command_line()}", err=True)
+        typer.echo(
+            f"interrupted in the search for lr; continue it with: {command_line()}", err=True
+        )
         return
     saved = run_dir is not None and any(run_dir.rglob(CHECKPOINT))
     line = command_line() + ("" if "--resume" in sys.argv else " --resume")
-    typer.echo(f"interrupted; continue with: {line}" if saved else "interrupted; nothing was saved", err=True)
+    typer.echo(
+        f"interrupted; continue with: {line}" if saved else "interrupted; nothing was saved",
+        err=True,
+    )
 
 
 def _show(result: Result) -> None:
@@ -91,9 +129,14 @@ def _show(result: Result) -> None:
     from fedspan.core.method import DETAILS
 
     if result.lr_search is not None:
-        found = ", ".join(f"{name} = {value:.4g}" for name, value in result.lr_search["values"].items())
+        found = ", ".join(
+            f"{name} = {value:.4g}" for name, value in result.lr_search["values"].items()
+        )
         cost = result.lr_search.get("cost")
-        say(f"found: {found}" + (f" (search: {cost}, by the {result.lr_search['metric']})" if cost else ""))
+        say(
+            f"found: {found}"
+            + (f" (search: {cost}, by the {result.lr_search['metric']})" if cost else "")
+        )
     metrics = [name for name in result.metrics if name not in DETAILS]
     heads = ("seed", "status", "round", *metrics, "up", "down", "seconds")
     rows = []
@@ -101,7 +144,9 @@ def _show(result: Result) -> None:
         last = lines[-1]
         values = ["-" if last.get(name) is None else f"{last[name]:.4g}" for name in metrics]
         sizes = [size(last[name]) for name in ("up_bytes", "down_bytes")]
-        rows.append([str(seed), status, str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}"])
+        rows.append(
+            [str(seed), status, str(last["round"]), *values, *sizes, f"{last['seconds']:.1f}"]
+        )
     console.print(table(heads, rows, left=2))
     for line in result.kept():
         say(line)

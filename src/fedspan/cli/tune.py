@@ -12,10 +12,16 @@ from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugin
 def command(
     spec: SpecFile,
     budget: Annotated[
-        list[str], typer.Option("--budget", help="What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600.")
+        list[str],
+        typer.Option(
+            "--budget", help="What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600."
+        ),
     ],
     link: Annotated[
-        str | None, typer.Option("--link", help="A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02.")
+        str | None,
+        typer.Option(
+            "--link", help="A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02."
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -51,7 +57,11 @@ def command(
     chosen = {
         key: value for key, value in found.tried[0].point.items() if key != "bits"
     }  # also where it is the default
-    codes = {key: one for key, one in describe(found.method).items() if key in ("compressor", "down_compressor")}
+    codes = {
+        key: one
+        for key, one in describe(found.method).items()
+        if key in ("compressor", "down_compressor")
+    }
     method = changed(found.method) | codes | chosen
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")

@@ -45,7 +45,9 @@ def chance(p: Vector, keys: seeds.Keys) -> torch.Tensor:
     """True with probability p for each number; never if p is zero."""
     n = p.shape[-1]
     out = torch.empty(p.shape, dtype=torch.bool, device=p.device)
-    for start in range(0, 0 if p.is_meta else n, PIECE):  # tensors without numbers, as in a dry run, need no draws
+    for start in range(
+        0, 0 if p.is_meta else n, PIECE
+    ):  # tensors without numbers, as in a dry run, need no draws
         u = torch.from_numpy(seeds.uniform(seeds.later(keys, start), min(PIECE, n - start)))
         out[..., start : start + PIECE] = p[..., start : start + PIECE] > u.to(p.device)
     return out

@@ -24,7 +24,9 @@ class Sparse(Compressor):
         if isinstance(self.k, float):
             return max(1, round(self.k * n))
         if self.k > n:
-            raise SpecError(f"`k` {self.k} is larger than the {n} numbers there are; use at most {n}, or a ratio")
+            raise SpecError(
+                f"`k` {self.k} is larger than the {n} numbers there are; use at most {n}, or a ratio"
+            )
         return self.k
 
 

@@ -36,8 +36,12 @@ class Cast(Compressor):
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = encoded.take("levels", "scale")
         x = packed.contiguous().view(KINDS[self.to]).to(dtype)
-        return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(dtype)  # malformed bytes must not become infinite
+        return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(
+            dtype
+        )  # malformed bytes must not become infinite
 
     def delta(self, n: int) -> float | None:
-        kind = torch.finfo(KINDS[self.to])  # an error of half an eps; twice its square leaves room for rounding twice
+        kind = torch.finfo(
+            KINDS[self.to]
+        )  # an error of half an eps; twice its square leaves room for rounding twice
         return 1 - kind.eps**2 / 2 * (1 + n * kind.smallest_normal**2)

@@ -30,11 +30,17 @@ class Compose(Compressor):
     def __post_init__(self) -> None:
         accept_choices(self)
         if not isinstance(self.inner, Sparse):
-            raise SpecError(f"`inner` must keep some of the numbers, as topk and randk do, got {name_of(self.inner)!r}")
+            raise SpecError(
+                f"`inner` must keep some of the numbers, as topk and randk do, got {name_of(self.inner)!r}"
+            )
         if isinstance(self.outer, Sparse | Compose):
-            raise SpecError(f"`outer` must not be sparse, got {name_of(self.outer)!r}; give `inner` a smaller k")
+            raise SpecError(
+                f"`outer` must not be sparse, got {name_of(self.outer)!r}; give `inner` a smaller k"
+            )
         if isinstance(self.inner, RandK) and self.inner.common:
-            raise SpecError("`inner` cannot have `common` true: all clients would round alike; leave it false")
+            raise SpecError(
+                "`inner` cannot have `common` true: all clients would round alike; leave it false"
+            )
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         kept = self.inner.compress(v, _part(keys, 0))
@@ -43,7 +49,9 @@ class Compose(Compressor):
 
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values = self.outer.decompress(encoded, self._kept(n), _part(keys, 1), dtype)
-        return self.inner.decompress(Encoded(values=values, index=encoded.index), n, _part(keys, 0), dtype)
+        return self.inner.decompress(
+            Encoded(values=values, index=encoded.index), n, _part(keys, 0), dtype
+        )
 
     def omega(self, n: int) -> float | None:
         outer, inner = self.outer.omega(self._kept(n)), self.inner.omega(n)

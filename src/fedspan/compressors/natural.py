@@ -29,7 +29,9 @@ class Natural(Unbiased):
     def __post_init__(self) -> None:
         at_least("bits", self.bits, 2)
         if self.bits > 8:
-            raise SpecError(f"`bits` must be from 2 to 8, got {self.bits!r}; 8 hold every exponent of a float32")
+            raise SpecError(
+                f"`bits` must be from 2 to 8, got {self.bits!r}; 8 hold every exponent of a float32"
+            )
 
     @property
     def powers(self) -> int:

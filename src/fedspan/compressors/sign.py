@@ -30,7 +30,9 @@ class Sign(Compressor):
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         sizes = buckets(v.abs(), self.bucket)
-        counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(-1)  # the last bucket may not be full
+        counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(
+            -1
+        )  # the last bucket may not be full
         return Encoded(levels=pack(v >= 0, 1), scale=sizes.sum(-1) / counts)
 
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:

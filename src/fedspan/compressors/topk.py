@@ -25,7 +25,9 @@ class TopK(Sparse):
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values, packed = encoded.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
-        return spread(values.to(dtype), index.clamp_(max=n - 1), n)  # clamped: a malformed index must not raise
+        return spread(
+            values.to(dtype), index.clamp_(max=n - 1), n
+        )  # clamped: a malformed index must not raise
 
     def delta(self, n: int) -> float | None:
         return self.kept(n) / n

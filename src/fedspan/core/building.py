@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
-from fedspan.core.registry import KINDS, choices, is_registered, kind_of, name_of, registered_name, settings
+from fedspan.core.registry import (
+    KINDS,
+    choices,
+    is_registered,
+    kind_of,
+    name_of,
+    registered_name,
+    settings,
+)
 from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
@@ -48,10 +56,14 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
         return build(kind, value, where)
     if not isinstance(value, str):
         hint = f"; write {value.__name__}(…)" if isinstance(value, type) else ""
-        raise SpecError(f"`{where}` must be {_readable(KINDS[kind].base)}, got {shown(value)}{hint}")
+        raise SpecError(
+            f"`{where}` must be {_readable(KINDS[kind].base)}, got {shown(value)}{hint}"
+        )
     value = registered_name(kind, value, where)
     if missing := _missing(choices(kind)[value], ()):
-        raise SpecError(f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}")
+        raise SpecError(
+            f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}"
+        )
     return build(kind, {"name": value}, where)
 
 
@@ -84,7 +96,12 @@ def _typed_fields(cls: type) -> list[tuple[str, Any, Any]]:
 def _choice_fields(cls: type) -> list[tuple[str, str]]:
     """(field, kind) of the settings that hold a choice."""
     hints = _hints(cls)
-    found = ((f.name, kind_of(option)) for f in settings(cls) if hints for option in _options(hints[f.name]))
+    found = (
+        (f.name, kind_of(option))
+        for f in settings(cls)
+        if hints
+        for option in _options(hints[f.name])
+    )
     return [(name, kind) for name, kind in found if kind is not None]
 
 
@@ -105,7 +122,9 @@ def make(cls: type, table: Table, where: str = "") -> Any:
     for key in table:
         if key not in fields:
             known = ", ".join(sorted(fields)) or "none"
-            raise SpecError(f"`[{where or 'spec'}]` has no key {shown(key)}{did_you_mean(key, fields)}; it has {known}")
+            raise SpecError(
+                f"`[{where or 'spec'}]` has no key {shown(key)}{did_you_mean(key, fields)}; it has {known}"
+            )
     if missing := _missing(cls, table):
         raise SpecError(f"`{_dotted(where, missing[0])}` is missing; it has no default")
     hints = typing.get_type_hints(cls) if fields else {}
@@ -139,7 +158,9 @@ def describe(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         named = {"name": name_of(value)} if is_registered(value) else {}
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return named | {name: describe(inner) for name, inner in fields.items() if inner is not None}
+        return named | {
+            name: describe(inner) for name, inner in fields.items() if inner is not None
+        }
     if isinstance(value, Mapping):
         return {str(key): describe(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -147,12 +168,18 @@ def describe(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     scalar = isinstance(value, str | int | float | bool)
-    return value if scalar else {"name": name_of(value)} if is_registered(value) else source_of(value)
+    return (
+        value if scalar else {"name": name_of(value)} if is_registered(value) else source_of(value)
+    )
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
     """The members of a union; of anything else, itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (types.UnionType, typing.Union)
+        else (hint,)
+    )
 
 
 def _among(value: Any, choices: tuple[Any, ...]) -> bool:
@@ -164,7 +191,11 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     options = _options(hint)
     for option in options:
         origin, inner, kind = typing.get_origin(option), typing.get_args(option), kind_of(option)
-        if option is Any or type(value) is option or (origin is typing.Literal and _among(value, inner)):
+        if (
+            option is Any
+            or type(value) is option
+            or (origin is typing.Literal and _among(value, inner))
+        ):
             return value
         if _as_it_is(option, origin, value):
             return value
@@ -173,11 +204,15 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
             return make(typing.cast(type, option), value, where)
         if origin is tuple and isinstance(value, list | tuple):
-            return tuple(_value(inner[0], item, f"{where}[{number}]") for number, item in enumerate(value))
+            return tuple(
+                _value(inner[0], item, f"{where}[{number}]") for number, item in enumerate(value)
+            )
         if origin is Mapping and isinstance(value, Mapping):
             return {key: _value(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if float in options and type(value) is int:
-        return float(value) if abs(value) < 1 << 1000 else value  # the setting itself refuses what is larger
+        return (
+            float(value) if abs(value) < 1 << 1000 else value
+        )  # the setting itself refuses what is larger
     if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
         one_of(where, value, map(str, typing.get_args(hint)))
     unsaid = (type(None), int if float in options else None)
@@ -208,4 +243,8 @@ def _readable(option: Any) -> str:
         return f"{option.__name__}(…) or a table"  # type: ignore[union-attr]
     if option is Path:
         return "a path"
-    return "a table of numbers by name pattern" if origin is Mapping else words.get(option, str(option))
+    return (
+        "a table of numbers by name pattern"
+        if origin is Mapping
+        else words.get(option, str(option))
+    )

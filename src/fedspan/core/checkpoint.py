@@ -34,10 +34,15 @@ def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> N
 
 
 def write_tensors(
-    path: Path, arrays: dict[str, torch.Tensor], about: dict[str, str] | None = None, private: bool = False
+    path: Path,
+    arrays: dict[str, torch.Tensor],
+    about: dict[str, str] | None = None,
+    private: bool = False,
 ) -> None:
     """Writes a safetensors file without a copy of the arrays; the library itself makes two."""
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps them aligned
+    ordered = sorted(
+        arrays.items(), key=lambda item: (-item[1].element_size(), item[0])
+    )  # keeps them aligned
     header: dict[str, Any] = {} if about is None else {"__metadata__": about}
     end, raws = 0, []
     for name, array in ordered:
@@ -57,7 +62,9 @@ def write_tensors(
 def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Reads what `save` wrote; raises CheckpointError if the file is missing, truncated or altered."""
     if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {str(path)!r}; start the run without `resume=True`")
+        raise CheckpointError(
+            f"no checkpoint at {str(path)!r}; start the run without `resume=True`"
+        )
     try:
         arrays, header = read_tensors(path)
         if header.get("format") != FORMAT:
@@ -65,7 +72,9 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
             )
         if header["checksum"] != _checksum(arrays, header["meta"]):
-            raise CheckpointError(f"checkpoint {str(path)!r} fails its checksum; delete it and start again")
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} fails its checksum; delete it and start again"
+            )
         return arrays, json.loads(header["meta"])
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
         reason = str(error).splitlines()[0]

@@ -96,7 +96,9 @@ class Participation:
         if self.screen is not None:
             positive("screen", self.screen)
             if self.screen < 1:
-                raise SpecError(f"`screen` must be at least 1, got {shown(self.screen)}; None lets every reply count")
+                raise SpecError(
+                    f"`screen` must be at least 1, got {shown(self.screen)}; None lets every reply count"
+                )
 
     def shares(self, counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
         """The clients' weights, which sum to 1, by their numbers of examples; None where all are equal."""
@@ -163,7 +165,9 @@ class Engine:
         if self.states_dir is not None:
             path_of("states_dir", self.states_dir)
         if self.compact_states and self.states_dir is not None:
-            raise SpecError("`compact_states` keeps states in memory and `states_dir` on disk; give one of them")
+            raise SpecError(
+                "`compact_states` keeps states in memory and `states_dir` on disk; give one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +204,19 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, str) or self.batch_size != "full":
             if isinstance(self.batch_size, str):
-                raise SpecError(f"`batch_size` must be a whole number or 'full', got {shown(self.batch_size)}")
+                raise SpecError(
+                    f"`batch_size` must be a whole number or 'full', got {shown(self.batch_size)}"
+                )
             at_least("batch_size", self.batch_size, 1)
             if self.batch_size > MOST_EXAMPLES:
-                raise SpecError(f"`batch_size` is {shown(self.batch_size)}; write 'full' for all examples of a client")
+                raise SpecError(
+                    f"`batch_size` is {shown(self.batch_size)}; write 'full' for all examples of a client"
+                )
         one_of("dtype", self.dtype, DTYPES)
         several = not isinstance(self.metrics, str) and not callable(self.metrics)
-        object.__setattr__(self, "metrics", items("metrics", self.metrics) if several else (self.metrics,))
+        object.__setattr__(
+            self, "metrics", items("metrics", self.metrics) if several else (self.metrics,)
+        )
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
         if not isinstance(self.device, str) or self.device != "auto":
@@ -236,7 +246,9 @@ class Settings:
         backend = torch.backends.mps if found.type == "mps" else getattr(torch, found.type)
         if not backend.is_available():
             word = {"cuda": "CUDA"}.get(found.type, found.type)
-            raise SpecError(f"`device` is {str(self.device)!r}, but torch finds no {word} here; use 'auto' or 'cpu'")
+            raise SpecError(
+                f"`device` is {str(self.device)!r}, but torch finds no {word} here; use 'auto' or 'cpu'"
+            )
         if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
             last = f"cuda:{torch.cuda.device_count() - 1}"
             raise SpecError(f"`device` is {str(self.device)!r}, but the last one here is {last!r}")

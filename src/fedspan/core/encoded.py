@@ -36,7 +36,9 @@ class Encoded:
         """Parts that must be present."""
         for name in names:
             if name not in self.parts:
-                raise ProtocolError(f"the compressed vector has no {name!r}; both ends must use the same compressor")
+                raise ProtocolError(
+                    f"the compressed vector has no {name!r}; both ends must use the same compressor"
+                )
         return tuple(self.parts[name] for name in names)
 
     @functools.cached_property
@@ -67,7 +69,11 @@ def unpack(packed: torch.Tensor, width: int, n: int) -> torch.Tensor:
     """The n whole numbers that `pack` packed: bytes up to eight bits, int64 above."""
     kind = torch.uint8 if width <= 8 else torch.int64
     length = -(-n // 8) * width
-    groups = torch.nn.functional.pad(packed, (0, length - packed.shape[-1])).unflatten(-1, (-1, width)).to(kind)
+    groups = (
+        torch.nn.functional.pad(packed, (0, length - packed.shape[-1]))
+        .unflatten(-1, (-1, width))
+        .to(kind)
+    )
     out = torch.zeros(*groups.shape[:-1], 8, dtype=kind, device=packed.device)
     for number, byte, shift in _overlaps(width):
         part = groups[..., byte]

@@ -20,7 +20,11 @@ class FedspanError(Exception):
     """Base class of errors that the user can correct; the message says how, on one line and without endless values."""
 
     def __init__(self, message: str = "") -> None:
-        line = re.sub(r"\S{200,}", lambda word: f"{word[0][:60]}…{word[0][-20:]}", " ".join(message.splitlines()))
+        line = re.sub(
+            r"\S{200,}",
+            lambda word: f"{word[0][:60]}…{word[0][-20:]}",
+            " ".join(message.splitlines()),
+        )
         super().__init__(line if len(line) <= 1000 else f"{line[:600]} … {line[-300:]}")
 
 
@@ -59,7 +63,11 @@ class Terminated(BaseException):
 def one_line(text: object, most: int = 300) -> str:
     """What somebody else said, safe for a log: printable, on one line, and not long."""
     said = " ".join("".join(c if c.isprintable() else " " for c in str(text)[: 4 * most]).split())
-    kind = f"{type(text).__name__}: " if isinstance(text, Exception) and not isinstance(text, FedspanError) else ""
+    kind = (
+        f"{type(text).__name__}: "
+        if isinstance(text, Exception) and not isinstance(text, FedspanError)
+        else ""
+    )
     return f"{kind}{said}"[:most]
 
 
@@ -98,7 +106,9 @@ def at_least(name: str, value: object, least: int) -> None:
 def count_or_ratio(name: str, value: object) -> None:
     """Refuses what is neither a whole number of at least 1 nor a ratio in (0, 1]."""
     if not (_finite(value) and (value >= 1 if isinstance(value, int) else 0 < value <= 1)):
-        raise SpecError(f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {shown(value)}")
+        raise SpecError(
+            f"`{name}` must be a whole number of at least 1 or a ratio in (0, 1], got {shown(value)}"
+        )
 
 
 def at_most(name: str, value: float, most: float) -> None:
@@ -120,7 +130,9 @@ def shown(value: object) -> str:
 def _finite(value: object) -> TypeGuard[int | float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return isinstance(value, int) or math.isfinite(value)  # a whole number may be too large to be asked
+    return isinstance(value, int) or math.isfinite(
+        value
+    )  # a whole number may be too large to be asked
 
 
 def true_or_false(name: str, value: object) -> None:
@@ -139,7 +151,9 @@ def number(name: str, value: object) -> float:
 def items(name: str, value: Any, of: str = "names") -> tuple[Any, ...]:
     """The members of a list, a tuple or the like; refuses text, tables and what has no members."""
     if isinstance(value, str | bytes):
-        raise SpecError(f"`{name}` must be a list of {of}, got {shown(value)}; write [{shown(value)}]")
+        raise SpecError(
+            f"`{name}` must be a list of {of}, got {shown(value)}; write [{shown(value)}]"
+        )
     if not isinstance(value, list | tuple | set | frozenset) and type(value).__name__ != "ndarray":
         raise SpecError(f"`{name}` must be a list of {of}, got {shown(value)}")
     return tuple(value)
@@ -151,10 +165,14 @@ def path_of(name: str, value: Any) -> Path:
         raise SpecError(f"`{name}` must be a path, as text or a pathlib.Path, got {shown(value)}")
     text = os.fspath(value)
     if not text.strip() or "\0" in text:
-        raise SpecError(f"`{name}` must name a file or directory, got {shown(value)}; '.' is the current directory")
+        raise SpecError(
+            f"`{name}` must name a file or directory, got {shown(value)}; '.' is the current directory"
+        )
     parts = os.fsencode(text).split(b"/")
     if len(os.fsencode(text)) > 4000 or max(map(len, parts)) > 255:
-        raise SpecError(f"`{name}` is longer than file names may be: {shown(text[:60] + '…')}; give a shorter one")
+        raise SpecError(
+            f"`{name}` is longer than file names may be: {shown(text[:60] + '…')}; give a shorter one"
+        )
     return Path(text)
 
 
@@ -162,11 +180,15 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuses what is not among the choices, and names them and the nearest one."""
     known = sorted(choices)
     if not isinstance(value, str) or value not in known:
-        raise SpecError(f"`{name}` must be one of {', '.join(known)}, got {shown(value)}{did_you_mean(value, known)}")
+        raise SpecError(
+            f"`{name}` must be one of {', '.join(known)}, got {shown(value)}{did_you_mean(value, known)}"
+        )
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """A hint at the nearest of the known names, if one is near."""
     lower = {name.lower(): name for name in map(str, known)}
-    near = difflib.get_close_matches(value[:100].lower(), lower, n=1) if isinstance(value, str) else []
+    near = (
+        difflib.get_close_matches(value[:100].lower(), lower, n=1) if isinstance(value, str) else []
+    )
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""

@@ -15,7 +15,9 @@ def needs(extra: str, *modules: str) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise FedspanError(f"{error.name or name} is not installed; pip install 'fedspan[{extra}]'") from None
+            raise FedspanError(
+                f"{error.name or name} is not installed; pip install 'fedspan[{extra}]'"
+            ) from None
 
 
 def data_frame(rows: Iterable[dict[str, Any]]) -> Any:

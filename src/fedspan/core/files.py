@@ -36,7 +36,9 @@ def write_atomic(path: Path, *parts: Bytes, private: bool = False) -> None:
     if private:
         system.warn_if_public()
     with disk_errors(path):
-        file, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # new, and the owner's alone
+        file, name = tempfile.mkstemp(
+            prefix=f".{path.name}.", dir=path.parent
+        )  # new, and the owner's alone
         try:
             try:
                 end = 0
@@ -62,7 +64,9 @@ def replace(old: Path | str, new: Path) -> None:
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
     """Deletes what `write_atomic` has left of these files where the process was killed; only their writer may call."""
-    ours = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[a-z0-9_]{{8}}")  # as `mkstemp` names them
+    ours = re.compile(
+        rf"\.({'|'.join(map(re.escape, names))})\.[a-z0-9_]{{8}}"
+    )  # as `mkstemp` names them
     for path in folder.glob(".*"):
         if ours.fullmatch(path.name) and not path.is_dir():
             remove(path)
@@ -124,7 +128,9 @@ def read_at(file: int, size: int, start: int) -> bytearray:
     """Reads exactly `size` bytes at a place of an open file; fewer only where the file ends."""
     found, done = bytearray(size), 0
     with memoryview(found) as view:
-        while done < size and (read := system.read_some(file, view[done : done + CHUNK], start + done)):
+        while done < size and (
+            read := system.read_some(file, view[done : done + CHUNK], start + done)
+        ):
             done += read
     del found[done:]
     return found
@@ -144,7 +150,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows under the names of all their values; what a row does not have stays empty."""
     text = io.StringIO()
-    table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    table = csv.DictWriter(
+        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+    )
     table.writeheader()
     table.writerows(rows)
     return text.getvalue()

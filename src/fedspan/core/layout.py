@@ -34,7 +34,9 @@ class Block:
 
     name: str  # as in `model.state_dict()`
     shape: tuple[int, ...]  # of the tensor
-    axis: int | None = None  # the input side, which a projector shortens; None if the tensor is sent in full
+    axis: int | None = (
+        None  # the input side, which a projector shortens; None if the tensor is sent in full
+    )
 
     @functools.cached_property
     def size(self) -> int:
@@ -72,7 +74,9 @@ class Block:
         """The inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
         if not self.inputs_last:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
-            rows = rows.reshape(rows.shape[0], clients, *rest, self.inputs).movedim(-1, self.input_axis + 2)
+            rows = rows.reshape(rows.shape[0], clients, *rest, self.inputs).movedim(
+                -1, self.input_axis + 2
+            )
         return rows.reshape(rows.shape[0], clients, self.size)
 
 

@@ -54,7 +54,9 @@ class CoordinateFactor(Factor, Protocol):
 
 def picked(factor: Factor | None) -> torch.Tensor | None:
     """The inputs that a factor picks; None if it is not a choice of coordinates."""
-    return getattr(factor, "index", None)  # isinstance of a Protocol takes longer than the gather itself
+    return getattr(
+        factor, "index", None
+    )  # isinstance of a Protocol takes longer than the gather itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,9 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
-    sizes: tuple[int, ...] = ()  # numbers that each block has inside the subspace; computed if they are not known
+    sizes: tuple[
+        int, ...
+    ] = ()  # numbers that each block has inside the subspace; computed if they are not known
     rank: int = 0  # their sum: numbers that are sent instead of d
 
     def __post_init__(self) -> None:
@@ -118,9 +122,16 @@ class Transposed:
             return z.new_empty(*z.shape[:2], P.layout.size)
         if len(P.factors) == 1:
             return _up(P.factors[0], P.layout.blocks[0], z)
-        out = z.new_empty(*z.shape[:2], P.layout.size)  # filled block by block: no second vector of this length
-        places, parts = out.split([block.size for block in P.layout.blocks], -1), z.split(list(P.sizes), -1)
-        for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
+        out = z.new_empty(
+            *z.shape[:2], P.layout.size
+        )  # filled block by block: no second vector of this length
+        places, parts = (
+            out.split([block.size for block in P.layout.blocks], -1),
+            z.split(list(P.sizes), -1),
+        )
+        for place, factor, block, part in zip(
+            places, P.factors, P.layout.blocks, parts, strict=True
+        ):
             _fill(place, factor, block, part)
         return out
 
@@ -131,7 +142,9 @@ class Transposed:
                 return x
             P, parts = self.of, z.split(list(self.of.sizes), -1)
             places = x.split([block.size for block in P.layout.blocks], -1)
-            for place, factor, block, part in zip(places, P.factors, P.layout.blocks, parts, strict=True):
+            for place, factor, block, part in zip(
+                places, P.factors, P.layout.blocks, parts, strict=True
+            ):
                 _fill(place, factor, block, part, add=True)
             return x
         moved = self @ z

@@ -36,7 +36,10 @@ ClientState = TypeVar("ClientState")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
 Measures = Mapping[str, npt.NDArray[np.float64]]
-DETAILS = ("correction", "correction_test")  # measures in the history and on pages, not in lines of text
+DETAILS = (
+    "correction",
+    "correction_test",
+)  # measures in the history and on pages, not in lines of text
 LearningRate = float | Literal["search", "auto"]
 
 
@@ -50,8 +53,12 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
-    controls: ClassVar[tuple[str, ...]] = ()  # fields that server and clients have in common: a mean, and its parts
-    uses_mean_only: ClassVar[bool] = False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
+    controls: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields that server and clients have in common: a mean, and its parts
+    uses_mean_only: ClassVar[bool] = (
+        False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
+    )
 
     @property
     def spans_run(self) -> bool:
@@ -98,7 +105,9 @@ class Method(ABC, Generic[ServerState, ClientState, Down, Up]):
         """What the server sends to the cohort."""
 
     @abstractmethod
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         """The local work of the cohort: its new states, and what it sends back."""
 
     @abstractmethod
@@ -152,7 +161,9 @@ class Restorable(ABC, Generic[ClientState, Down, Up]):
         return ()
 
     @abstractmethod
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Down, up: Up, rnd: Round
+    ) -> ClientState:
         """The states of the cohort after it has replied `up`.
 
         Private fields come in as `client_step` has them before the reply, and are right at the client only.
@@ -170,7 +181,9 @@ class Replayable(Restorable[ClientState, Down, Up]):
     def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
         """The state after a round in which the client sent `change`."""
 
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Down, up: Up, rnd: Round
+    ) -> ClientState:
         return self.replay(client, self.state_change(up, rnd), rnd)
 
 
@@ -223,6 +236,8 @@ def _arguments(cls: type) -> tuple[Any, ...]:
     for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
         origin = typing.get_origin(base) or base
         if isinstance(origin, type) and issubclass(origin, Method):
-            given = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False))
+            given = dict(
+                zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False)
+            )
             return tuple(given.get(argument, argument) for argument in _arguments(origin))
     raise TypeError(f"{cls.__name__} is not a Method")

@@ -65,10 +65,18 @@ def direction_of(metric: Any) -> bool | None:
         return direction_of(metric.func)
     if said is None and is_sklearn(metric):
         name = str(metric.__name__)
-        return True if name.endswith("_score") else False if name.endswith(("_error", "_loss", "_deviance")) else None
+        return (
+            True
+            if name.endswith("_score")
+            else False
+            if name.endswith(("_error", "_loss", "_deviance"))
+            else None
+        )
     return None if said is None else bool(said)
 
 
 def is_sklearn(function: Any) -> bool:
     """Whether a function is one of `sklearn.metrics`."""
-    return str(getattr(function, "__module__", "")).startswith("sklearn.metrics.") and hasattr(function, "__name__")
+    return str(getattr(function, "__module__", "")).startswith("sklearn.metrics.") and hasattr(
+        function, "__name__"
+    )

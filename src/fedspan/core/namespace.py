@@ -27,8 +27,12 @@ def lazy(package: str) -> Names:
 
     def get(name: str) -> Any:
         if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
-        if places[name] == package:  # `from fedspan import methods as methods`: a package inside this one
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=module
+            )
+        if (
+            places[name] == package
+        ):  # `from fedspan import methods as methods`: a package inside this one
             return importlib.import_module(f"{package}.{name}")
         value = getattr(importlib.import_module(places[name]), name)
         setattr(module, name, value)
@@ -46,7 +50,9 @@ def listed(package: str) -> dict[str, str]:
     return {
         alias.name: node.module
         for block in ast.parse(source).body
-        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        if isinstance(block, ast.If)
+        and isinstance(block.test, ast.Name)
+        and block.test.id == "TYPE_CHECKING"
         for node in block.body
         if isinstance(node, ast.ImportFrom) and node.module is not None
         for alias in node.names

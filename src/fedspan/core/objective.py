@@ -115,8 +115,12 @@ class Problem(ABC):
     clients: int  # N
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
-    cohort_mode: Literal["batched", "per_client"] = "batched"  # whether `cohort` takes all clients of a round at once
-    buffers0: Vector | None = None  # (runs, 1, n): what is averaged besides x, such as running statistics
+    cohort_mode: Literal["batched", "per_client"] = (
+        "batched"  # whether `cohort` takes all clients of a round at once
+    )
+    buffers0: Vector | None = (
+        None  # (runs, 1, n): what is averaged besides x, such as running statistics
+    )
 
     def drop_start(self) -> None:
         """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""
@@ -140,25 +144,35 @@ class Problem(ABC):
 
     def examples(self, client: int) -> int:
         """The number of training examples of a client whose data is on this machine."""
-        raise SpecError("this task cannot tell a client's number of examples; set `participation.weights` to 'uniform'")
+        raise SpecError(
+            "this task cannot tell a client's number of examples; set `participation.weights` to 'uniform'"
+        )
 
     @abstractmethod
     def cohort(self, rnd: Round) -> Objective:
         """The objectives of the clients that take part in a round."""
 
     @abstractmethod
-    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
+    def evaluate(
+        self, x: Vector, buffers: Vector | None = None
+    ) -> Mapping[str, npt.NDArray[np.float64]]:
         """Metrics of a server model: name → one number per run."""
 
-    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
+    def state_dict(
+        self, x: Vector, buffers: Vector | None, run: int = 0
+    ) -> dict[str, torch.Tensor]:
         """The tensors of one run's model by name, as they are saved."""
-        return {name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()}
+        return {
+            name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()
+        }
 
     def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
         """Metrics of a server model on each client's data: one row per client with `client`, `data` and `examples`."""
         return []
 
-    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64] | None:
+    def training_loss(
+        self, x: Vector, buffers: Vector | None = None
+    ) -> npt.NDArray[np.float64] | None:
         """Mean loss on a fixed sample of the clients' own data, one number per run; None where it is not available."""
         return None
 

@@ -48,22 +48,35 @@ class Optimizer(ABC):
 
         `shift` is added to the point after every step and does not enter the memory.
         """
-        if self.plain and shift is None and isinstance(direction, SteppingDirection) and direction.takes_steps:
+        if (
+            self.plain
+            and shift is None
+            and isinstance(direction, SteppingDirection)
+            and direction.takes_steps
+        ):
             end = direction.descend(start, lr, steps)
             return end, end[..., :0]
         place = direction.in_place(start) if isinstance(direction, InPlaceDirection) else None
         with place or contextlib.nullcontext(start) as y:
             for number in range(steps):
                 g = direction(y)
-                if number == 0:  # `start` and `held` are the caller's, and a cohort may set out from one point
+                if (
+                    number == 0
+                ):  # `start` and `held` are the caller's, and a cohort may set out from one point
                     y = start.expand_as(g).clone() if place is None else y
-                    memory = g.new_zeros(*g.shape[:-1], self.size(g.shape[-1])) if held is None else held.clone()
+                    memory = (
+                        g.new_zeros(*g.shape[:-1], self.size(g.shape[-1]))
+                        if held is None
+                        else held.clone()
+                    )
                 self.step(y, g, memory, lr, origin)
                 if shift is not None:
                     y.add_(shift)
                 if number < steps - 1:
                     del g  # not to be held during the next gradient
-            return y if place is None else g.copy_(y), memory  # nothing else needs the gradient's memory now
+            return y if place is None else g.copy_(
+                y
+            ), memory  # nothing else needs the gradient's memory now
 
 
 def turned(m: Vector, old: LinearMap, new: LinearMap) -> Vector:
@@ -83,11 +96,15 @@ def turned_squares(v: Vector, old: LinearMap, new: LinearMap) -> Vector:
 
 
 def _squares(part: Vector, old: Factor, new: Factor) -> Vector:
-    rows = part.reshape(part.shape[0], -1, old.rank)  # a projected weight is out × r, for every client
+    rows = part.reshape(
+        part.shape[0], -1, old.rank
+    )  # a projected weight is out × r, for every client
     ones = torch.ones_like(rows[:, :1])
     if isinstance(old, CoordinateFactor):  # P'Pᵀ is of zeros and ones, which are their own squares
         seen, share = new.down(old.up(rows)), new.down(old.up(ones))
     else:
         squares = new.down(old.columns().mT).square()
         seen, share = rows @ squares, ones @ squares
-    return (seen + (1 - share).clamp_min(0) * rows.mean(-1, keepdim=True)).reshape(*part.shape[:-1], -1)
+    return (seen + (1 - share).clamp_min(0) * rows.mean(-1, keepdim=True)).reshape(
+        *part.shape[:-1], -1
+    )

@@ -37,9 +37,13 @@ class Partition(ABC):
             The example numbers of each client.
         """
         if self.clients is None:
-            raise SpecError("`clients` is missing; only the partition 'natural' knows how many there are")
+            raise SpecError(
+                "`clients` is missing; only the partition 'natural' knows how many there are"
+            )
         if self.clients > len(labels):
-            raise SpecError(f"`clients` is {self.clients}, but there are only {len(labels)} examples")
+            raise SpecError(
+                f"`clients` is {self.clients}, but there are only {len(labels)} examples"
+            )
         return self.assign(labels, self.clients, self._generator(seed))
 
     @abstractmethod
@@ -48,7 +52,9 @@ class Partition(ABC):
 
     def _generator(self, seed: int) -> np.random.Generator:
         """A generator of its own: a partition is made once, by whoever holds the data."""
-        return np.random.Generator(np.random.PCG64(seeds.key(seed, f"partition.{type(self).__name__.lower()}")))
+        return np.random.Generator(
+            np.random.PCG64(seeds.key(seed, f"partition.{type(self).__name__.lower()}"))
+        )
 
 
 def fill_empty(parts: list[Indices], rng: np.random.Generator) -> list[Indices]:

@@ -28,17 +28,25 @@ def load_plugin(path: Path) -> list[type]:
     if path.suffix != ".py":
         raise SpecError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py")
     if path.stem in sys.stdlib_module_names:
-        raise SpecError(f"plugin file {path.name!r} has the name of a module of Python; rename the file")
+        raise SpecError(
+            f"plugin file {path.name!r} has the name of a module of Python; rename the file"
+        )
     if (other := _another(path)) is not None:
-        raise SpecError(f"plugin file {str(path)!r} has the name of the module {other!r}; rename the file")
+        raise SpecError(
+            f"plugin file {str(path)!r} has the name of the module {other!r}; rename the file"
+        )
     try:
         module = execute_file(path.stem, path)
     except FedspanError as error:
         raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {error}") from error
     except SystemExit as error:
-        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: it ends Python; remove `exit`") from error
+        raise SpecError(
+            f"plugin file {str(path)!r}{_line(error, path)}: it ends Python; remove `exit`"
+        ) from error
     except Exception as error:
-        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {one_line(error)}") from error
+        raise SpecError(
+            f"plugin file {str(path)!r}{_line(error, path)}: {one_line(error)}"
+        ) from error
     found = registry.registered_in(module.__name__)
     if not found:
         raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
@@ -82,14 +90,24 @@ def _line(error: BaseException, path: Path) -> str:
     """Where in the file an error arose."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename) == path
+    ]
     return f", line {lines[-1]}" if lines else ""
 
 
 def _remedy(module: ModuleType) -> str:
     """What to do about a file that registers nothing."""
-    own = [cls for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == module.__name__]
-    if kinds := [cls.__name__ for cls in own if registry.kind_of(cls) and not inspect.isabstract(cls)]:
+    own = [
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and cls.__module__ == module.__name__
+    ]
+    if kinds := [
+        cls.__name__ for cls in own if registry.kind_of(cls) and not inspect.isabstract(cls)
+    ]:
         return f"put @fedspan.register above the class {kinds[-1]}"
     if callable(getattr(module, "command", None)):
         return "a plugin cannot add a command; commands are files in fedspan/cli"

@@ -18,7 +18,10 @@ from fedspan.core.errors import (
     true_or_false,
 )
 
-FORMATS: dict[int, tuple[float, float]] = {32: (2.0**20, 8.0), 64: (2.0**36, 1024.0)}  # bits → (scale, range)
+FORMATS: dict[int, tuple[float, float]] = {
+    32: (2.0**20, 8.0),
+    64: (2.0**36, 1024.0),
+}  # bits → (scale, range)
 LEAST = 3  # clients of a secure sum: a sum of two is no secret between them
 
 
@@ -85,15 +88,21 @@ class Privacy:
             self._check_noise()
         elif not self.secure:
             raise SpecError("`privacy` needs `clip` with `epsilon` or `noise`, or secure = true")
-        elif given := [name for name in ("noise", "epsilon", "quantile", "leak") if getattr(self, name)]:
-            raise SpecError(f"`{given[0]}` is of differential privacy, which needs `clip`; give one, or leave it out")
+        elif given := [
+            name for name in ("noise", "epsilon", "quantile", "leak") if getattr(self, name)
+        ]:
+            raise SpecError(
+                f"`{given[0]}` is of differential privacy, which needs `clip`; give one, or leave it out"
+            )
         self._check_secure()
 
     def _check_noise(self) -> None:
         positive("clip", self.clip)
         if (self.noise is None) == (self.epsilon is None):
             given = "neither" if self.noise is None else "both"
-            raise SpecError(f"`privacy` needs `epsilon` or `noise`, got {given}; give one, such as epsilon = 8")
+            raise SpecError(
+                f"`privacy` needs `epsilon` or `noise`, got {given}; give one, such as epsilon = 8"
+            )
         if self.noise is not None:
             not_negative("noise", self.noise)
         if self.epsilon is not None:

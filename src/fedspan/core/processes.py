@@ -54,7 +54,9 @@ def _packed(value: Any) -> bytes:
     out = io.BytesIO()
     try:
         with without_script():
-            torch.save((value, torch.get_default_dtype()), out)  # views of one tensor stay together, as in a copy
+            torch.save(
+                (value, torch.get_default_dtype()), out
+            )  # views of one tensor stay together, as in a copy
     except Exception as error:
         raise NotSentError(one_line(re.sub(" at 0x[0-9A-Fa-f]+", "", str(error)))) from error
     return out.getvalue()
@@ -66,7 +68,9 @@ def _unpacked(packed: bytes | None) -> Any:
     assert packed is not None
     try:
         with torch.inference_mode(False):
-            value, dtype = torch.load(io.BytesIO(packed), weights_only=False)  # from our own parent, through a pipe
+            value, dtype = torch.load(
+                io.BytesIO(packed), weights_only=False
+            )  # from our own parent, through a pipe
     except Exception as error:
         raise FedspanError(
             f"another process cannot load what it was sent ({one_line(error)}); use jobs=1 or simulate='loop'"

@@ -21,7 +21,9 @@ from fedspan.core.errors import SpecError, count_or_ratio
 from fedspan.core.layout import Block, Layout
 from fedspan.core.linear_map import Factor, LinearMap
 
-Rank = int | float | Mapping[str, int | float]  # a number of directions, a share of them, or one per name pattern
+Rank = (
+    int | float | Mapping[str, int | float]
+)  # a number of directions, a share of them, or one per name pattern
 
 
 class Ranks(dict[str, int | float]):
@@ -43,7 +45,9 @@ class Projector(ABC):
             pattern of the block's name (`{"head*": 1.0, "*": 0.1}`), of which the first match counts.
     """
 
-    rank: Rank = 0.1  # directions per block: a number, a share of its inputs, or a table by name pattern
+    rank: Rank = (
+        0.1  # directions per block: a number, a share of its inputs, or a table by name pattern
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, Mapping):
@@ -74,7 +78,9 @@ class Projector(ABC):
         for pattern, rank in self.rank.items():
             if fnmatch.fnmatch(block.name, pattern):
                 return rank
-        raise SpecError(f"`rank` has no pattern for block {block.name!r}; add '*' = … for all others")
+        raise SpecError(
+            f"`rank` has no pattern for block {block.name!r}; add '*' = … for all others"
+        )
 
     @abstractmethod
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Factor | None:
@@ -91,7 +97,9 @@ class Projector(ABC):
             factors.append(self.factor(block.inputs, self.rank_of(block), own, layout.dtype))
             _check_once(self, factors[-1], block.inputs, layout.dtype)
         probe = torch.zeros(len(keys), 1, 1, dtype=torch.float64)
-        return LinearMap(layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe))
+        return LinearMap(
+            layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe)
+        )
 
     def of_epochs(self, layout: Layout, of_runs: tuple[int, ...], epochs: range) -> LinearMap:
         """P of consecutive epochs of all runs: those of the first epoch, then those of the next."""
@@ -101,7 +109,9 @@ class Projector(ABC):
 _sound: set[tuple[Projector, int, int, torch.dtype]] = set()  # what `_check_once` has seen
 
 
-def _check_once(projector: Projector, factor: Factor | None, inputs: int, dtype: torch.dtype) -> None:
+def _check_once(
+    projector: Projector, factor: Factor | None, inputs: int, dtype: torch.dtype
+) -> None:
     """Raises SpecError unless P Pᵀ z = z for a random z, in the first draw of a projector for a block of this width."""
     if factor is None or (seen := (projector, inputs, factor.rank, dtype)) in _sound:
         return
@@ -110,7 +120,9 @@ def _check_once(projector: Projector, factor: Factor | None, inputs: int, dtype:
         one = factor.cut(slice(0, 1))
         error = float((one.down(one.up(z)) - z).norm() / z.norm())
     except RuntimeError as shapes:
-        raise SpecError(f"the projector {type(projector).__name__} cannot apply its P: {shapes}") from None
+        raise SpecError(
+            f"the projector {type(projector).__name__} cannot apply its P: {shapes}"
+        ) from None
     if not error < 1e4 * torch.finfo(dtype).eps:
         raise SpecError(
             f"the rows of P that the projector {type(projector).__name__} draws are not orthonormal: P Pᵀz is off by "
@@ -138,8 +150,13 @@ def _ahead(projector: Projector, layout: Layout) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _epochs(projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int) -> list[LinearMap]:
+def _epochs(
+    projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int
+) -> list[LinearMap]:
     """`ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     with torch.device("cpu"):  # whatever the caller's default is
-        drawn, runs = projector.of_epochs(layout, of_runs, range(part * ahead, (part + 1) * ahead)), len(of_runs)
+        drawn, runs = (
+            projector.of_epochs(layout, of_runs, range(part * ahead, (part + 1) * ahead)),
+            len(of_runs),
+        )
     return [drawn.cut(slice(i * runs, (i + 1) * runs)) for i in range(ahead)]

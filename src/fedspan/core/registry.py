@@ -65,7 +65,9 @@ def register(cls: C) -> C:
         bases = ", ".join(known.base.__name__ for known in KINDS.values())
         raise SpecError(f"{cls.__name__} cannot be registered; derive it from one of {bases}")
     if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise SpecError(f"the {kind} {cls.__name__} lacks {', '.join(lacking)}, which every {kind} needs")
+        raise SpecError(
+            f"the {kind} {cls.__name__} lacks {', '.join(lacking)}, which every {kind} needs"
+        )
     if bare := sorted(_annotated(cls) - {f.name for f in settings(cls)}):
         raise SpecError(
             f"{', '.join(bare)} of {cls.__name__} would be no setting: put @dataclass(frozen=True, kw_only=True) "
@@ -81,10 +83,19 @@ def register(cls: C) -> C:
         cls.types()
     name, folder, what = _file_name(cls), KINDS[kind].folder, "file"
     held = _known[kind].get(name)
-    if held is not None and held.__module__ == cls.__module__ and held.__qualname__ != cls.__qualname__:
+    if (
+        held is not None
+        and held.__module__ == cls.__module__
+        and held.__qualname__ != cls.__qualname__
+    ):
         name, what = snake_case(cls.__name__), "class"  # a second one of the file
-    if not cls.__module__.startswith(f"{folder}.") and importlib.util.find_spec(f"{folder}.{name}") is not None:
-        raise SpecError(f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its {what}")
+    if (
+        not cls.__module__.startswith(f"{folder}.")
+        and importlib.util.find_spec(f"{folder}.{name}") is not None
+    ):
+        raise SpecError(
+            f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its {what}"
+        )
     _known[kind][name] = cls
     if "__init__" in vars(cls):
         _suggest_names(cls)
@@ -101,7 +112,9 @@ def _suggest_names(cls: Any) -> None:
         if unknown is not None and all(one.kind is not one.VAR_KEYWORD for one in known.values()):
             names = [field.name for field in settings(cls)]
             has = ", ".join(sorted(names)) or "none"
-            raise SpecError(f"{cls.__name__} has no setting {unknown!r}{did_you_mean(unknown, names)}; it has {has}")
+            raise SpecError(
+                f"{cls.__name__} has no setting {unknown!r}{did_you_mean(unknown, names)}; it has {has}"
+            )
         init(self, *args, **kwargs)
 
     cls.__init__ = checked
@@ -109,7 +122,11 @@ def _suggest_names(cls: Any) -> None:
 
 def _hidden_by(cls: type, setting: str) -> type | None:
     """The base class of which a setting would hide a property, function or constant; None: it hides nothing."""
-    owners = [base for base in cls.__mro__ if setting in vars(base) or setting in inspect.get_annotations(base)]
+    owners = [
+        base
+        for base in cls.__mro__
+        if setting in vars(base) or setting in inspect.get_annotations(base)
+    ]
     plain = (base for base in owners[1:] if setting not in _annotated(base))
     return next(plain, None)
 
@@ -133,7 +150,10 @@ def registered_in(module: str) -> list[type]:
 def kind_of(cls: Any) -> str | None:
     """The kind that a class is of, such as "method"."""
     cls = typing.get_origin(cls) or cls
-    return next((k for k, kind in KINDS.items() if isinstance(cls, type) and issubclass(cls, kind.base)), None)
+    return next(
+        (k for k, kind in KINDS.items() if isinstance(cls, type) and issubclass(cls, kind.base)),
+        None,
+    )
 
 
 def choices(kind: str) -> dict[str, type]:
@@ -154,7 +174,9 @@ def name_of(value: object) -> str:
     for name, cls in ((name, cls) for known in _known.values() for name, cls in known.items()):
         if cls is type(value):
             return name
-    raise SpecError(f"{type(value).__name__} is not registered; put @fedspan.register above the class")
+    raise SpecError(
+        f"{type(value).__name__} is not registered; put @fedspan.register above the class"
+    )
 
 
 def is_registered(value: object) -> bool:

@@ -34,7 +34,9 @@ class Terms:
 
     clip: float  # largest norm of a reply
     leak: float = 0.0  # what controls lose per round
-    noise: float = 0.0  # standard deviation of the noise that each client adds, as a multiple of the clip
+    noise: float = (
+        0.0  # standard deviation of the noise that each client adds, as a multiple of the clip
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +48,32 @@ class Round:
     clients: int  # N
     layout: Layout  # of the model
     ids: npt.NDArray[np.int64]  # (runs, S): who takes part
-    last_round: npt.NDArray[np.int64]  # (runs, S): the round in which each one last took part, -1 for none
-    weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
-    unbiased: bool = False  # whether means are divided by S/N instead of Σ_S w_i: `Participation.unbiased`
-    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all clients; known to the server only
+    last_round: npt.NDArray[
+        np.int64
+    ]  # (runs, S): the round in which each one last took part, -1 for none
+    weights: torch.Tensor | None = (
+        None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
+    )
+    unbiased: bool = (
+        False  # whether means are divided by S/N instead of Σ_S w_i: `Participation.unbiased`
+    )
+    everyone: npt.NDArray[np.int64] | None = (
+        None  # (runs, N): `last_round` of all clients; known to the server only
+    )
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
-    known_start: bool = False  # whether clients have the initial x, so that new ones need only its changes
+    known_start: bool = (
+        False  # whether clients have the initial x, so that new ones need only its changes
+    )
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
-    overwrite: bool = False  # whether a new state may take the place of the old one, except x: large, or a copy
+    overwrite: bool = (
+        False  # whether a new state may take the place of the old one, except x: large, or a copy
+    )
     privacy: Terms | None = None  # what clients do to their replies
     robust: bool = False  # whether an aggregator takes the place of the mean of the replies
-    q: float | None = None  # with privacy: the probability to take part, which is the share that counts
+    q: float | None = (
+        None  # with privacy: the probability to take part, which is the share that counts
+    )
 
     @property
     def share(self) -> torch.Tensor | float:
@@ -132,5 +148,7 @@ class Round:
     def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""
         weights = None if self.weights is None else self.weights[:, arrived]
-        ids, last_round = (one.take(arrived, 1) for one in (self.ids, self.last_round))  # in the order of memory
+        ids, last_round = (
+            one.take(arrived, 1) for one in (self.ids, self.last_round)
+        )  # in the order of memory
         return replace(self, ids=ids, last_round=last_round, weights=weights, schedule=None)

@@ -24,7 +24,10 @@ NO_FORM: Form = {}
 DEEPEST = 50  # lists and tables in one another
 CHECK = "checksum"  # the last key of a table or line
 REMEDY = "put it back, or run again in another directory"
-SHORT, LONG = 6, 32  # bytes of a checksum: against damage, and against somebody who looks for another text with it
+SHORT, LONG = (
+    6,
+    32,
+)  # bytes of a checksum: against damage, and against somebody who looks for another text with it
 
 
 def write_table(path: Path, table: Mapping[str, Any], *, private: bool = False) -> None:
@@ -37,7 +40,9 @@ def table_text(table: Mapping[str, Any]) -> bytes:
     return (json.dumps({**table, CHECK: _digest(json.dumps(table))}, indent=1) + "\n").encode()
 
 
-def read_table(path: Path, form: Form = NO_FORM, more: Form = NO_FORM, remedy: str = REMEDY) -> Line:
+def read_table(
+    path: Path, form: Form = NO_FORM, more: Form = NO_FORM, remedy: str = REMEDY
+) -> Line:
     """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or not of its form."""
     try:
         table = dict(json.loads(path.read_bytes()))
@@ -49,7 +54,9 @@ def read_table(path: Path, form: Form = NO_FORM, more: Form = NO_FORM, remedy: s
     return check_form(table, path, form, more, remedy)
 
 
-def check_form(table: Any, where: object, form: Form, more: Form = NO_FORM, remedy: str = REMEDY) -> Line:
+def check_form(
+    table: Any, where: object, form: Form, more: Form = NO_FORM, remedy: str = REMEDY
+) -> Line:
     """Gives back a table, and refuses one whose values are of other types: a right checksum is no secret.
 
     Args:
@@ -65,7 +72,9 @@ def check_form(table: Any, where: object, form: Form, more: Form = NO_FORM, reme
         if key not in table and key in form:
             raise CheckpointError(f"{str(where)!r} is damaged: it has no {key!r}; {remedy}")
         if key in table and not fits(table[key], hint):
-            raise CheckpointError(f"{str(where)!r} is damaged: {key!r} is {shown(table[key])}; {remedy}")
+            raise CheckpointError(
+                f"{str(where)!r} is damaged: {key!r} is {shown(table[key])}; {remedy}"
+            )
     return table
 
 
@@ -91,7 +100,9 @@ def _shallow(value: Any, most: int = DEEPEST) -> bool:
     return most > 0 and all(_shallow(one, most - 1) for one in inner)
 
 
-def lines_text(lines: Iterable[Mapping[str, Any]], before: str = "", size: int = SHORT) -> tuple[bytes, str]:
+def lines_text(
+    lines: Iterable[Mapping[str, Any]], before: str = "", size: int = SHORT
+) -> tuple[bytes, str]:
     """(the text of lines, the checksum of the last one) after a line with checksum `before`."""
     parts = []
     for line in lines:
@@ -112,7 +123,9 @@ def read_lines(path: Path, size: int = SHORT) -> tuple[list[Line], list[str]]:
     for number, text in enumerate(raw, 1):
         line, check = _read_line(text, before, size)
         if line is None:
-            raise CheckpointError(f"line {number} of {str(path)!r} is damaged; delete the folder and run again")
+            raise CheckpointError(
+                f"line {number} of {str(path)!r} is damaged; delete the folder and run again"
+            )
         lines.append(line)
         checks.append(check)
         before = check

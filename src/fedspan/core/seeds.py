@@ -39,7 +39,9 @@ def _unlock_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_child)  # another thread may hold the lock at a fork
+    os.register_at_fork(
+        after_in_child=_unlock_in_child
+    )  # another thread may hold the lock at a fork
 
 
 @contextlib.contextmanager
@@ -98,7 +100,9 @@ def keys(seeds: tuple[int, ...], purpose: str, *path: int) -> Keys:
 
 def keys_of_rounds(seeds: tuple[int, ...], purpose: str, rounds: range, *path: int) -> Keys:
     """`keys(seeds, purpose, t, *path)` of several rounds t at once, (rounds, runs)."""
-    found = children(np.array([[_root(seed, purpose) for seed in seeds]], np.uint64), np.array(rounds)[:, None])
+    found = children(
+        np.array([[_root(seed, purpose) for seed in seeds]], np.uint64), np.array(rounds)[:, None]
+    )
     for part in path:
         found = children(found, np.array([part]))
     return found
@@ -151,7 +155,9 @@ def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
     fast = torch.from_numpy(2.0 * u - 1.0).erfinv_().mul_(math.sqrt(2)).numpy()
     some = slice(None, None, max(1, u.size // 64))
     if u.size and not np.abs(fast[some] - _normal_at(u[some])).max() <= 1e-13:
-        fast = np.concatenate([_normal_at(part) for part in np.array_split(u, u.size // _PIECE + 1)])
+        fast = np.concatenate(
+            [_normal_at(part) for part in np.array_split(u, u.size // _PIECE + 1)]
+        )
     return fast.reshape(*of.shape, n)
 
 
@@ -193,7 +199,9 @@ def _normal_at(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return out
 
 
-def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _ratio(
+    of: tuple[tuple[float, ...], tuple[float, ...]], x: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     """Quotient of two polynomials, by Horner's rule."""
     top, bottom = np.full_like(x, of[0][-1]), np.full_like(x, of[1][-1])
     for a, b in zip(of[0][-2::-1], of[1][-2::-1], strict=True):

@@ -35,7 +35,9 @@ def _held(function: Any) -> str:
     if not hasattr(function, "__code__"):
         return "" if isinstance(function, type) else _plain(function)
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
-    fixed = [_plain(value) for value in cells if not isinstance(value, list | dict | set)]  # those may be counted in
+    fixed = [
+        _plain(value) for value in cells if not isinstance(value, list | dict | set)
+    ]  # those may be counted in
     return repr((_plain(function.__code__), _plain(function.__defaults__), fixed))
 
 
@@ -61,7 +63,9 @@ def _plain(value: Any) -> str:
         return repr([(str(key), _plain(one)) for key, one in value.items()])
     if isinstance(value, list | tuple):
         return repr([_plain(one) for one in value])
-    if value is None or isinstance(value, str | bytes | int | float | complex | np.generic | torch.dtype):
+    if value is None or isinstance(
+        value, str | bytes | int | float | complex | np.generic | torch.dtype
+    ):
         return repr(value)
     if hasattr(value, "__code__"):
         return _plain(value.__code__)
@@ -77,7 +81,11 @@ def module_text(module: nn.Module) -> str:
 
 def _settings(value: Any) -> str:
     scalars = (str, int, float, tuple, torch.Tensor)
-    own = {k: v for k, v in getattr(value, "__dict__", {}).items() if k[:1] != "_" and isinstance(v, scalars)}
+    own = {
+        k: v
+        for k, v in getattr(value, "__dict__", {}).items()
+        if k[:1] != "_" and isinstance(v, scalars)
+    }
     return _plain(own)
 
 

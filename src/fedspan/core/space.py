@@ -16,7 +16,9 @@ def check_memory(needed: int, remedy: str) -> None:
     """Refuses what needs more bytes than the machine has; `remedy` says what to make smaller."""
     if needed > machine_memory():
         size = f"{needed / 1e9:,.0f} GB" if needed < 10**18 else "more than a billion GB"
-        raise SpecError(f"this needs {size} of memory, and the machine has {machine_memory() / 1e9:,.0f} GB; {remedy}")
+        raise SpecError(
+            f"this needs {size} of memory, and the machine has {machine_memory() / 1e9:,.0f} GB; {remedy}"
+        )
 
 
 @functools.cache

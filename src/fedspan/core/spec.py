@@ -105,7 +105,9 @@ class Spec(Settings):
         """A spec from nested plain values; every key and type is checked."""
         table = dict(table)
         metrics = table.pop("metrics", [])
-        if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
+        if not isinstance(metrics, list | tuple) or not all(
+            isinstance(name, str) for name in metrics
+        ):
             raise SpecError(f"`metrics` must be a list of names, got {shown(metrics)}")
         _check_place(table)
         spec = building.make(Spec, table)
@@ -154,7 +156,11 @@ def _check_place(table: Table) -> None:
     known = {one.name for one in dataclasses.fields(Spec)}
     for kind in ("method", "task"):
         given = table.get(kind)
-        cls = registry.choices(kind).get(str(given.get("name"))) if isinstance(given, Mapping) else None
+        cls = (
+            registry.choices(kind).get(str(given.get("name")))
+            if isinstance(given, Mapping)
+            else None
+        )
         inside = {one.name for one in dataclasses.fields(cls)} if cls is not None else set()
         for key in table:
             if key in inside - known:
@@ -176,12 +182,20 @@ def changed(value: Any) -> Table:
         return given
     table: Table = {"name": registry.name_of(value)} if registry.is_registered(value) else {}
     for one in dataclasses.fields(value):
-        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        default = (
+            one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        )
         inner = getattr(value, one.name)
         if one.init and inner != default:
-            table[one.name] = changed(inner) if dataclasses.is_dataclass(inner) else building.describe(inner)
+            table[one.name] = (
+                changed(inner) if dataclasses.is_dataclass(inner) else building.describe(inner)
+            )
     if isinstance(value, Task):
-        table = {name: inner for name, inner in (table | value.fingerprint()).items() if inner is not None}
+        table = {
+            name: inner
+            for name, inner in (table | value.fingerprint()).items()
+            if inner is not None
+        }
     return table
 
 
@@ -193,7 +207,10 @@ def read_toml(path: Path) -> Table:
         raise SpecError(f"spec file {str(path)!r} does not exist")
     try:
         table: Table = _anchored(tomllib.loads(path.read_text("utf-8")), path.resolve().parent)
-    except (ValueError, RecursionError) as error:  # not TOML, not text, a number of thousands of digits, deep nesting
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not text, a number of thousands of digits, deep nesting
         raise SpecError(f"spec file {str(path)!r} is not TOML: {one_line(str(error))}") from None
     except OSError as error:
         raise SpecError(f"spec file {str(path)!r} cannot be read: {error.strerror}") from None
@@ -204,9 +221,15 @@ def read_toml(path: Path) -> Table:
 def _no_dates(value: Any, key: str = "") -> None:
     """Refuses the dates and times of TOML, which no setting is."""
     if isinstance(value, datetime.date | datetime.time):
-        raise SpecError(f"`{key}` is a date or a time ({value}), which no setting takes; put text in quotes")
+        raise SpecError(
+            f"`{key}` is a date or a time ({value}), which no setting takes; put text in quotes"
+        )
     for name, inner in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
     ):
         _no_dates(inner, f"{key}.{name}" if key else str(name))
 
@@ -220,7 +243,11 @@ def _anchored(value: Any, folder: Path, key: str = "") -> Any:
     table = {name: _anchored(inner, folder, name) for name, inner in value.items()}
     if key == "task":
         if isinstance(table.get("data"), dict):
-            paths = {k: str(folder / v) for k, v in table["data"].items() if k in PATHS and isinstance(v, str)}
+            paths = {
+                k: str(folder / v)
+                for k, v in table["data"].items()
+                if k in PATHS and isinstance(v, str)
+            }
             table["data"] |= paths
         elif table.get("name") == "regression" and isinstance(table.get("data"), str):
             table["data"] = str(folder / table["data"])
@@ -254,7 +281,10 @@ def _renamed(table: Table, key: str, name: Any) -> Table:
         return table
     kept = _shared(kind, before, name)
     if dropped := [one for one in before if one not in kept]:
-        warnings.warn(f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}", stacklevel=4)
+        warnings.warn(
+            f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}",
+            stacklevel=4,
+        )
         table = with_values(table, {where: kept})
     return table
 
@@ -283,7 +313,9 @@ def toml_value(text: str) -> Any:
         return text
     _no_dates(table)
     if len(table) > 1:
-        raise SpecError(f"one setting per change, got {one_line(text)!r}; give another --set for the next")
+        raise SpecError(
+            f"one setting per change, got {one_line(text)!r}; give another --set for the next"
+        )
     return table["value"]
 
 
@@ -305,7 +337,9 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
     """Dotted key → value."""
     found: Table = {}
     for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        )
     return found
 
 

@@ -25,7 +25,9 @@ from fedspan.core.round import Round
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
 Keep = Literal["none", "first", "all"]
-Needed = Callable[[Collection[int]], Collection[int]]  # rounds → those whose change some client needs
+Needed = Callable[
+    [Collection[int]], Collection[int]
+]  # rounds → those whose change some client needs
 Apply = Callable[[Vector, Any, int], Vector]  # (copy, entry, round) → the copy after that round
 
 
@@ -35,7 +37,9 @@ class Log:
 
     entries: tuple[Entry, ...] = ()  # the changes of the last rounds, oldest first
     end: int = 0  # the round after the last change
-    earlier: Mapping[int, Entry] = field(default_factory=dict)  # round → its change, for clients that need it alone
+    earlier: Mapping[int, Entry] = field(
+        default_factory=dict
+    )  # round → its change, for clients that need it alone
 
     def push(self, entry: Entry, keep: int, needed: Needed | None = None) -> Log:
         """The log with one more round, cut to the last `keep` and to earlier ones that are needed; none by default."""
@@ -51,18 +55,25 @@ class Log:
         """The change made in round t."""
         index = t - self.end + len(self.entries)
         if t not in self.earlier and not 0 <= index < len(self.entries):
-            raise ProtocolError(f"the change of round {t} is not in the log, which ends before round {self.end}")
+            raise ProtocolError(
+                f"the change of round {t} is not in the log, which ends before round {self.end}"
+            )
         return self.entries[index] if index >= 0 else self.earlier[t]
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """All entries in one array, or one per part of compressed ones, so that a checkpoint's header stays small."""
-        return {"end": torch.tensor([self.end, *self.earlier]), **_joined((*self.earlier.values(), *self.entries))}
+        return {
+            "end": torch.tensor([self.end, *self.earlier]),
+            **_joined((*self.earlier.values(), *self.entries)),
+        }
 
     @staticmethod
     def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
         """The inverse of `arrays`."""
         if arrays["end"].dtype != torch.int64 or arrays["end"].dim() != 1:
-            raise ProtocolError(f"the rounds of a log are of type {arrays['end'].dtype} {tuple(arrays['end'].shape)}")
+            raise ProtocolError(
+                f"the rounds of a log are of type {arrays['end'].dtype} {tuple(arrays['end'].shape)}"
+            )
         end, *earlier = arrays["end"].tolist()
         entries = _apart({name: array for name, array in arrays.items() if name != "end"})
         last = entries[len(earlier) :]
@@ -86,7 +97,9 @@ class ModelSync:
 
     x: Vector | None  # the server's; at a client on its own machine only if it was sent in full
     log: Log  # the changes of x in the last rounds
-    last_round: npt.NDArray[np.int64]  # (runs, clients): the round in which each client last took part, -1 for none
+    last_round: npt.NDArray[
+        np.int64
+    ]  # (runs, clients): the round in which each client last took part, -1 for none
     keep: Keep = "none"
     known_start: bool = False  # whether new clients have a copy from round 0
 
@@ -110,7 +123,9 @@ class ModelSync:
         if not log.entries or self.keep == "all":
             return copies < 0
         model, kept = bytes_of(self.model), len(log.entries)
-        old = copies < log.end - min(worth_sending(log.entries[-1], model, self.keep), kept)  # -1 is below any round
+        old = copies < log.end - min(
+            worth_sending(log.entries[-1], model, self.keep), kept
+        )  # -1 is below any round
         if self.known_start and self.keep == "first":  # no entry is sent beside x to a new client
             new = copies < log.end - min(worth_sending(log.entries[-1], model), kept)
             return np.where(self.last_round < 0, new, old)
@@ -120,7 +135,9 @@ class ModelSync:
     def model(self) -> Vector:
         """x as the cohort has it once it has all changes."""
         if self.x is None:
-            raise ProtocolError("this download holds only changes of the model; `open` it with the client's copy first")
+            raise ProtocolError(
+                "this download holds only changes of the model; `open` it with the client's copy first"
+            )
         return self.x
 
     @functools.cached_property
@@ -134,7 +151,10 @@ class ModelSync:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes sent to each client, (runs, clients)."""
-        entry, model = bytes_of(self.log.entries[-1]) if self.log.entries else 0, bytes_of(self.model)
+        entry, model = (
+            bytes_of(self.log.entries[-1]) if self.log.entries else 0,
+            bytes_of(self.model),
+        )
         copies = self.copy_round
         full = self._too_old(copies)
         if self.keep == "none":
@@ -148,7 +168,12 @@ class ModelSync:
             sent = int(self.keep == "first" and self.last_round[0, client] >= 0)
         entries = tuple(self.log.at(t) for t in range(start, start + sent))
         x = self.x if full or self.full[0, client] else None
-        return replace(self, x=x, log=Log(entries, start + sent), last_round=self.last_round[:, client : client + 1])
+        return replace(
+            self,
+            x=x,
+            log=Log(entries, start + sent),
+            last_round=self.last_round[:, client : client + 1],
+        )
 
     def arrays(self) -> dict[str, Vector]:
         """What is sent to one client: x, or the missed entries in order, or both."""
@@ -214,7 +239,9 @@ MISSED = "missed"
 def _joined(entries: tuple[Entry, ...]) -> dict[str, torch.Tensor]:
     """Entries one after the other along the axis of clients; each part of compressed ones by itself."""
     named = [entry.parts if isinstance(entry, Encoded) else {"": entry} for entry in entries]
-    joined = {name: torch.cat([parts[name] for parts in named], 1) for name in (named[0] if named else ())}
+    joined = {
+        name: torch.cat([parts[name] for parts in named], 1) for name in (named[0] if named else ())
+    }
     return {f"{MISSED}.{name}" if name else MISSED: array for name, array in joined.items()}
 
 

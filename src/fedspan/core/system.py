@@ -32,8 +32,12 @@ def _module(name: str) -> Any:
 
 fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
 WINDOWS = msvcrt is not None  # a file that is open or mapped can neither be deleted nor replaced
-PAUSES = (0.01, 0.05, 0.25, 1.0) if WINDOWS else ()  # seconds in which another process may close a file
-FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync leaves the data in the drive's own memory
+PAUSES = (
+    (0.01, 0.05, 0.25, 1.0) if WINDOWS else ()
+)  # seconds in which another process may close a file
+FULL_FSYNC = getattr(
+    fcntl, "F_FULLFSYNC", None
+)  # macOS: fsync leaves the data in the drive's own memory
 SET_SPARSE = 0x900C4  # Windows: FSCTL_SET_SPARSE
 _position = threading.Lock()  # of a file, where it is moved to read or write
 
@@ -128,8 +132,14 @@ def locked(folder: Path) -> Iterator[None]:
         BlockingIOError: Another process has locked it.
     """
     whole = folder.absolute()
-    beside = whole.parent / f".{whole.name}.lock" if fcntl is None else None  # Windows opens no directory
-    file = os.open(folder, os.O_RDONLY) if beside is None else open_bytes(beside, os.O_RDWR | os.O_CREAT)
+    beside = (
+        whole.parent / f".{whole.name}.lock" if fcntl is None else None
+    )  # Windows opens no directory
+    file = (
+        os.open(folder, os.O_RDONLY)
+        if beside is None
+        else open_bytes(beside, os.O_RDWR | os.O_CREAT)
+    )
     try:
         if beside is None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +163,9 @@ def memory() -> int:
     """Bytes of memory of the machine."""
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    status = (ctypes.c_ulonglong * 8)(64)  # MEMORYSTATUSEX: begins with its own size; next is the machine's memory
+    status = (ctypes.c_ulonglong * 8)(
+        64
+    )  # MEMORYSTATUSEX: begins with its own size; next is the machine's memory
     _kernel32().GlobalMemoryStatusEx(ctypes.byref(status))
     return int(status[1]) or sys.maxsize
 

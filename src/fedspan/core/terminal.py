@@ -30,7 +30,9 @@ def broken(text: str, stream: TextIO) -> str:
     if not stream.isatty():
         return text
     width = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False) for line in text.splitlines()
+    )
 
 
 def table(
@@ -56,8 +58,13 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", box=None, header_style="dim", padding=(0, 1, 0, 0))
-    columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(heads, *rows, strict=True)]
+    made = Table(
+        title=title, title_justify="left", box=None, header_style="dim", padding=(0, 1, 0, 0)
+    )
+    columns = [
+        [Text.from_markup(cell).plain for cell in column]
+        for column in zip(heads, *rows, strict=True)
+    ]
     for number, (head, size) in enumerate(zip(heads, _widths(columns, width), strict=True)):
         justify = "left" if left is None or number < left else "right"
         made.add_column(head, justify=justify, overflow="fold", width=size)  # type: ignore[arg-type]
@@ -69,7 +76,10 @@ def table(
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     """The width of each column: those that can spare most give way first, and none below its longest word."""
     widths = [max(map(len, column)) for column in columns]
-    least = [max((len(word) for cell in column for word in cell.split()), default=1) for column in columns]
+    least = [
+        max((len(word) for cell in column for word in cell.split()), default=1)
+        for column in columns
+    ]
     while sum(widths) + len(widths) > room and widths != least:
         spare = [width - few for width, few in zip(widths, least, strict=True)]
         widths[spare.index(max(spare))] -= 1

@@ -38,7 +38,10 @@ def pack(value: Any, prefix: str = "") -> Arrays:
 
 def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
     """The inverse of `pack`; raises ProtocolError if an array is missing."""
-    made = {name: _unpack_one(hint, arrays, prefix + name) for name, hint in _hints(typing.cast(Any, kind)).items()}
+    made = {
+        name: _unpack_one(hint, arrays, prefix + name)
+        for name, hint in _hints(typing.cast(Any, kind)).items()
+    }
     return kind(**made)
 
 
@@ -82,7 +85,9 @@ def gather(messages: list[T]) -> T:
     return type(messages[0])(**joined)
 
 
-def check_forms(found: Arrays, like: Arrays, what: str = "the checkpoint", exact: bool = False) -> None:
+def check_forms(
+    found: Arrays, like: Arrays, what: str = "the checkpoint", exact: bool = False
+) -> None:
     """Refuses arrays whose names, types or shapes are not those of `like`; an axis of 0 there is any length."""
     for name in sorted(found.keys() ^ like.keys()):
         told = "it has no" if name in like else "a run like this has no"
@@ -90,16 +95,30 @@ def check_forms(found: Arrays, like: Arrays, what: str = "the checkpoint", exact
     for name, array in found.items():
         other = like[name]
         axes = zip(array.shape, other.shape, strict=False)
-        if array.dtype != other.dtype or array.dim() != other.dim() or any(a != b for a, b in axes if b or exact):
-            here, there = (f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (array, other))
-            raise CheckpointError(f"{what} is damaged: {name!r} is {here}, and must be {there}; start the run again")
+        if (
+            array.dtype != other.dtype
+            or array.dim() != other.dim()
+            or any(a != b for a, b in axes if b or exact)
+        ):
+            here, there = (
+                f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}"
+                for one in (array, other)
+            )
+            raise CheckpointError(
+                f"{what} is damaged: {name!r} is {here}, and must be {there}; start the run again"
+            )
 
 
 def check_weights(found: Arrays, like: Arrays, what: str) -> None:
     """Refuses weights that are not those of a model like this, or that are not finite where these are."""
     check_forms(found, like, what, exact=True)
     for name, array in found.items():
-        if array.is_floating_point() and array.numel() and all_finite(like[name]) and not all_finite(array):
+        if (
+            array.is_floating_point()
+            and array.numel()
+            and all_finite(like[name])
+            and not all_finite(array)
+        ):
             raise CheckpointError(f"{what} is damaged: {name!r} is not finite; start the run again")
 
 
@@ -167,16 +186,24 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         nested = any(key.startswith(f"{name}.") for key in arrays)
         for option in arguments:  # a tensor or a dataclass, whichever is there; None if neither is
-            if nested if dataclasses.is_dataclass(option) or option is ModelSync else name in arrays:
+            if (
+                nested
+                if dataclasses.is_dataclass(option) or option is ModelSync
+                else name in arrays
+            ):
                 return _unpack_one(option, arrays, name)
         return None
     if origin is tuple:
         count = int(_array(arrays, f"{name}.count"))
         if count > len(arrays):
-            raise ProtocolError(f"{name!r} would have {count:,} parts, but there are {len(arrays)} arrays")
+            raise ProtocolError(
+                f"{name!r} would have {count:,} parts, but there are {len(arrays)} arrays"
+            )
         return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
     if hint is ModelSync or hint is Log:
-        return hint.from_arrays({k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")})
+        return hint.from_arrays(
+            {k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")}
+        )
     if dataclasses.is_dataclass(hint):
         return unpack(typing.cast(type, hint), arrays, f"{name}.")
     array = _array(arrays, name)
@@ -187,5 +214,7 @@ def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
 
 def _array(arrays: Arrays, name: str) -> torch.Tensor:
     if name not in arrays:
-        raise ProtocolError(f"array {name!r} is missing; both ends must run the same method and fedspan version")
+        raise ProtocolError(
+            f"array {name!r} is missing; both ends must run the same method and fedspan version"
+        )
     return arrays[name]

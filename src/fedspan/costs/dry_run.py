@@ -52,7 +52,9 @@ class WithoutNumbers(TorchDispatchMode):
             return args[0].dtype != torch.bool and 1  # as a number one, as a condition false
         given = {t.is_meta for t in _flat(args) if isinstance(t, torch.Tensor)}
         if len(given) == 2:
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else empty(t), (args, kwargs))
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda t: t if t.is_meta else empty(t), (args, kwargs)
+            )
         return func(*args, **kwargs)
 
 
@@ -123,7 +125,11 @@ def rehearsal() -> Iterator[Live]:
     """New tensors have no numbers, and all are counted."""
     gc.freeze()  # what is there already need not be searched for garbage
     try:
-        with torch.device(NOWHERE), mock.patch.object(F, "scaled_dot_product_attention", _fused), Live() as live:
+        with (
+            torch.device(NOWHERE),
+            mock.patch.object(F, "scaled_dot_product_attention", _fused),
+            Live() as live,
+        ):
             yield live
     finally:
         gc.unfreeze()

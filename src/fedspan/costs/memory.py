@@ -51,7 +51,9 @@ def memory(method: Method[Any, Any, Any, Any], sketch: Sketch) -> Memory:
     """The memory of a local step of a method on a sketched network."""
     problem = sketch.problem()
     with rehearsal() as live:
-        return (lora_step if method.footprint(problem.layout).adapters else local_step)(method, problem, live)
+        return (lora_step if method.footprint(problem.layout).adapters else local_step)(
+            method, problem, live
+        )
 
 
 def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
@@ -59,17 +61,33 @@ def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: 
     problem.module.checked = True
     base = _counted(problem.model, problem, live)
     method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
-    layout = dataclasses.replace(problem.layout)  # of its own: what is drawn for it is in nobody else's cache
-    rnd = Round(0, (0,), 1, layout, np.zeros((1, 1), np.int64), np.full((1, 1), -1), local_steps=STEPS, rounds=1)
+    layout = dataclasses.replace(
+        problem.layout
+    )  # of its own: what is drawn for it is in nobody else's cache
+    rnd = Round(
+        0,
+        (0,),
+        1,
+        layout,
+        np.zeros((1, 1), np.int64),
+        np.full((1, 1), -1),
+        local_steps=STEPS,
+        rounds=1,
+    )
     with live.pause(), torch.device(problem.device):
         x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
-        down, state = method.broadcast(method.init_server(x, layout), rnd), method.init_client(x, layout)
+        down, state = (
+            method.broadcast(method.init_server(x, layout), rnd),
+            method.init_client(x, layout),
+        )
     f = _Watched(problem, rnd, live)
     with torch.no_grad(), suppress(_Measured):
         method.client_step(state, down, f, rnd)
     problem.release()
     footprint, itemsize = method.footprint(layout), layout.dtype.itemsize
-    held = f.start - base - f.in_place * itemsize * footprint.trained  # a gradient in place stays from step to step
+    held = (
+        f.start - base - f.in_place * itemsize * footprint.trained
+    )  # a gradient in place stays from step to step
     return _parts(problem.model, footprint, itemsize, live.peak, held)
 
 
@@ -77,7 +95,9 @@ def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: L
     """The memory of a step of PEFT's adapters in the method's place."""
     (source,), footprint = problem.client_data, method.footprint(problem.layout)
     (batch,) = (source.take(torch.arange(1)),)
-    step, model, trained = lora(problem.model, lambda m: problem.loss(m, batch), problem.rules, footprint)
+    step, model, trained = lora(
+        problem.model, lambda m: problem.loss(m, batch), problem.rules, footprint
+    )
     _counted(model, problem, live)
     for _ in range(2):  # the first makes the optimizer's state
         live.restart()
@@ -88,7 +108,12 @@ def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: L
 def _counted(model: nn.Module, problem: TorchProblem, live: Live) -> int:
     """Bytes of model and batch, which are alive from now on."""
     live.count(_tensors(model))
-    live.count(part for source in problem.client_data if isinstance(source, OneBatch) for part in source.tensors())
+    live.count(
+        part
+        for source in problem.client_data
+        if isinstance(source, OneBatch)
+        for part in source.tensors()
+    )
     return live.restart()
 
 
@@ -97,7 +122,9 @@ def _parts(model: nn.Module, footprint: Footprint, itemsize: int, peak: int, hel
     weights = sum(t.nbytes for t in _tensors(model))
     gradients, optimizer = itemsize * footprint.trained, itemsize * footprint.optimizer
     controls = max(0, held - optimizer)
-    return Memory(weights, gradients, peak - weights - gradients - optimizer - controls, optimizer, controls)
+    return Memory(
+        weights, gradients, peak - weights - gradients - optimizer - controls, optimizer, controls
+    )
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

@@ -94,7 +94,9 @@ class ModelRequest:
         with torch.device(NOWHERE):
             batch = batch_of(model, self.batch_size, self.length)
         kept = model.state_dict().keys()
-        buffers = sum(b.numel() for name, b in model.named_buffers() if b.is_floating_point() and name in kept)
+        buffers = sum(
+            b.numel() for name, b in model.named_buffers() if b.is_floating_point() and name in kept
+        )
         problem = FlatProblem(layout_of(choices), self.clients, buffers)
         sketch = Sketch(model, choices, own_loss, batch, recompute=self.recompute)
         return problem, sum(p.numel() for p in model.parameters()), sketch
@@ -105,7 +107,9 @@ def comparable(
 ) -> Iterator[tuple[str, AnyMethod]]:
     """Methods by name; those with a rank train about as many numbers as are asked for."""
     if all(block.axis is None for block in layout.blocks):
-        raise SpecError("nothing of this model is projected: every large tensor is frozen; freeze less")
+        raise SpecError(
+            "nothing of this model is projected: every large tensor is frozen; freeze less"
+        )
 
     def make(name: str, **more: Any) -> AnyMethod:
         table = {"name": name, "lr": 1.0, **OPTIMIZERS[asked.optimizer], **more}
@@ -114,13 +118,19 @@ def comparable(
     def trained(name: str, rank: int | float) -> int:
         return make(name, rank=rank).footprint(layout).trained
 
-    wanted = asked.trained or (trained("fedit", asked.lora_rank) if asked.rank is None else trained("ssf", asked.rank))
+    wanted = asked.trained or (
+        trained("fedit", asked.lora_rank) if asked.rank is None else trained("ssf", asked.rank)
+    )
     if wanted < (least := trained("ssf", 1)):
-        raise SpecError(f"`trained` {wanted:,} is too few: rank 1 trains {least:,} here; freeze more")
+        raise SpecError(
+            f"`trained` {wanted:,} is too few: rank 1 trains {least:,} here; freeze more"
+        )
     for name in methods or METHODS:
         one_of("methods", name, registry.choices("method"))
         known = {field.name for field in dataclasses.fields(registry.choices("method")[name])}
-        if "rank" not in known or trained(name, 1) == trained(name, 1.0):  # PowerSGD's is that of messages alone
+        if "rank" not in known or trained(name, 1) == trained(
+            name, 1.0
+        ):  # PowerSGD's is that of messages alone
             yield name, make(name)
         elif name == "ssf" and asked.rank is not None:
             yield name, make(name, rank=asked.rank)

@@ -30,7 +30,13 @@ SHARED = (
 )  # settings that one method takes from another
 MODEL = ("task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine")
 KEPT = 8  # outlines of different models
-CANNOT_REHEARSE = (FedspanError, ImportError, RuntimeError, ValueError, TypeError)  # such as an adapter PEFT lacks
+CANNOT_REHEARSE = (
+    FedspanError,
+    ImportError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+)  # such as an adapter PEFT lacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +71,9 @@ def _outline(spec: Spec) -> Outline:
     if not isinstance(problem, TorchProblem):
         return Outline(flat, flat.layout.size, None, weighted=problem.weights is not None)
     parameters = sum(p.numel() for p in problem.model.parameters())
-    return Outline(flat, parameters, sketched(problem), problem.test_examples, problem.weights is not None)
+    return Outline(
+        flat, parameters, sketched(problem), problem.test_examples, problem.weights is not None
+    )
 
 
 def _built(spec: Spec) -> Problem:
@@ -85,7 +93,10 @@ def _without_clients(spec: Spec) -> Problem:
 def price(spec: Spec) -> Cost:
     """Bytes of the spec's run."""
     problem = outline(spec).problem
-    per_round, known_start = spec.clients_per_round or problem.clients, spec.participation.known_start
+    per_round, known_start = (
+        spec.clients_per_round or problem.clients,
+        spec.participation.known_start,
+    )
     return cost(spec.method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
 
 
@@ -102,7 +113,9 @@ def keeps_objective(spec: Spec) -> bool:
     """Whether a run minimizes the weighted objective; sampling can bias it: see `Participation.unbiased`."""
     known = outline(spec)
     everyone = (spec.clients_per_round or known.problem.clients) == known.problem.clients
-    return everyone or not known.weighted or spec.participation.unbiased or spec.method.follows_states
+    return (
+        everyone or not known.weighted or spec.participation.unbiased or spec.method.follows_states
+    )
 
 
 def check(spec: Spec) -> None:
@@ -127,7 +140,9 @@ def client_memory(given: Spec | dict[str, Any]) -> int | None:
     except (FedspanError, OSError, ImportError):  # of a method, a task or objects that are not here
         return None
     method = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
-    alike = dataclasses.replace(spec, rounds=1, eval_every=1, epochs=None, callbacks=(), method=method)
+    alike = dataclasses.replace(
+        spec, rounds=1, eval_every=1, epochs=None, callbacks=(), method=method
+    )
     key = json.dumps(alike.table())  # of the ranks by layer the first that matches counts: unsorted
     if key not in _peaks:
         _peaks[key] = _peak(alike)
@@ -176,6 +191,8 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
         if key in own and key in known:
             with contextlib.suppress(SpecError):
-                building.build("method", table | {key: own[key]}).check(outline(spec).problem.layout)
+                building.build("method", table | {key: own[key]}).check(
+                    outline(spec).problem.layout
+                )
                 table |= {key: own[key]}
     return table

@@ -28,7 +28,9 @@ class Row:
     trained: int  # numbers that a local step trains
     cost: Cost
     memory: Memory | None  # of one client; None: not a network, or it does not run without numbers
-    client_peak: int | None  # bytes of a client's process across machines, besides Python, torch and Flower
+    client_peak: (
+        int | None
+    )  # bytes of a client's process across machines, besides Python, torch and Flower
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ class Plan:
         return next(row for row in self.rows if row.method == method)
 
 
-def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: Sequence[str] | None = None) -> Plan:
+def plan(
+    source: Spec | Path | str | Mapping[str, Any] | ModelRequest,
+    methods: Sequence[str] | None = None,
+) -> Plan:
     """Plans bytes, memory and disk of a run, without running it.
 
     Args:
@@ -78,7 +83,14 @@ def plan(source: Spec | Path | str | Mapping[str, Any] | ModelRequest, methods: 
     chosen = list(registry.choices("method")) if methods is None else methods
     built = ((name, building.build("method", sibling(spec, name, RANK))) for name in chosen)
     known_start = spec.participation.known_start
-    return _planned(built, outline(spec), spec.clients_per_round, spec.rounds, spec.seed, known_start=known_start)
+    return _planned(
+        built,
+        outline(spec),
+        spec.clients_per_round,
+        spec.rounds,
+        spec.seed,
+        known_start=known_start,
+    )
 
 
 def _planned(

@@ -34,7 +34,9 @@ def client_peak(method: AnyMethod, sketch: Sketch, lag: int) -> int:
     method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
     with rehearsal() as live, torch.no_grad():
         problem = sketch.problem()
-        layout = dataclasses.replace(problem.layout)  # of its own: what is drawn for it is in nobody else's cache
+        layout = dataclasses.replace(
+            problem.layout
+        )  # of its own: what is drawn for it is in nobody else's cache
         weights = live.restart()
         problem.in_memory = problem.module.same_dtype  # as on a CPU
         built = weights + max(block.size for block in layout.blocks) * problem.module.flat.itemsize
@@ -50,15 +52,27 @@ def client_peak(method: AnyMethod, sketch: Sketch, lag: int) -> int:
 
 
 def _round(
-    method: AnyMethod, problem: TorchProblem, down: wire.Arrays, replica: Replica, rnd: Round, live: Live
+    method: AnyMethod,
+    problem: TorchProblem,
+    down: wire.Arrays,
+    replica: Replica,
+    rnd: Round,
+    live: Live,
 ) -> int:
     """Bytes at the peak of a round, from the message in memory to the new state."""
     problem.module.checked = True
     if problem.in_memory:
         problem.module.forget()  # a message has a process of its own
-    live.count(part for source in problem.client_data if isinstance(source, OneBatch) for part in source.tensors())
+    live.count(
+        part
+        for source in problem.client_data
+        if isinstance(source, OneBatch)
+        for part in source.tensors()
+    )
     live.restart()
-    received = {name: torch.empty_like(array) if array.is_meta else array for name, array in down.items()}
+    received = {
+        name: torch.empty_like(array) if array.is_meta else array for name, array in down.items()
+    }
     answer(method, problem, replica, received, rnd)
     problem.release()
     return live.peak
@@ -96,4 +110,6 @@ class _First:
 
 def _rnd(t: int, layout: Layout, last_round: int) -> Round:
     everyone = np.full((1, 1), last_round)
-    return Round(t, (0,), 1, layout, np.zeros((1, 1), np.int64), everyone, local_steps=STEPS, rounds=t + 1)
+    return Round(
+        t, (0,), 1, layout, np.zeros((1, 1), np.int64), everyone, local_steps=STEPS, rounds=t + 1
+    )

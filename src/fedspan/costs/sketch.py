@@ -39,8 +39,12 @@ class Sketch:
         """A problem of one client with one batch; a rehearsal uses it up."""
         data = OneBatch(tree_map_only(torch.Tensor, empty, self.batch))
         engine = Engine(recompute=self.recompute)
-        settings = Settings(batch_size=1, device=NOWHERE.type, training=self.training, engine=engine)
-        problem = TorchProblem(without_numbers(self.model), [data], self.loss, self.choices, settings, on_client=True)
+        settings = Settings(
+            batch_size=1, device=NOWHERE.type, training=self.training, engine=engine
+        )
+        problem = TorchProblem(
+            without_numbers(self.model), [data], self.loss, self.choices, settings, on_client=True
+        )
         problem.device = torch.device("cpu")  # steps are those of a CPU
         return problem
 
@@ -70,10 +74,20 @@ def sketched(problem: TorchProblem) -> Sketch | None:
         return None
     try:
         model = without_numbers(problem.model)
-    except (RuntimeError, TypeError):  # such as a module that holds an open file, or a tensor that was computed
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # such as a module that holds an open file, or a tensor that was computed
         return None
     batch = tree_map_only(torch.Tensor, empty, batch)
-    return Sketch(model, problem.rules, problem.loss, batch, replace(problem.training, augment=None), problem.recompute)
+    return Sketch(
+        model,
+        problem.rules,
+        problem.loss,
+        batch,
+        replace(problem.training, augment=None),
+        problem.recompute,
+    )
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
@@ -81,7 +95,9 @@ def without_numbers(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         new = empty(tensor)
-        memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+        memo[id(tensor)] = (
+            nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+        )
     return copy.deepcopy(model, memo).train()
 
 
@@ -92,8 +108,14 @@ def largest(problem: TorchProblem) -> Batch | None:
         return None
 
     def size(source: ClientData) -> tuple[int, int]:
-        return batch_size_of(source, problem.batch_size), int(source.lengths.max()) if isinstance(source, Texts) else 0
+        return batch_size_of(source, problem.batch_size), int(source.lengths.max()) if isinstance(
+            source, Texts
+        ) else 0
 
     source = max(sources, key=size)
-    first = source.lengths.argsort(descending=True) if isinstance(source, Texts) else torch.arange(len(source))
+    first = (
+        source.lengths.argsort(descending=True)
+        if isinstance(source, Texts)
+        else torch.arange(len(source))
+    )
     return source.take(first[: batch_size_of(source, problem.batch_size)])

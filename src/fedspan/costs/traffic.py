@@ -37,7 +37,9 @@ from fedspan.projectors._dense import Dense
 SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
 WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
-STEADY = 8  # rounds after which a run with all clients in every round is taken to repeat its last two
+STEADY = (
+    8  # rounds after which a run with all clients in every round is taken to repeat its last two
+)
 
 AnyMethod = Method[Any, Any, Any, Any]
 
@@ -51,12 +53,16 @@ class FlatProblem(Problem):
         device = None if layout.size <= SMALL else NOWHERE
         self.layout, self.clients, self.weights = layout, clients, None
         self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
-        self.buffers0 = torch.zeros(1, 1, buffers, dtype=layout.dtype, device=device) if buffers else None
+        self.buffers0 = (
+            torch.zeros(1, 1, buffers, dtype=layout.dtype, device=device) if buffers else None
+        )
 
     def cohort(self, rnd: Round) -> Objective:
         return _Level(rnd.ids.shape)
 
-    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, npt.NDArray[np.float64]]:
+    def evaluate(
+        self, x: Vector, buffers: Vector | None = None
+    ) -> Mapping[str, npt.NDArray[np.float64]]:
         return {}
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
@@ -83,15 +89,23 @@ class _Forgetful:
     """A transport whose clients are all alike and always new: states have the right shape, which is all that counts."""
 
     def __init__(self, method: AnyMethod, problem: FlatProblem) -> None:
-        self.method, self.problem, self.first = method, problem, method.init_client(problem.x0, problem.layout)
+        self.method, self.problem, self.first = (
+            method,
+            problem,
+            method.init_client(problem.x0, problem.layout),
+        )
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """The cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
         own = {name: part.expand(-1, cohort, -1) for name, part in vars(self.first).items()}
         rnd = dataclasses.replace(rnd, overwrite=False)  # their states are one
-        _, up = self.method.client_step(type(self.first)(**own), down, self.problem.cohort(rnd), rnd)
-        return Replies(np.arange(cohort), up, None if buffers is None else buffers.expand(-1, cohort, -1))
+        _, up = self.method.client_step(
+            type(self.first)(**own), down, self.problem.cohort(rnd), rnd
+        )
+        return Replies(
+            np.arange(cohort), up, None if buffers is None else buffers.expand(-1, cohort, -1)
+        )
 
     def save(self) -> wire.Arrays:
         return {}
@@ -105,8 +119,13 @@ class _Forgetful:
 
 def _undrawn(projector: Projector, layout: Layout, keys: seeds.Keys) -> LinearMap:
     """P of the right shape: to draw one for a large model takes longer than all the rest."""
-    shapes = ((projector.rank_of(b), b.inputs) if b.axis is not None else None for b in layout.blocks)
-    factors = (shape and torch.empty(len(keys), *shape, dtype=layout.dtype, device=NOWHERE) for shape in shapes)
+    shapes = (
+        (projector.rank_of(b), b.inputs) if b.axis is not None else None for b in layout.blocks
+    )
+    factors = (
+        shape and torch.empty(len(keys), *shape, dtype=layout.dtype, device=NOWHERE)
+        for shape in shapes
+    )
     probe = torch.empty(len(keys), 1, 1, dtype=torch.float64, device=NOWHERE)
     return LinearMap(layout, tuple(None if p is None else Dense(p, p) for p in factors), probe)
 
@@ -143,22 +162,44 @@ class Cost:
 
 
 def cost(
-    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, seed: int, *, known_start: bool = False
+    method: AnyMethod,
+    problem: Problem,
+    clients_per_round: int,
+    rounds: int,
+    seed: int,
+    *,
+    known_start: bool = False,
 ) -> Cost:
     """Bytes of a run of a method on a problem's model and clients."""
     method.check(problem.layout)
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    layout = dataclasses.replace(problem.layout)  # of its own, so that no cache gives these P to anybody else
+    layout = dataclasses.replace(
+        problem.layout
+    )  # of its own, so that no cache gives these P to anybody else
     flat = FlatProblem(layout, problem.clients, buffers)
     short = dataclasses.replace(method, lr=1.0, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
-    walked = min(rounds, DRAWN if known_start else max(WALKED, 2 * problem.clients // clients_per_round))
+    walked = min(
+        rounds, DRAWN if known_start else max(WALKED, 2 * problem.clients // clients_per_round)
+    )
     totals, server = [(0, 0)], [0]
-    dry = (WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn)) if flat.x0.is_meta else ()
+    dry = (
+        (WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn))
+        if flat.x0.is_meta
+        else ()
+    )
     with contextlib.ExitStack() as stack, torch.inference_mode():
         for context in dry:
             stack.enter_context(context)
         transport = _Forgetful(short, flat)
-        loop = Loop(short, flat, transport, (seed,), clients_per_round, rounds=rounds, known_start=known_start)
+        loop = Loop(
+            short,
+            flat,
+            transport,
+            (seed,),
+            clients_per_round,
+            rounds=rounds,
+            known_start=known_start,
+        )
         downloads = _Downloads()
         while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
             before, last_round = loop.ledger.down.copy(), loop.last_round.copy()
@@ -168,16 +209,25 @@ def cost(
             downloads.note(loop.t - 1, last_round[0], (loop.ledger.down - before)[0])
         step = _server_step(loop)
     totals += [] if known_start else downloads.after(loop, totals, min(rounds, DRAWN))
-    late = max(1, (len(totals) - 1) // 4 * 2)  # of a method with two kinds of rounds as many of either
+    late = max(
+        1, (len(totals) - 1) // 4 * 2
+    )  # of a method with two kinds of rounds as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
-    recent = server[-STEADY:]  # the log of some methods breathes, and that of others still grows, to a model's size
-    grows = min((later - before for before, later in zip(recent, recent[2:], strict=False)), default=0) // 2
+    recent = server[
+        -STEADY:
+    ]  # the log of some methods breathes, and that of others still grows, to a model's size
+    grows = (
+        min((later - before for before, later in zip(recent, recent[2:], strict=False)), default=0)
+        // 2
+    )
     log = min(max(0, grows) * (rounds - loop.t), flat.x0.nbytes)
     state = _bytes(transport.first)
     copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
     held = (server[-1] if loop.t == rounds else max(recent)) + log
-    sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, and later the replies of a round
+    sending = max(
+        flat.x0.nbytes, int(up)
+    )  # x in full, as Flower holds it, and later the replies of a round
     return Cost(
         up / clients_per_round, down / clients_per_round, *course.after(rounds), state, 2 * (state + copy),
         held, held + max(sending, step), problem.clients * state, course,
@@ -221,11 +271,15 @@ class _Downloads:
         table = np.full(most + 1, first)
         if len(rising) > 1:
             (lag, size), (later, larger) = rising[0], rising[-1]
-            table[1:] = np.minimum(size + (larger - size) // (later - lag) * (np.arange(1, most + 1) - lag), first)
+            table[1:] = np.minimum(
+                size + (larger - size) // (later - lag) * (np.arange(1, most + 1) - lag), first
+            )
         table[[lag for lag, _ in rising]] = [size for _, size in rising]
         return table if all(table[lag] == size for lag, size in known.items()) else None
 
-    def after(self, loop: Loop, totals: list[tuple[int, int]], rounds: int) -> list[tuple[int, int]]:
+    def after(
+        self, loop: Loop, totals: list[tuple[int, int]], rounds: int
+    ) -> list[tuple[int, int]]:
         """(up, down) after each later round up to `rounds`; none where they cannot be known without walking."""
         ups = {b[0] - a[0] for a, b in itertools.pairwise(totals)}
         table = self.by_lag(rounds) if len(ups) == 1 and loop.t < rounds else None

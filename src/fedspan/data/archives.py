@@ -35,15 +35,23 @@ def idx(path: Path, most: int = MOST) -> Array:
     """A packed IDX file: two zero bytes, a type, the number of axes, their lengths, the values."""
     with gzip.open(path) as packed:
         raw = _unpacked(packed, path, most)
-    kind = TYPES.get(raw[2]) if len(raw) > 4 and raw[:2] == b"\0\0" and len(raw) >= 4 + 4 * raw[3] else None
+    kind = (
+        TYPES.get(raw[2])
+        if len(raw) > 4 and raw[:2] == b"\0\0" and len(raw) >= 4 + 4 * raw[3]
+        else None
+    )
     shape = [] if kind is None else np.frombuffer(raw, ">i4", raw[3], 4).tolist()
-    values = np.frombuffer(raw, kind or np.uint8, offset=4 + 4 * len(shape)) if shape else np.empty(0)
+    values = (
+        np.frombuffer(raw, kind or np.uint8, offset=4 + 4 * len(shape)) if shape else np.empty(0)
+    )
     if not shape or len(values) != math.prod(shape) or min(shape) < 0:
         raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers")
     return values.reshape(shape).astype(values.dtype.newbyteorder("="))
 
 
-def members(archive: Path, wanted: Callable[[PurePosixPath], bool], most: int = MOST) -> dict[PurePosixPath, bytes]:
+def members(
+    archive: Path, wanted: Callable[[PurePosixPath], bool], most: int = MOST
+) -> dict[PurePosixPath, bytes]:
     """The wanted files of a .tar.gz archive. Nothing is written to disk, and links are left out."""
     found: dict[PurePosixPath, bytes] = {}
     with tarfile.open(archive, "r:gz") as files:
@@ -65,9 +73,16 @@ def _unpacked(file: IO[bytes] | gzip.GzipFile, path: Path, most: int) -> bytes:
 def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> dict[str, Array]:
     """`train_x`, `train_y`, `test_x` and `test_y` of an archive."""
     suffix = ".bin" if "binary" in archive.name else ""
-    train = [f"data_batch_{i}{suffix}" for i in range(1, 6)] if name == "cifar-10" else [f"train{suffix}"]
+    train = (
+        [f"data_batch_{i}{suffix}" for i in range(1, 6)]
+        if name == "cifar-10"
+        else [f"train{suffix}"]
+    )
     test = [f"test_batch{suffix}" if name == "cifar-10" else f"test{suffix}"]
-    files = {path.name: data for path, data in members(archive, lambda path: path.name in (*train, *test)).items()}
+    files = {
+        path.name: data
+        for path, data in members(archive, lambda path: path.name in (*train, *test)).items()
+    }
     read = _binary if suffix else _python
     arrays: dict[str, Array] = {}
     for part, names in (("train", train), ("test", test)):
@@ -107,11 +122,15 @@ def _python(data: bytes, name: str, where: str) -> Arrays:
             elif key == wanted and opcode.name in ("BININT1", "BININT2", "BININT", "INT"):
                 labels.append(int(str(value)))
     except (ValueError, IndexError, OverflowError) as error:
-        raise DataError(f"{where} is not a pickle as the archive has it: {one_line(error)}") from None
+        raise DataError(
+            f"{where} is not a pickle as the archive has it: {one_line(error)}"
+        ) from None
     if not labels or len(pixels) != PIXELS * len(labels):
         raise DataError(f"{where} has {len(labels)} labels for {len(pixels)} bytes of images")
     if min(labels) < 0 or max(labels) >= classes:
-        raise DataError(f"{where} has labels from {min(labels)} to {max(labels)}, and {classes} classes")
+        raise DataError(
+            f"{where} has labels from {min(labels)} to {max(labels)}, and {classes} classes"
+        )
     return _images(np.frombuffer(pixels, np.uint8)), np.array(labels, np.uint8)
 
 

@@ -29,7 +29,17 @@ from fedspan.core.extras import needs
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 UNREADABLE = (  # what the readers raise on damaged files and on types that they do not know
-    *(ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError, MemoryError, SyntaxError),
+    *(
+        ValueError,
+        TypeError,
+        KeyError,
+        OSError,
+        EOFError,
+        RuntimeError,
+        OverflowError,
+        MemoryError,
+        SyntaxError,
+    ),
     *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
 )
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
@@ -44,14 +54,20 @@ def read(path: Path) -> Columns:
     """
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if suffix not in READERS:
-        raise DataError(f"`task.data`: {str(path)!r} is not one of {', '.join(READERS)}, nor a directory of images")
+        raise DataError(
+            f"`task.data`: {str(path)!r} is not one of {', '.join(READERS)}, nor a directory of images"
+        )
     if not path.is_file():
         raise DataError(f"`task.data`: {str(path)!r} does not exist")
     try:
         columns = READERS[suffix](path)
     except UNREADABLE as error:
         why = one_line(str(error) or type(error).__name__)
-        text = isinstance(error, UnicodeDecodeError) and suffix not in (".npz", ".safetensors", ".parquet")
+        text = isinstance(error, UnicodeDecodeError) and suffix not in (
+            ".npz",
+            ".safetensors",
+            ".parquet",
+        )
         remedy = "write the file again as UTF-8" if text else "write the file again"
         raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; {remedy}") from None
     if not columns:
@@ -101,7 +117,10 @@ def _content(path: Path) -> str:
 
 def read_npz(path: Path) -> Columns:
     """The arrays of an .npz; raises one of UNREADABLE."""
-    with path.open("rb") as file, zipfile.ZipFile(file):  # refuses what is no archive, such as a lone array
+    with (
+        path.open("rb") as file,
+        zipfile.ZipFile(file),
+    ):  # refuses what is no archive, such as a lone array
         file.seek(0)
         arrays = np.load(file, allow_pickle=False)
         return {name: arrays[name] for name in arrays.files}
@@ -112,7 +131,10 @@ def _safetensors(path: Path) -> Columns:
     from safetensors.torch import load_file
 
     found = load_file(path)
-    return {name: (value.float() if value.dtype == torch.bfloat16 else value).numpy() for name, value in found.items()}
+    return {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        for name, value in found.items()
+    }
 
 
 def _csv(path: Path, delimiter: str = ",") -> Columns:
@@ -164,7 +186,9 @@ def _jsonl(path: Path) -> Columns:
         if not isinstance(row, dict):
             raise DataError(f"`task.data`: line {number} of {str(path)!r} is no JSON object")
         if row.keys() != rows[0].keys():
-            raise DataError(f"`task.data`: {str(path)!r} has other keys in line {number} than in line 1")
+            raise DataError(
+                f"`task.data`: {str(path)!r} has other keys in line {number} than in line 1"
+            )
     return {name: _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
 

@@ -34,12 +34,16 @@ class Split:
     owner: npt.NDArray[np.int64] | None = None  # who made each example, where it is known
 
 
-def first_examples(labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None) -> npt.NDArray[np.int64]:
+def first_examples(
+    labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None
+) -> npt.NDArray[np.int64]:
     """The numbers of the first examples of the first classes, in the order of the file; None takes all."""
     names = np.unique(labels)
     if classes is not None and classes > len(names):
         raise SpecError(f"`task.classes` is {classes}, but the data set has {len(names)}")
-    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in names[:classes]]))
+    return np.sort(
+        np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in names[:classes]])
+    )
 
 
 def check(names: Iterable[str]) -> None:
@@ -139,7 +143,13 @@ def tcga_brca() -> Splits:
     """
     (path,) = sets.paths("tcga_brca").values()
     found = _read("tcga_brca", path)
-    kinds = {"x": ("f", 2), "time": ("f", 1), "event": ("f", 1), "train": ("b", 1), "center": ("i", 1)}
+    kinds = {
+        "x": ("f", 2),
+        "time": ("f", 1),
+        "event": ("f", 1),
+        "train": ("b", 1),
+        "center": ("i", 1),
+    }
     arrays = [(found.get(key, np.empty(())), kind) for key, kind in kinds.items()]
     if any((a.dtype.kind, a.ndim) != kind or len(a) != len(arrays[0][0]) for a, kind in arrays):
         raise sets.damaged("tcga_brca", f"it has no patients with {', '.join(kinds)}")
@@ -202,7 +212,9 @@ def _split(name: str, found: Mapping[str, Array], part: str, shape: tuple[int, .
         raise sets.damaged(name, f"{part}_x has {x.dtype} {x.shape}")
     for what, values in (("labels", y), ("writers", owner)):
         if values is not None and (values.shape != x.shape[:1] or values.dtype.kind not in "iu"):
-            raise sets.damaged(name, f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}")
+            raise sets.damaged(
+                name, f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}"
+            )
     return Split(x, y.astype(np.int64), owner)
 
 
@@ -212,7 +224,10 @@ def _strips(name: str, found: Mapping[str, Array], part: str) -> Array:
 
     data, ends = found[f"{part}_webp"].tobytes(), found[f"{part}_offsets"].tolist()
     try:
-        strips = [Image.open(io.BytesIO(data[start:end])).convert("RGB") for start, end in itertools.pairwise(ends)]
+        strips = [
+            Image.open(io.BytesIO(data[start:end])).convert("RGB")
+            for start, end in itertools.pairwise(ends)
+        ]
         return np.concatenate([np.asarray(strip).reshape(-1, 32, 32, 3) for strip in strips])
     except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise sets.damaged(name, one_line(error)) from None

@@ -36,7 +36,9 @@ def iid(labels: Labels, clients: int = 20, *, seed: int = 0) -> list[Indices]:
     return IID(clients=clients).split(_column(labels, "labels"), _seed(seed))
 
 
-def dirichlet(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0) -> list[Indices]:
+def dirichlet(
+    labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0
+) -> list[Indices]:
     """Divides each class in Dirichlet(α) proportions (Hsu et al. 2019).
 
     Args:
@@ -51,7 +53,9 @@ def dirichlet(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: in
     return Dirichlet(clients=clients, alpha=alpha).split(_named(labels, "labels"), _seed(seed))
 
 
-def classes(labels: Labels, clients: int = 20, classes_per_client: int = 2, *, seed: int = 0) -> list[Indices]:
+def classes(
+    labels: Labels, clients: int = 20, classes_per_client: int = 2, *, seed: int = 0
+) -> list[Indices]:
     """Gives each client the same number of classes; the clients that have a class share it equally.
 
     Args:
@@ -67,7 +71,9 @@ def classes(labels: Labels, clients: int = 20, classes_per_client: int = 2, *, s
     return parts.split(_named(labels, "labels"), _seed(seed))
 
 
-def quantity(labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0) -> list[Indices]:
+def quantity(
+    labels: Labels, clients: int = 20, alpha: float = 0.5, *, seed: int = 0
+) -> list[Indices]:
     """Divides examples into random shares of Dirichlet(α) sizes.
 
     Args:
@@ -102,21 +108,31 @@ def _column(given: Labels, name: str) -> npt.NDArray[Any]:
     try:
         column = np.asarray(given)
     except (ValueError, TypeError, RuntimeError):
-        raise DataError(f"`{name}` must be a column with one entry per example, got {type(given).__name__}") from None
+        raise DataError(
+            f"`{name}` must be a column with one entry per example, got {type(given).__name__}"
+        ) from None
     if column.ndim != 1 or not len(column):
-        raise DataError(f"`{name}` must be a column with one entry per example, got an array of shape {column.shape}")
+        raise DataError(
+            f"`{name}` must be a column with one entry per example, got an array of shape {column.shape}"
+        )
     return column
 
 
 def _named(given: Labels, name: str) -> npt.NDArray[Any]:
     """A column whose every entry names a class or a group."""
     column = _column(given, name)
-    entries = given if isinstance(given, list | tuple) else column.tolist()  # NumPy turns [1, "a"] into text
+    entries = (
+        given if isinstance(given, list | tuple) else column.tolist()
+    )  # NumPy turns [1, "a"] into text
     for place, entry in enumerate(entries):
         if entry is None or type(entry).__name__ in ("NAType", "NaTType") or entry != entry:
-            raise SpecError(f"`{name}` has {entry!r} in place {place}; fill it or leave the example out")
+            raise SpecError(
+                f"`{name}` has {entry!r} in place {place}; fill it or leave the example out"
+            )
         if isinstance(entry, str) != isinstance(entries[0], str):
-            raise SpecError(f"`{name}` has {entries[0]!r} and {entry!r} in place {place}; use text or numbers for all")
+            raise SpecError(
+                f"`{name}` has {entries[0]!r} and {entry!r} in place {place}; use text or numbers for all"
+            )
     return column
 
 

@@ -16,11 +16,17 @@ from pathlib import Path
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.files import disk_errors, make_dir, remove, replace, write_at
 
-Seen = Callable[[str, int, int], None]  # name of the file, bytes that are there, bytes in all (0: unknown)
+Seen = Callable[
+    [str, int, int], None
+]  # name of the file, bytes that are there, bytes in all (0: unknown)
 CHUNK = 1 << 18
 TRIES = 3  # at each address; every one goes on where the last one was cut
 TIMEOUT = 30  # seconds without a byte
-FAILED = (OSError, http.client.HTTPException, ValueError)  # of the network, the server, and a malformed proxy
+FAILED = (
+    OSError,
+    http.client.HTTPException,
+    ValueError,
+)  # of the network, the server, and a malformed proxy
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,9 @@ def check(file: File, path: Path) -> None:
     """Refuse a file that is not the official one."""
     known = file.also_sha256 if path.name == file.also else file.sha256
     if known and (found := sha256(path)) != known:
-        raise DataError(f"{str(path)!r} is not the official file: its SHA-256 is {found[:16]}…, not {known[:16]}…")
+        raise DataError(
+            f"{str(path)!r} is not the official file: its SHA-256 is {found[:16]}…, not {known[:16]}…"
+        )
 
 
 def sha256(path: Path) -> str:
@@ -103,7 +111,9 @@ def _fetch(url: str, part: Path, file: File, seen: Seen) -> None:
         reply = urllib.request.build_opener().open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # the part is complete, or not of this file
+        if (
+            error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+        ):  # the part is complete, or not of this file
             if file.size and done == file.size:
                 return
             remove(part)

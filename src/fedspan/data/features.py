@@ -20,10 +20,14 @@ def check(given: tuple[str, ...], target: str | None) -> None:
     if twice := [name for name in given if given.count(name) > 1]:
         raise SpecError(f"`features` names {twice[0]!r} twice; name it once")
     if target in given:
-        raise SpecError(f"`features` has the target {target!r}, which the model must not see; remove it")
+        raise SpecError(
+            f"`features` has the target {target!r}, which the model must not see; remove it"
+        )
 
 
-def stacked(found: Columns, given: tuple[str, ...] | None, others: set[str | None], path: Path) -> Array:
+def stacked(
+    found: Columns, given: tuple[str, ...] | None, others: set[str | None], path: Path
+) -> Array:
     """The given columns side by side; where none are given, all columns of numbers besides the others."""
     names = given or tuple(_numeric(found, others, path))
     parts = [_feature(column_of(found, name, "features", path), name, path) for name in names]
@@ -31,8 +35,12 @@ def stacked(found: Columns, given: tuple[str, ...] | None, others: set[str | Non
         return parts[0]
     lengths = {len(part) for part in parts}
     if len(lengths) > 1 or any(part.ndim > 2 for part in parts):
-        shapes = ", ".join(f"{name!r} {part.shape}" for name, part in zip(names, parts, strict=True))
-        raise DataError(f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use")
+        shapes = ", ".join(
+            f"{name!r} {part.shape}" for name, part in zip(names, parts, strict=True)
+        )
+        raise DataError(
+            f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
+        )
     return np.column_stack(parts)
 
 
@@ -46,7 +54,9 @@ def column_of(found: Columns, name: str, key: str, path: Path) -> Array:
     """The column that `task.data.<key>` names."""
     if name not in found:
         hint = did_you_mean(name, set(found))
-        raise DataError(f"`task.data.{key}`: {str(path)!r} has no column {name!r}{hint}; it has {known(found)}")
+        raise DataError(
+            f"`task.data.{key}`: {str(path)!r} has no column {name!r}{hint}; it has {known(found)}"
+        )
     column = found[name]
     if column.ndim == 0 or not column.size:
         what = "is a single value" if column.ndim == 0 else f"is empty, of shape {column.shape}"
@@ -82,7 +92,9 @@ def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
                     f"`task.data`: {name!r} of {str(path)!r} has numbers but {str(column[~numbers][0])!r} in row "
                     f"{first_row(~numbers)}; mend it, or name the columns to use in `features`"
                 )
-    names = [name for name, column in found.items() if name not in others and column.dtype.kind in "biuf"]
+    names = [
+        name for name, column in found.items() if name not in others and column.dtype.kind in "biuf"
+    ]
     if not names:
         raise DataError(
             f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {known(found)}"
@@ -106,7 +118,9 @@ def _feature(column: Array, name: str, path: Path) -> Array:
         )
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         row = first_row(~np.isfinite(column.reshape(len(column), -1)).all(1))
-        raise DataError(f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row")
+        raise DataError(
+            f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
+        )
     return column
 
 

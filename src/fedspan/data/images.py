@@ -18,10 +18,19 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 def class_files(root: Path) -> tuple[list[Path], list[str]]:
     """The images below a directory, and the sub-directory that each is in: its class."""
-    classes = sorted(place.name for place in root.iterdir() if place.is_dir() and place.name[0] != ".")
-    files = [(file, name) for name in classes for file in sorted((root / name).rglob("*")) if _is_image(file)]
+    classes = sorted(
+        place.name for place in root.iterdir() if place.is_dir() and place.name[0] != "."
+    )
+    files = [
+        (file, name)
+        for name in classes
+        for file in sorted((root / name).rglob("*"))
+        if _is_image(file)
+    ]
     if not files:
-        raise DataError(f"`task.data`: {str(root)!r} has no images; it needs a sub-directory of images for each class")
+        raise DataError(
+            f"`task.data`: {str(root)!r} has no images; it needs a sub-directory of images for each class"
+        )
     return [file for file, _ in files], [name for _, name in files]
 
 
@@ -45,7 +54,9 @@ def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8
                 plain = image.convert("L" if image.mode in ("1", "L") else "RGB")
                 found.append(np.asarray(plain if size is None else plain.resize((size, size))))
         except (*UNREADABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise DataError(f"`task.data`: the image {str(file)!r} cannot be read: {one_line(error)}") from None
+            raise DataError(
+                f"`task.data`: the image {str(file)!r} cannot be read: {one_line(error)}"
+            ) from None
         if found[-1].shape[:2] != found[0].shape[:2]:
             raise DataError(
                 f"`task.data`: {str(file)!r} is {found[-1].shape[1]} × {found[-1].shape[0]}, but the images before it "

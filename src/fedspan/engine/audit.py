@@ -36,7 +36,12 @@ class Audit(Callback):
         self.files: dict[str, Lines] = {}
         for folder, seed in zip(seed_dirs(loop.run_dir, loop.seeds), loop.seeds, strict=True):
             name = (folder / AUDIT).relative_to(loop.run_dir).as_posix()
-            header = {"run": loop.id, "seed": seed, "identity": spec.identity(), "clients": loop.problem.clients}
+            header = {
+                "run": loop.id,
+                "seed": seed,
+                "identity": spec.identity(),
+                "clients": loop.problem.clients,
+            }
             lines = self._continued(folder / AUDIT, loop.checks.get(name, ""), header)
             self.files[name] = Lines(folder / AUDIT, lines, LONG, spec.privacy is not None)
             loop.checks[name] = self.files[name].check
@@ -68,7 +73,10 @@ class Audit(Callback):
             if self.rounds:
                 line |= {
                     "rounds": [self.first, self.loop.t - 1],
-                    "counted": [ranges(ids[run][places]) if len(ids) else "" for ids, places, _ in self.rounds],
+                    "counted": [
+                        ranges(ids[run][places]) if len(ids) else ""
+                        for ids, places, _ in self.rounds
+                    ],
                 }
                 line |= self._missing(run)
                 line |= {"up_bytes": int(up[run]), "down_bytes": int(down[run])}
@@ -93,7 +101,9 @@ class Audit(Callback):
         """The last line: how the run ended, and the hash of its model."""
         self.flush()
         for (name, file), status, model in zip(self.files.items(), statuses, models, strict=True):
-            file.append({"time": _now(), "ended": status, "round": self.loop.t, "model_sha256": model})
+            file.append(
+                {"time": _now(), "ended": status, "round": self.loop.t, "model_sha256": model}
+            )
             self.loop.checks[name] = file.check
 
     def last_hashes(self) -> dict[str, str]:

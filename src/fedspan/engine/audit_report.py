@@ -33,7 +33,14 @@ KINDS = {
     "no reply": "no reply", "not connected": "no reply", "failed": "failed",
 }  # fmt: skip  # words of an event → what happened
 NAMED = re.compile(r"clients? ((?:\d{1,12}(?:, )?)+)")
-HEADER = {"run": str, "seed": int, "identity": str, "clients": int, "time": str, "versions": dict[str, str]}
+HEADER = {
+    "run": str,
+    "seed": int,
+    "identity": str,
+    "clients": int,
+    "time": str,
+    "versions": dict[str, str],
+}
 LINE = {  # what a line may have
     "time": str, "versions": dict[str, str], "rounds": list[int], "counted": list[str], "not_counted": dict[str, str],
     "events": list[str], "evaluated": dict[str, float | bool | None], "up_bytes": int, "down_bytes": int,
@@ -83,12 +90,20 @@ class Trail:
 
 def trails(run_dir: Path) -> list[Trail]:
     """The trails of a run directory, one per seed, with all that is wrong with them."""
-    paths = [path for path in (run_dir / AUDIT, *sorted(run_dir.glob(f"seed-*/{AUDIT}"))) if path.exists()]
+    paths = [
+        path
+        for path in (run_dir / AUDIT, *sorted(run_dir.glob(f"seed-*/{AUDIT}")))
+        if path.exists()
+    ]
     ended = [path.parent / AUDIT for name in (CARD, OUTCOME) for path in run_dir.glob(f"**/{name}")]
-    several = [path for path in ended if path.parent != run_dir or not (run_dir / "seed-0").is_dir()]
+    several = [
+        path for path in ended if path.parent != run_dir or not (run_dir / "seed-0").is_dir()
+    ]
     for path in several:
         if path not in paths and not list(path.parent.glob(f"seed-*/{AUDIT}")):
-            raise CheckpointError(f"{str(path)!r} was removed: the run in its directory has ended and had one")
+            raise CheckpointError(
+                f"{str(path)!r} was removed: the run in its directory has ended and had one"
+            )
     if not paths:
         raise SpecError(f"there is no {AUDIT} in {str(run_dir)!r}; give the directory of a run")
     found = [_read(path, run_dir) for path in paths]
@@ -99,7 +114,11 @@ def trails(run_dir: Path) -> list[Trail]:
 def missing_seeds(found: list[Trail]) -> list[int]:
     """Seeds of a run that its cards name and of which there is no trail."""
     named = {seed for trail in found if trail.card for seed in trail.card["seeds"]}
-    return sorted(named - {trail.header.get("seed") for trail in found}) if len(found) > 1 or len(named) > 1 else []
+    return (
+        sorted(named - {trail.header.get("seed") for trail in found})
+        if len(found) > 1 or len(named) > 1
+        else []
+    )
 
 
 def _wrong_with_all(run_dir: Path, found: list[Trail]) -> list[str]:
@@ -130,12 +149,23 @@ def _wrong_with_all(run_dir: Path, found: list[Trail]) -> list[str]:
 
 def _wrong_with_outcome(run_dir: Path, found: list[Trail]) -> list[str]:
     """What is wrong with the `result.json` of seeds that have one each: it follows from what their cards cover."""
-    path, ends = run_dir / OUTCOME, {int(t.header.get("seed", -1)): str(t.card.get("status", "")) for t in found}
+    path, ends = (
+        run_dir / OUTCOME,
+        {int(t.header.get("seed", -1)): str(t.card.get("status", "")) for t in found},
+    )
     if missing := missing_seeds(found):
-        return [f"seed {missing[0]} is missing, although the run has ended"] if path.exists() else []
-    if path.exists() and path.read_bytes() == outcome_text(run_dir, list(ends), list(ends.values())):
+        return (
+            [f"seed {missing[0]} is missing, although the run has ended"] if path.exists() else []
+        )
+    if path.exists() and path.read_bytes() == outcome_text(
+        run_dir, list(ends), list(ends.values())
+    ):
         return []
-    return [f"{str(path)!r} is missing or was changed after the run"] if path.exists() or all(ends.values()) else []
+    return (
+        [f"{str(path)!r} is missing or was changed after the run"]
+        if path.exists() or all(ends.values())
+        else []
+    )
 
 
 def _read(path: Path, run_dir: Path) -> Trail:
@@ -143,7 +173,9 @@ def _read(path: Path, run_dir: Path) -> Trail:
     try:
         lines, checks = read_lines(path, LONG)
     except CheckpointError as error:
-        trail.wrong.append(f"{str(error).split(';')[0]}: it, or a line before it, was changed, removed or moved")
+        trail.wrong.append(
+            f"{str(error).split(';')[0]}: it, or a line before it, was changed, removed or moved"
+        )
         return trail
     if not lines or "run" not in lines[0]:
         trail.wrong.append(f"{str(path)!r} does not begin with the line of a run")
@@ -160,7 +192,9 @@ def _read(path: Path, run_dir: Path) -> Trail:
         return trail
     trail.lines, trail.last_hash = len(lines), checks[-1]
     if "damaged" in trail.header:
-        trail.wrong.append(f"the trail begins at round {trail.header['resumed']}: {trail.header['damaged']}")
+        trail.wrong.append(
+            f"the trail begins at round {trail.header['resumed']}: {trail.header['damaged']}"
+        )
     _compare(trail, run_dir, checks)
     return trail
 
@@ -172,10 +206,14 @@ def _take_in(trail: Trail, line: Line) -> None:
     first = line.get("rounds", [0])[0]
     for number, text in enumerate(line.get("counted", ()), first):
         trail.rounds[number] = _clients(trail, text)
-    trail.not_counted |= {int(number): _clients(trail, text) for number, text in line.get("not_counted", {}).items()}
+    trail.not_counted |= {
+        int(number): _clients(trail, text) for number, text in line.get("not_counted", {}).items()
+    }
     trail.events += map(one_line, line.get("events", ()))
     trail.evaluated = line.get("evaluated", trail.evaluated)
-    trail.up_bytes, trail.down_bytes = (line.get(name, getattr(trail, name)) for name in ("up_bytes", "down_bytes"))
+    trail.up_bytes, trail.down_bytes = (
+        line.get(name, getattr(trail, name)) for name in ("up_bytes", "down_bytes")
+    )
     if "ended" in line:
         trail.ended = line
 
@@ -183,7 +221,8 @@ def _take_in(trail: Trail, line: Line) -> None:
 def _clients(trail: Trail, text: str) -> list[int]:
     """The clients that a text names."""
     trail.replies += sum(
-        int(b or a) - int(a) + 1 for a, _, b in (part.partition("-") for part in text.split(",") if part)
+        int(b or a) - int(a) + 1
+        for a, _, b in (part.partition("-") for part in text.split(",") if part)
     )
     if trail.replies > MOST_REPLIES:
         raise ValueError(text)
@@ -224,7 +263,9 @@ def _covered(trail: Trail, where: str, held: Any, checks: list[str], last: bool)
     if not held:
         return
     if held not in checks or (last and held != checks[-1]):
-        trail.wrong.append(f"{where} holds another last hash ({held!s:.16}…): lines were cut off, added or replaced")
+        trail.wrong.append(
+            f"{where} holds another last hash ({held!s:.16}…): lines were cut off, added or replaced"
+        )
     else:
         trail.covered_by = trail.covered_by or where
 
@@ -233,5 +274,7 @@ def _told(event: str) -> list[tuple[str, int | None]]:
     """(what happened, to which client) of an event in words."""
     kind = next((kind for words, kind in KINDS.items() if words in event), "other")
     named = NAMED.search(event)
-    clients: list[Any] = [int(one) for one in named[1].replace(",", " ").split()] if named else [None]
+    clients: list[Any] = (
+        [int(one) for one in named[1].replace(",", " ").split()] if named else [None]
+    )
     return [(kind, client) for client in clients]

@@ -23,5 +23,7 @@ def cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sched
 
 def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
     """Who takes part in round t, (runs, S)."""
-    ids: npt.NDArray[np.int64] = cohorts(seeds, clients, size, t // DRAWN_AHEAD).ids[t % DRAWN_AHEAD]
+    ids: npt.NDArray[np.int64] = cohorts(seeds, clients, size, t // DRAWN_AHEAD).ids[
+        t % DRAWN_AHEAD
+    ]
     return ids

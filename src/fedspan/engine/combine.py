@@ -50,6 +50,8 @@ def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | Non
 def combined(aggregator: Aggregator, up: Any, rnd: Round) -> Any:
     """The replies of a round as one, whose vectors are (runs, 1, n). The payload of a client counts as one vector."""
     vectors = payload(up)
-    joined = torch.cat(list(vectors.values()), -1) if len(vectors) > 1 else next(iter(vectors.values()))
+    joined = (
+        torch.cat(list(vectors.values()), -1) if len(vectors) > 1 else next(iter(vectors.values()))
+    )
     parts = aggregator.combine(joined, rnd).split([part.shape[-1] for part in vectors.values()], -1)
     return dataclasses.replace(up, **dict(zip(vectors, parts, strict=True)))

@@ -19,7 +19,9 @@ from fedspan.core.layout import Vector
 from fedspan.core.wire import Arrays, check_forms
 from fedspan.engine.states import Rows, check_rows
 
-Replay = Callable[[Vector, Vector, int, int], Vector]  # (state, entry, round, row) → state after the round
+Replay = Callable[
+    [Vector, Vector, int, int], Vector
+]  # (state, entry, round, row) → state after the round
 
 
 @dataclass
@@ -32,7 +34,9 @@ class CompactState:
 
     def numel(self) -> int:
         """How many numbers are stored."""
-        return sum(part.numel() for part in ([] if self.start is None else [self.start]) + self.entries)
+        return sum(
+            part.numel() for part in ([] if self.start is None else [self.start]) + self.entries
+        )
 
 
 class CompactStates:
@@ -77,8 +81,12 @@ class CompactStates:
         entries = [entry for state in some.values() for entry in state.entries]
         return {
             "rows": torch.tensor(list(some), dtype=torch.int64),
-            "counts": torch.tensor([len(state.rounds) for state in some.values()], dtype=torch.int64),
-            "rounds": torch.tensor([t for state in some.values() for t in state.rounds], dtype=torch.int64),
+            "counts": torch.tensor(
+                [len(state.rounds) for state in some.values()], dtype=torch.int64
+            ),
+            "rounds": torch.tensor(
+                [t for state in some.values() for t in state.rounds], dtype=torch.int64
+            ),
             "entries": torch.cat(entries) if entries else self.first[:0, :, :0],
             "full_rows": torch.tensor(list(full), dtype=torch.int64),
             "full": torch.cat(list(full.values())) if full else self.first[:0],
@@ -91,11 +99,23 @@ class CompactStates:
         forms |= {"entries": self.first[:0, :, :0], "full": self.first[:0]}
         check_forms(saved, forms)
         check_rows(
-            torch.cat([saved["rows"], saved["full_rows"]]), len(saved["counts"]) + len(saved["full"]), self.count
+            torch.cat([saved["rows"], saved["full_rows"]]),
+            len(saved["counts"]) + len(saved["full"]),
+            self.count,
         )
-        counts, rounds, entries = saved["counts"].tolist(), saved["rounds"].tolist(), _each(saved["entries"])
-        if not sum(counts) == len(rounds) == len(entries) or min(counts, default=1) < 1 or min(rounds, default=0) < 0:
-            raise CheckpointError("the checkpoint is damaged: its compact states are incomplete; start the run again")
+        counts, rounds, entries = (
+            saved["counts"].tolist(),
+            saved["rounds"].tolist(),
+            _each(saved["entries"]),
+        )
+        if (
+            not sum(counts) == len(rounds) == len(entries)
+            or min(counts, default=1) < 1
+            or min(rounds, default=0) < 0
+        ):
+            raise CheckpointError(
+                "the checkpoint is damaged: its compact states are incomplete; start the run again"
+            )
         ends = itertools.accumulate(counts)
         self.states = {
             row: CompactState(None, rounds[end - count : end], entries[end - count : end])

@@ -30,7 +30,9 @@ def removed_on_failure(loop: Loop, spec: Spec) -> Iterator[None]:
         if loop.t == 0:
             if isinstance(loop.transport, Simulator):
                 loop.transport.close()  # an open file could not be deleted on every system
-            for path in sorted(_written(loop, spec) - before, reverse=True):  # a folder after what is in it
+            for path in sorted(
+                _written(loop, spec) - before, reverse=True
+            ):  # a folder after what is in it
                 with suppress(OSError, ResumableError):
                     path.rmdir() if path.is_dir() else remove(path)
         raise
@@ -45,7 +47,10 @@ def _written(loop: Loop, spec: Spec) -> set[Path]:
             paths += [folder / history.NAME, folder / AUDIT, *([folder] if folder != out else [])]
     if spec.engine.states_dir is not None:
         states = Path(spec.engine.states_dir)
-        paths += [states, *(path for one in states.glob("*.states") for path in states.glob(f"{one.stem}.*"))]
+        paths += [
+            states,
+            *(path for one in states.glob("*.states") for path in states.glob(f"{one.stem}.*")),
+        ]
     return {path for path in paths if path.exists()}
 
 

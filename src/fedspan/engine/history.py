@@ -52,18 +52,28 @@ class Mark(NamedTuple):
 
 def mark_of(told: list[Any], where: Path) -> Mark:
     """A mark as a checkpoint holds it."""
-    if not fits(told, list[int | str]) or [type(part) for part in told] != [int, str] or told[0] < 0:
-        raise CheckpointError(f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}")
+    if (
+        not fits(told, list[int | str])
+        or [type(part) for part in told] != [int, str]
+        or told[0] < 0
+    ):
+        raise CheckpointError(
+            f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}"
+        )
     return Mark(*told)
 
 
 class Lines:
     """A file of lines that is being written."""
 
-    def __init__(self, path: Path, lines: Iterable[Line] = (), size: int = SHORT, private: bool = False) -> None:
+    def __init__(
+        self, path: Path, lines: Iterable[Line] = (), size: int = SHORT, private: bool = False
+    ) -> None:
         self.path, self.size = path, size
         make_dir(path.parent)
-        text, self.check = lines_text(lines, size=size)  # of the last line, which stands for the file up to there
+        text, self.check = lines_text(
+            lines, size=size
+        )  # of the last line, which stands for the file up to there
         write_atomic(path, text, private=private)
 
     def append(self, *lines: Line) -> None:
@@ -79,7 +89,9 @@ def read_until(path: Path, check: str, size: int = SHORT) -> list[Line]:
         return []
     lines, checks = read_lines(path, size) if path.exists() else ([], [])
     if check not in checks:
-        raise CheckpointError(f"{str(path)!r} is missing or of another run; put it back, or start the run again")
+        raise CheckpointError(
+            f"{str(path)!r} is missing or of another run; put it back, or start the run again"
+        )
     return lines[: checks.index(check) + 1]
 
 
@@ -108,7 +120,9 @@ def read_marked(path: Path, mark: Mark) -> list[Line]:
     """The rows of a history up to a mark; what a crash has left after them does not matter."""
     rows = undamaged(path)[1 : mark.rows + 1]
     if len(rows) < mark.rows or _digest(rows).hexdigest() != mark.checksum:
-        raise CheckpointError(f"{str(path)!r} is missing or damaged; put it back, or start the run again")
+        raise CheckpointError(
+            f"{str(path)!r} is missing or damaged; put it back, or start the run again"
+        )
     _check_rows(rows, path)
     return rows
 
@@ -119,14 +133,18 @@ def read(path: Path) -> tuple[Line, list[Line]]:
         raise CheckpointError(f"no history at {str(path)!r}")
     lines, _ = read_lines(path)
     if not lines or "spec" not in lines[0]:
-        raise CheckpointError(f"{str(path)!r} does not begin with a spec; it is not a fedspan history")
+        raise CheckpointError(
+            f"{str(path)!r} does not begin with a spec; it is not a fedspan history"
+        )
     spec = check_form(lines[0], path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
     check_form(spec, path, {}, SPEC)
     for key in ("method", "task"):
         check_form(spec.get(key, {"name": ""}), path, {"name": str})
     check_form(spec.get("participation", {"weights": ""}), path, {"weights": str})
     if not _plain(spec):
-        raise CheckpointError(f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}")
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}"
+        )
     _check_rows(lines[1:], path)
     return lines[0], lines[1:]
 
@@ -138,7 +156,9 @@ def _check_rows(rows: Sequence[Line], path: Path) -> None:
         check_form(row, path, COSTS, dict.fromkeys(row, float | None) | ASIDE)
         least = {key: value + (key == "round") for key, value in before.items()}
         if wrong := [key for key in before if row[key] < least[key]]:
-            raise CheckpointError(f"{str(path)!r} is damaged: {wrong[0]!r} falls to {row[wrong[0]]}; {REMEDY}")
+            raise CheckpointError(
+                f"{str(path)!r} is damaged: {wrong[0]!r} falls to {row[wrong[0]]}; {REMEDY}"
+            )
         before = {key: row[key] for key in before}
 
 

@@ -17,12 +17,29 @@ from fedspan.engine.loop import Line
 
 Mode = Literal["min", "max"]
 HELD_OUT = "validation_"
-COSTS = ("round", "up_bytes", "down_bytes", "seconds")  # what every evaluation has besides its metrics
+COSTS = (
+    "round",
+    "up_bytes",
+    "down_bytes",
+    "seconds",
+)  # what every evaluation has besides its metrics
 PLAIN = ("seed", *COSTS, "diverged", "events")
 # Columns by which nothing is judged unless they are named: of privacy, of methods, of `Diagnostics`.
-ASIDE = ("epsilon", "clip", *DETAILS, "grad_sq", "drift", "control_error", "control_gap", "correction_cos")
+ASIDE = (
+    "epsilon",
+    "clip",
+    *DETAILS,
+    "grad_sq",
+    "drift",
+    "control_error",
+    "control_gap",
+    "correction_cos",
+)
 # Columns of tasks and callbacks, which no metric speaks for.
-LOWER, HIGHER = re.compile(r"(^|_)(loss|err|error|grad_sq|drift)$"), re.compile(r"(^|_)(score|accuracy)$")
+LOWER, HIGHER = (
+    re.compile(r"(^|_)(loss|err|error|grad_sq|drift)$"),
+    re.compile(r"(^|_)(score|accuracy)$"),
+)
 
 
 def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
@@ -45,7 +62,9 @@ def undefined_where(metric: str) -> str:
     return f": it needs {needs}" if needs else ""
 
 
-def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option: str = "mode") -> int:
+def sign_of(
+    metric: str, given: Sequence[Any], mode: Mode | None = None, option: str = "mode"
+) -> int:
     """Return 1 where more of a metric is better and -1 where less is; refused where nobody says.
 
     Args:
@@ -70,7 +89,9 @@ def sign_of(metric: str, given: Sequence[Any], mode: Mode | None = None, option:
     if higher is None:
         own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
         how = f"give {option}='min' or 'max', or {own}" if option else own
-        raise SpecError(f"whether more or less of the metric {metric!r} is better is not known; {how}")
+        raise SpecError(
+            f"whether more or less of the metric {metric!r} is better is not known; {how}"
+        )
     return 1 if higher else -1
 
 
@@ -88,7 +109,11 @@ def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
     among = [name for name in names if name not in ASIDE]
     among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
     meant = (one for one in among if not one.endswith("loss") or one.removeprefix(HELD_OUT) in own)
-    known = (one for one in meant if one.removeprefix(HELD_OUT) in own or higher_is_better(one, given) is not None)
+    known = (
+        one
+        for one in meant
+        if one.removeprefix(HELD_OUT) in own or higher_is_better(one, given) is not None
+    )
     return next(known, among[0])
 
 
@@ -96,7 +121,9 @@ def judged_by(lines: Sequence[Line], metric: str | None, given: Sequence[Any] = 
     """Return the metric asked for, or the main one; refused where the evaluations do not have it."""
     names = [name for name in lines[-1] if name not in PLAIN]
     if not names:
-        raise SpecError("nothing is evaluated: give `test` or `validation`, or leave such callbacks out")
+        raise SpecError(
+            "nothing is evaluated: give `test` or `validation`, or leave such callbacks out"
+        )
     if metric is not None:
         if metric.startswith(HELD_OUT) and not any(name.startswith(HELD_OUT) for name in names):
             raise SpecError(

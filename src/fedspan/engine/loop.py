@@ -74,7 +74,9 @@ class Loop:
     clients_per_round: int
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
-    rounds: int | None = None  # length of the run, for schedules; by default that of the first call of `rows`
+    rounds: int | None = (
+        None  # length of the run, for schedules; by default that of the first call of `rows`
+    )
     aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
     known_start: bool = False  # whether clients have the initial model
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`
@@ -87,19 +89,31 @@ class Loop:
     stop: bool = False  # leave after the current round
     reason: str = ""  # why the run was ended
     server: Any = field(init=False)
-    last_round: npt.NDArray[np.int64] = field(init=False)  # (runs, N): the round of each client's copy of x
+    last_round: npt.NDArray[np.int64] = field(
+        init=False
+    )  # (runs, N): the round of each client's copy of x
     ledger: wire.Ledger = field(init=False)
-    buffers: Vector | None = field(init=False)  # (runs, 1, n): averaged beside x, such as running statistics
+    buffers: Vector | None = field(
+        init=False
+    )  # (runs, 1, n): averaged beside x, such as running statistics
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
     start: str = field(init=False)  # a hash of sampled initial weights
-    checks: dict[str, str] = field(default_factory=dict)  # file of lines → checksum of its last line
-    heard: tuple[Any, Any, tuple[str, ...]] = ((), (), ())  # of the last round: ids, places that counted, events
+    checks: dict[str, str] = field(
+        default_factory=dict
+    )  # file of lines → checksum of its last line
+    heard: tuple[Any, Any, tuple[str, ...]] = (
+        (),
+        (),
+        (),
+    )  # of the last round: ids, places that counted, events
 
     def __post_init__(self) -> None:
         n = self.problem.clients
         if not 1 <= self.clients_per_round <= n:
-            raise SpecError(f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}")
+            raise SpecError(
+                f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}"
+            )
         self.method.check(self.problem.layout)
         self.aggregator = robust(self.aggregator, self.method)
         if self.privacy is not None:
@@ -111,7 +125,9 @@ class Loop:
         self.lines = [[] for _ in self.seeds]
         self.id = secrets.token_hex(8)
         self.start = _sampled(self.problem.x0)
-        self._each_round = [one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end]
+        self._each_round = [
+            one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end
+        ]
 
     def model(self) -> Vector:
         """x, (runs, 1, d)."""
@@ -139,7 +155,9 @@ class Loop:
                     for callback in self._each_round:
                         callback.on_round_end(self)
             self.seconds += time.perf_counter() - began
-            if self.t < until and not self.reason:  # interrupted: the next evaluation comes when it is resumed
+            if (
+                self.t < until and not self.reason
+            ):  # interrupted: the next evaluation comes when it is resumed
                 return
             row = self._evaluate()
             yield row
@@ -187,7 +205,11 @@ class Loop:
 
     def _release(self, privacy: Mechanism, found: Replies, rnd: Round) -> None:
         """Moves the server by the private mean of the replies, which is noise alone if there are none."""
-        up = found.up if len(found.places) else empty_reply(self.method, self.server, self.problem, rnd)
+        up = (
+            found.up
+            if len(found.places)
+            else empty_reply(self.method, self.server, self.problem, rnd)
+        )
         up, rnd = privacy.release(up, found.buffers if len(found.places) else None, rnd)
         self.server = self._checked(self.method.server_step(self.server, up, rnd))
         if privacy.settings.leak:
@@ -242,7 +264,10 @@ class Loop:
         )
 
     def _evaluate(self) -> Row:
-        metrics = {**self.problem.evaluate(self.model(), self.buffers), **self.method.measures(self.server)}
+        metrics = {
+            **self.problem.evaluate(self.model(), self.buffers),
+            **self.method.measures(self.server),
+        }
         if self.privacy is not None:
             metrics |= self.privacy.measures(self.t, len(self.seeds))
         for callback in self.callbacks:
@@ -256,10 +281,19 @@ class Loop:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
         arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
         arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
-        arrays |= {} if self.privacy is None else {f"privacy.{k}": v for k, v in self.privacy.save().items()}
+        arrays |= (
+            {}
+            if self.privacy is None
+            else {f"privacy.{k}": v for k, v in self.privacy.save().items()}
+        )
         counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
-        rows = np.flatnonzero((counts != [[-1], [0], [0]]).any(0))  # a client that never took part takes no space
-        arrays |= {"loop.rows": torch.from_numpy(rows), "loop.counts": torch.from_numpy(counts[:, rows])}
+        rows = np.flatnonzero(
+            (counts != [[-1], [0], [0]]).any(0)
+        )  # a client that never took part takes no space
+        arrays |= {
+            "loop.rows": torch.from_numpy(rows),
+            "loop.counts": torch.from_numpy(counts[:, rows]),
+        }
         buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
         clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
         told = {"events": self.events, "more": self.more_events, "checks": self.checks}
@@ -276,7 +310,9 @@ class Loop:
         try:
             self._load(arrays)
         except DAMAGED as error:
-            raise CheckpointError(f"the checkpoint is damaged ({one_line(error, 100)}); start the run again") from error
+            raise CheckpointError(
+                f"the checkpoint is damaged ({one_line(error, 100)}); start the run again"
+            ) from error
 
     def _load(self, arrays: wire.Arrays) -> None:
         parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "privacy": {}}
@@ -286,26 +322,42 @@ class Loop:
         record, loop = record_of(arrays), parts["loop"]
         shape = tuple(record["shape"])
         if shape != self.last_round.shape:
-            raise CheckpointError(f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}")
+            raise CheckpointError(
+                f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}"
+            )
         none = torch.zeros(0, dtype=torch.int64)
-        like = {"rows": none, "counts": none.expand(3, 0), "clock": torch.zeros(2, dtype=torch.float64)}
-        like |= {"record": loop["record"]} | ({} if self.buffers is None else {"buffers": self.buffers})
+        like = {
+            "rows": none,
+            "counts": none.expand(3, 0),
+            "clock": torch.zeros(2, dtype=torch.float64),
+        }
+        like |= {"record": loop["record"]} | (
+            {} if self.buffers is None else {"buffers": self.buffers}
+        )
         wire.check_forms(loop, like)
         (t, seconds), counts = loop["clock"].tolist(), loop["counts"].numpy()
         check_rows(loop["rows"], counts.shape[1], self.last_round.size)
         possible = (counts >= [[-1], [0], [0]]).all() and (counts[0] < max(t, 1)).all()
         if not (t == int(t) and t >= 0 <= seconds < np.inf and possible and record["more"] >= 0):
-            raise CheckpointError("the checkpoint is damaged: its counts are impossible; start the run again")
+            raise CheckpointError(
+                "the checkpoint is damaged: its counts are impossible; start the run again"
+            )
         self.server = self._server_of(parts["server"], int(t))
-        floats = {name: one for name, one in arrays.items() if one.is_floating_point() and one.numel()}
+        floats = {
+            name: one for name, one in arrays.items() if one.is_floating_point() and one.numel()
+        }
         wrong = [name for name, one in floats.items() if not all_finite(one)]
         if wrong and all_finite(self.model()):  # a seed that has diverged may hold anything
-            raise CheckpointError(f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again")
+            raise CheckpointError(
+                f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again"
+            )
         if self.privacy is not None:
             self.privacy.load(parts["privacy"])
         self.transport.load(parts["clients"])
         self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
-        for table, values in zip((self.last_round, self.ledger.up, self.ledger.down), counts, strict=True):
+        for table, values in zip(
+            (self.last_round, self.ledger.up, self.ledger.down), counts, strict=True
+        ):
             table.reshape(-1)[loop["rows"].numpy()] = values
         self.buffers, self.t, self.seconds = loop.get("buffers"), int(t), seconds
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
@@ -314,17 +366,29 @@ class Loop:
     def _server_of(self, arrays: wire.Arrays, t: int) -> Any:
         """The server's state after t rounds, in the form that it has in this run."""
         like, logs = wire.pack(self.server), wire.Arrays()
-        if t and isinstance(self.method, LogsChanges):  # of a round without replies, whose log has one entry
-            logged = wire.pack(self.method.empty_round(self.server, replace(self._round(), overwrite=False)))
-            logs = {name: array[:, :0] for name, array in logged.items() if name.startswith("log.missed")}
+        if t and isinstance(
+            self.method, LogsChanges
+        ):  # of a round without replies, whose log has one entry
+            logged = wire.pack(
+                self.method.empty_round(self.server, replace(self._round(), overwrite=False))
+            )
+            logs = {
+                name: array[:, :0]
+                for name, array in logged.items()
+                if name.startswith("log.missed")
+            }
             logs["log.end"] = like.pop("log.end")[:0]
         server = wire.unpack(type(self.server), arrays)
         unset = wire.pack(server).keys() - like.keys() - logs.keys()  # what a method begins without
         wire.check_forms({name: array for name, array in arrays.items() if name in logs}, logs)
-        others = {name: array for name, array in arrays.items() if name not in logs and name not in unset}
+        others = {
+            name: array for name, array in arrays.items() if name not in logs and name not in unset
+        }
         wire.check_forms(others, like, exact=True)
         log = getattr(server, "log", None)
-        if log is not None and (log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))):
+        if log is not None and (
+            log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))
+        ):
             why = f"its log has {len(log.entries)} changes up to round {log.end}, and the run is at round {t}"
         elif not any(map(all_finite, self.method.model(server))):
             why = "its model is not finite"

@@ -37,7 +37,10 @@ class PerClient(Sequence[Line]):
     """
 
     def __init__(
-        self, rows: Sequence[Line], given: Sequence[Any] = (), model_rounds: Mapping[int, int] | None = None
+        self,
+        rows: Sequence[Line],
+        given: Sequence[Any] = (),
+        model_rounds: Mapping[int, int] | None = None,
     ) -> None:
         self.rows = sorted(rows, key=lambda row: (row.get("seed", 0), row["round"]))
         self.given, self.model_rounds = given, dict(model_rounds or {})
@@ -65,7 +68,11 @@ class PerClient(Sequence[Line]):
     def last(self) -> list[Line]:
         """The rows of the result's model: of the last evaluation, or of the round that `KeepBest` kept."""
         seeds = {row.get("seed"): row["round"] for row in self.rows}
-        kept = {next(iter(seeds), None): t for t in self.model_rounds.values()} if None in seeds else self.model_rounds
+        kept = (
+            {next(iter(seeds), None): t for t in self.model_rounds.values()}
+            if None in seeds
+            else self.model_rounds
+        )
         there = {(row.get("seed"), row["round"]) for row in self.rows}
         ends = seeds | {seed: t for seed, t in kept.items() if (seed, t) in there}
         return [row for row in self.rows if row["round"] == ends[row.get("seed")]]
@@ -117,11 +124,17 @@ class PerClient(Sequence[Line]):
             lines.setdefault((row.get("seed"), row["client"]), []).append(row)
         for (seed, client), rows in lines.items():
             marked = (seed, client) == (worst.get("seed"), worst["client"])
-            style = {"color": "#D55E00", "zorder": 3} if marked else {"color": "0.7", "linewidth": 0.8}
+            style = (
+                {"color": "#D55E00", "zorder": 3} if marked else {"color": "0.7", "linewidth": 0.8}
+            )
             values = [float("nan") if row.get(metric) is None else row[metric] for row in rows]
             label = f"worst: client {client}" if marked else None
             ax.plot(
-                [row["round"] for row in rows], values, marker="." if len(rows) == 1 else None, label=label, **style
+                [row["round"] for row in rows],
+                values,
+                marker="." if len(rows) == 1 else None,
+                label=label,
+                **style,
             )
         ax.set_xlabel("rounds")
         ax.set_ylabel(f"{metric} of each client")
@@ -133,17 +146,24 @@ class PerClient(Sequence[Line]):
         known = [row for row in self.last if row.get(metric) is not None]
         without = [repr(row["client"]) for row in self.last if row.get(metric) is None]
         if not known:
-            raise SpecError(f"the metric {metric!r} is undefined for every client{undefined_where(metric)}")
+            raise SpecError(
+                f"the metric {metric!r} is undefined for every client{undefined_where(metric)}"
+            )
         if without:
-            names = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
+            names = ", ".join(without[:5]) + (
+                f" and {len(without) - 5} more" if len(without) > 5 else ""
+            )
             warnings.warn(
-                f"the metric {metric!r} is undefined for {names}{undefined_where(metric)}; left out", stacklevel=3
+                f"the metric {metric!r} is undefined for {names}{undefined_where(metric)}; left out",
+                stacklevel=3,
             )
         return known
 
     def _metric(self, metric: str | None) -> str:
         if not self.rows:
-            raise SpecError("clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10")
+            raise SpecError(
+                "clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10"
+            )
         if metric is not None:
             one_of("metric", metric, self.metrics)
         return metric or main_metric(self.metrics, self.given)
@@ -206,4 +226,7 @@ def _checked(rows: list[Line], path: Path) -> list[Line]:
 
 
 def _finite(row: Line) -> Line:
-    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+    return {
+        key: None if isinstance(value, float) and not np.isfinite(value) else value
+        for key, value in row.items()
+    }

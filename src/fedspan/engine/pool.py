@@ -57,7 +57,9 @@ class Pool:
             results = [_unpickle(end.recv_bytes()) for end in busy]
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self.close()
-            raise FedspanError("a worker process of the simulation ended; run again with simulate = 'loop'") from None
+            raise FedspanError(
+                "a worker process of the simulation ended; run again with simulate = 'loop'"
+            ) from None
         for result in results:
             if isinstance(result, BaseException):
                 self.close()

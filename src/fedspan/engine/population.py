@@ -28,14 +28,18 @@ from fedspan.engine.worker import without_zeros
 class Population:
     """The clients' states in memory, in files, or as the replies that they follow from."""
 
-    def __init__(self, method: AnyMethod, problem: Problem, engine: Engine, *, resume: bool) -> None:
+    def __init__(
+        self, method: AnyMethod, problem: Problem, engine: Engine, *, resume: bool
+    ) -> None:
         self.method, self.problem = method, problem
         one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
         self.tables: dict[str, States | CompactStates] = {}
         self._empty: dict[str, Vector] = {}  # fields without numbers
-        self._empties: dict[tuple[int, int], dict[str, Vector]] = {}  # the same for so many runs and clients
+        self._empties: dict[
+            tuple[int, int], dict[str, Vector]
+        ] = {}  # the same for so many runs and clients
         for field in dataclasses.fields(one):
             first = getattr(one, field.name)[0]
             if not first.numel():
@@ -51,7 +55,9 @@ class Population:
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""
-        return self._state({name: table.take(rnd.rows) for name, table in self.tables.items()}, *rnd.ids.shape)
+        return self._state(
+            {name: table.take(rnd.rows) for name, table in self.tables.items()}, *rnd.ids.shape
+        )
 
     def take_all(self) -> Any:
         """The states of all clients, (runs, N, size)."""
@@ -77,7 +83,9 @@ class Population:
 
     def restart(self, rnd: Round) -> bool:
         """Whether a round's clients got their first states, as their last ones have been overwritten in memory."""
-        lost = [table for table in self.tables.values() if rnd.overwrite and isinstance(table, InMemory)]
+        lost = [
+            table for table in self.tables.values() if rnd.overwrite and isinstance(table, InMemory)
+        ]
         for table in lost:
             table.put(rnd.rows, table.first.expand(len(rnd.rows), -1))
         return bool(lost)
@@ -85,10 +93,14 @@ class Population:
     def _compact(self, one: Any, field: str, rows: int) -> CompactStates:
         name, method = type(self.method).__name__, self.method
         if not isinstance(method, Replayable):
-            raise SpecError(f"{name}'s client states do not follow from its replies; leave `compact_states` out")
+            raise SpecError(
+                f"{name}'s client states do not follow from its replies; leave `compact_states` out"
+            )
         if method.private:
             kept = ", ".join(method.private)
-            raise SpecError(f"{name}'s clients keep {kept}, which no reply tells; leave `compact_states` out")
+            raise SpecError(
+                f"{name}'s clients keep {kept}, which no reply tells; leave `compact_states` out"
+            )
         problem, clients = self.problem, self.problem.clients
 
         def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:

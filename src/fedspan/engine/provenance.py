@@ -49,7 +49,12 @@ if TYPE_CHECKING:
 CARD = "provenance.json"
 KEY = "FEDSPAN_SIGN_KEY"
 ABOVE = "../"  # before the name of a file that the seeds of a run share
-READ = (history.NAME, CLIENTS, LR, OUTCOME)  # what `fedspan.load` reads, beside the model, which the last one covers
+READ = (
+    history.NAME,
+    CLIENTS,
+    LR,
+    OUTCOME,
+)  # what `fedspan.load` reads, beside the model, which the last one covers
 COVERED = (*READ, TRAFFIC, SPEC, ROSTER, ROUNDS)
 UNFINISHED = (CHECKPOINT, BEST)  # which a finished run may keep
 OPTIONAL = (TABLE, *UNFINISHED)  # nothing reads them as the record, so that they may be added later
@@ -82,7 +87,9 @@ def signing_key() -> Any:
             f"{KEY} names {named!r}, which cannot be read as a private key ({one_line(error, 80)})"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise SpecError(f"{KEY} names {named!r}, which is no Ed25519 key; openssl genpkey -algorithm ed25519 makes one")
+        raise SpecError(
+            f"{KEY} names {named!r}, which is no Ed25519 key; openssl genpkey -algorithm ed25519 makes one"
+        )
     return key
 
 
@@ -94,7 +101,9 @@ def public_key(path: Path) -> str:
     try:
         return str(load_pem_public_key(path.read_bytes()).public_bytes_raw().hex())  # type: ignore[union-attr]
     except (OSError, ValueError, AttributeError) as error:
-        raise SpecError(f"{str(path)!r} cannot be read as an Ed25519 public key ({one_line(error, 80)})") from None
+        raise SpecError(
+            f"{str(path)!r} cannot be read as an Ed25519 public key ({one_line(error, 80)})"
+        ) from None
 
 
 def fingerprint(public: str) -> str:
@@ -121,22 +130,50 @@ def write_cards(
     """
     assert loop.run_dir is not None
     above = loop.run_dir.parent if seeds else loop.run_dir
-    names = [name for name in (*COVERED, *OPTIONAL) if name != OUTCOME and (keeps or name not in UNFINISHED)]
-    for number, (folder, trail) in enumerate(zip(seed_dirs(loop.run_dir, loop.seeds), trails.items(), strict=True)):
+    names = [
+        name
+        for name in (*COVERED, *OPTIONAL)
+        if name != OUTCOME and (keeps or name not in UNFINISHED)
+    ]
+    for number, (folder, trail) in enumerate(
+        zip(seed_dirs(loop.run_dir, loop.seeds), trails.items(), strict=True)
+    ):
         seed, last = loop.seeds[number], result.runs[number][-1]
-        card: Table = {"model": {"file": MODEL, "sha256": sha256(folder / MODEL)}, "run": loop.id, "start": start}
-        card |= {"seed": seed, "seeds": list(seeds or loop.seeds), "status": result.statuses[number], "rounds": loop.t}
+        card: Table = {
+            "model": {"file": MODEL, "sha256": sha256(folder / MODEL)},
+            "run": loop.id,
+            "start": start,
+        }
+        card |= {
+            "seed": seed,
+            "seeds": list(seeds or loop.seeds),
+            "status": result.statuses[number],
+            "rounds": loop.t,
+        }
         card |= {"model_round": result.model_rounds.get(seed, loop.t)}
         card |= {"metrics": {name: value for name, value in last.items() if name != "events"}}
         card |= {"epsilon": last["epsilon"]} if "epsilon" in last else {}
-        card |= {"audit": dict(zip(("file", "last_hash"), trail, strict=True)), "identity": spec.identity()}
-        card |= {"data": spec.decisions().get("task", {}), "spec": spec.table(), "versions": versions()}
+        card |= {
+            "audit": dict(zip(("file", "last_hash"), trail, strict=True)),
+            "identity": spec.identity(),
+        }
+        card |= {
+            "data": spec.decisions().get("task", {}),
+            "spec": spec.table(),
+            "versions": versions(),
+        }
         files = {name: sha256(folder / name) for name in names if (folder / name).exists()}
         if folder != above:
-            files |= {ABOVE + name: sha256(above / name) for name in names if (above / name).exists()}
-        files[OUTCOME if folder == loop.run_dir else ABOVE + OUTCOME] = hashlib.sha256(outcome).hexdigest()
+            files |= {
+                ABOVE + name: sha256(above / name) for name in names if (above / name).exists()
+            }
+        files[OUTCOME if folder == loop.run_dir else ABOVE + OUTCOME] = hashlib.sha256(
+            outcome
+        ).hexdigest()
         card |= {"files": files}
-        write_table(folder / CARD, card if key is None else card | {"signature": _signature(card, key)})
+        write_table(
+            folder / CARD, card if key is None else card | {"signature": _signature(card, key)}
+        )
 
 
 def _signature(card: Table, key: Any) -> Table:
@@ -166,20 +203,29 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
     ends = [end for folder in folders if (end := read_outcome(folder))]
     if run_dir not in folders:
         whole = read_outcome(run_dir)
-        ends += [whole] if whole and len(ends) < len(folders) else []  # seeds of one computation have one file
+        ends += (
+            [whole] if whole and len(ends) < len(folders) else []
+        )  # seeds of one computation have one file
     cards = {folder: _card(folder) for folder in folders if (folder / CARD).exists()}
     wrong = list[str]()
     for folder, card in cards.items():
         place = folder if OUTCOME in card["files"] else folder.parent
         ended = (place / OUTCOME).exists()  # it is written after the card, and covers the model
-        wrong += _changes(folder, card, READ if ended else [name for name in READ if name != OUTCOME])
+        wrong += _changes(
+            folder, card, READ if ended else [name for name in READ if name != OUTCOME]
+        )
         if not ended and not _is(folder / MODEL, card["model"].get("sha256")):
             wrong.append(f"{str(folder / MODEL)!r} is not the model of the card")
         if "signature" in card and find_spec("cryptography") and not _valid(card):
             wrong.append(_not_signed(folder))
     if cards and run_dir not in folders:
         known = {f"seed-{seed}" for card in cards.values() for seed in card["seeds"]}
-        shared = {name.removeprefix(ABOVE) for card in cards.values() for name in card["files"] if ABOVE in name}
+        shared = {
+            name.removeprefix(ABOVE)
+            for card in cards.values()
+            for name in card["files"]
+            if ABOVE in name
+        }
         wrong += [f"{str(one)!r} {ADDED}" for one in folders if one.name not in known]
         others = [run_dir / name for name in READ if name not in (*shared, OUTCOME)]
         wrong += [f"{str(one)!r} {ADDED}" for one in others if one.exists()]
@@ -191,7 +237,9 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
 
 
 def _card(folder: Path) -> Table:
-    return read_table(folder / CARD, CARD_FORM, {"signature": dict[str, str], "epsilon": float | None}, CHANGED)
+    return read_table(
+        folder / CARD, CARD_FORM, {"signature": dict[str, str], "epsilon": float | None}, CHANGED
+    )
 
 
 def _changes(folder: Path, card: Table, names: Sequence[str]) -> list[str]:
@@ -201,10 +249,14 @@ def _changes(folder: Path, card: Table, names: Sequence[str]) -> list[str]:
         path = (folder.parent if name.startswith(ABOVE) else folder) / Path(name).name
         if path.name in names and not _is(path, digest):
             wrong.append(
-                f"{str(path)!r} is missing" if not path.exists() else f"{str(path)!r} was changed after the run"
+                f"{str(path)!r} is missing"
+                if not path.exists()
+                else f"{str(path)!r} was changed after the run"
             )
     others = [name for name in names if name not in card["files"] and name not in OPTIONAL]
-    return wrong + [f"{str(folder / name)!r} {ADDED}" for name in others if (folder / name).exists()]
+    return wrong + [
+        f"{str(folder / name)!r} {ADDED}" for name in others if (folder / name).exists()
+    ]
 
 
 def _is(path: Path, digest: Any) -> bool:
@@ -236,4 +288,6 @@ def _valid(card: Table) -> bool:
 
 def _signed(card: Table) -> bytes:
     """What is signed: all of a card but its signature."""
-    return json.dumps({key: value for key, value in card.items() if key != "signature"}, sort_keys=True).encode()
+    return json.dumps(
+        {key: value for key, value in card.items() if key != "signature"}, sort_keys=True
+    ).encode()

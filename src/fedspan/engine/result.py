@@ -16,7 +16,15 @@ from torch import nn
 
 from fedspan.core import checkpoint, registry
 from fedspan.core.building import describe
-from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line, one_of, path_of, shown
+from fedspan.core.errors import (
+    CheckpointError,
+    FedspanError,
+    SpecError,
+    one_line,
+    one_of,
+    path_of,
+    shown,
+)
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import DETAILS
@@ -31,7 +39,12 @@ from fedspan.engine.per_client import PerClient
 from fedspan.engine.provenance import check_run
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
-MAIN = ("lr", "local_steps", "rank", "projector.rank")  # settings of a method that notebooks show, changed or not
+MAIN = (
+    "lr",
+    "local_steps",
+    "rank",
+    "projector.rank",
+)  # settings of a method that notebooks show, changed or not
 
 
 @dataclass(eq=False)
@@ -68,7 +81,11 @@ class Result:
         """The trained module, with the weights of the first seed; refused where there is none."""
         if self.module is None:
             loaded = self.run_dir is not None and bool(self.weights)
-            place = f"fedspan.load({str(self.run_dir)!r}, model=model)" if loaded else "`result.weights[0]`"
+            place = (
+                f"fedspan.load({str(self.run_dir)!r}, model=model)"
+                if loaded
+                else "`result.weights[0]`"
+            )
             raise SpecError(f"the result holds weights and no module; use {place}")
         return self.module
 
@@ -77,14 +94,20 @@ class Result:
         """All evaluations, one dictionary each; with several seeds every one says its `seed`."""
         if len(self.seeds) == 1:
             return self.runs[0]
-        return [{"seed": seed, **line} for seed, lines in zip(self.seeds, self.runs, strict=True) for line in lines]
+        return [
+            {"seed": seed, **line}
+            for seed, lines in zip(self.seeds, self.runs, strict=True)
+            for line in lines
+        ]
 
     @property
     def status(self) -> str:
         """How the run ended: "finished", "interrupted", "stopped at round t: reason" or "diverged at round t"."""
         if len(set(self.statuses)) == 1:
             return self.statuses[0]
-        return "; ".join(f"seed {seed} {one}" for seed, one in zip(self.seeds, self.statuses, strict=True))
+        return "; ".join(
+            f"seed {seed} {one}" for seed, one in zip(self.seeds, self.statuses, strict=True)
+        )
 
     @property
     def finished(self) -> bool:
@@ -137,7 +160,11 @@ class Result:
 
     def kept_rounds(self) -> dict[str, Any]:
         """The rounds of the models that were kept, as `result.json` has them."""
-        return {"model_rounds": {str(seed): t for seed, t in self.model_rounds.items()}} if self.model_rounds else {}
+        return (
+            {"model_rounds": {str(seed): t for seed, t in self.model_rounds.items()}}
+            if self.model_rounds
+            else {}
+        )
 
     def kept(self) -> list[str]:
         """The evaluations of the models that were kept instead of the last ones, in words."""
@@ -147,7 +174,9 @@ class Result:
             if lines[-1]["round"] == t:
                 continue
             line = next((one for one in lines if one["round"] == t), {})
-            values = [f"{name}={line[name]:.4g}" for name in self.metrics if line.get(name) is not None]
+            values = [
+                f"{name}={line[name]:.4g}" for name in self.metrics if line.get(name) is not None
+            ]
             whose = f" of seed {seed}" if len(self.seeds) > 1 else ""
             said.append(f"the model{whose} is that of round {t}: {', '.join(values)}")
         return said
@@ -174,10 +203,17 @@ class Result:
         one_of("metric", metric, self.metrics)
         ax = axis_or_new(ax)
         for seed, lines in zip(self.seeds, self.runs, strict=True):
-            cost = [line["up_bytes"] + line["down_bytes"] if x == "total_bytes" else line[x] for line in lines]
+            cost = [
+                line["up_bytes"] + line["down_bytes"] if x == "total_bytes" else line[x]
+                for line in lines
+            ]
             values = [float("nan") if line.get(metric) is None else line[metric] for line in lines]
             ax.plot(cost, values, label=f"seed {seed}" if len(self.seeds) > 1 else None)
-        ax.set_xlabel({"round": "rounds", "up_bytes": "bytes up", "total_bytes": "bytes up and down"}.get(x, x))
+        ax.set_xlabel(
+            {"round": "rounds", "up_bytes": "bytes up", "total_bytes": "bytes up and down"}.get(
+                x, x
+            )
+        )
         ax.set_ylabel(metric)
         if len(self.seeds) > 1:
             ax.legend()
@@ -196,7 +232,9 @@ class Result:
         path = path_of("path", path)
         if path.suffix == ".safetensors":
             if len(self.weights) != 1:
-                raise SpecError(f"the result has weights of {len(self.weights)} seeds; save it to a directory")
+                raise SpecError(
+                    f"the result has weights of {len(self.weights)} seeds; save it to a directory"
+                )
             checkpoint.write_tensors(path, self.weights[0])
             return path
         if path.suffix:
@@ -205,7 +243,9 @@ class Result:
         header = {"spec": self.spec}
         for number, folder in enumerate(seed_dirs(path, self.seeds)):
             make_dir(folder)
-            history.write(folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]])
+            history.write(
+                folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]]
+            )
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         if self.per_client:
@@ -219,18 +259,36 @@ class Result:
     def __repr__(self) -> str:
         ends = self.model_lines
         last = max((lines[-1]["round"] for lines in self.runs if lines), default=0)
-        known = {name: [end[name] for end in ends if end.get(name) is not None] for name in self.metrics}
+        known = {
+            name: [end[name] for end in ends if end.get(name) is not None] for name in self.metrics
+        }
         known = {name: every for name, every in known.items() if every and name not in DETAILS}
         values = [f"{name}={sum(every) / len(every):.4g}" for name, every in known.items()]
         values += [f"means of {len(ends)} seeds"] if len(ends) > 1 else []
         together = " in all" if len(ends) > 1 else ""
         sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
-        found = [] if self.lr_search is None else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
-        weights = [f"weights={self.spec['participation']['weights']}"] if "participation" in self.spec else []
-        early = [t for seed, t in self.model_rounds.items() if t != self.runs[self.seeds.index(seed)][-1]["round"]]
+        found = (
+            []
+            if self.lr_search is None
+            else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
+        )
+        weights = (
+            [f"weights={self.spec['participation']['weights']}"]
+            if "participation" in self.spec
+            else []
+        )
+        early = [
+            t
+            for seed, t in self.model_rounds.items()
+            if t != self.runs[self.seeds.index(seed)][-1]["round"]
+        ]
         if early:
-            values = [f"the model is that of round {' and '.join(map(str, early))}: {', '.join(values)}"]
-        return f"Result({self.status}, {last} rounds, {', '.join([*values, sizes, *found, *weights])})"
+            values = [
+                f"the model is that of round {' and '.join(map(str, early))}: {', '.join(values)}"
+            ]
+        return (
+            f"Result({self.status}, {last} rounds, {', '.join([*values, sizes, *found, *weights])})"
+        )
 
     def _repr_html_(self) -> str:
         """Return method, settings, a small curve and the last evaluations, for notebooks."""
@@ -238,7 +296,9 @@ class Result:
         names = ["seed"] * (len(self.seeds) > 1) + ["round"]
         sizes = {"up_bytes": "MB up", "down_bytes": "MB down"}
         metrics = [name for name in self.metrics if name not in DETAILS]
-        heads = "".join(f"<th>{html.escape(name)}</th>" for name in (*names, *sizes.values(), *metrics))
+        heads = "".join(
+            f"<th>{html.escape(name)}</th>" for name in (*names, *sizes.values(), *metrics)
+        )
         rows = ""
         for line in lines:
             values = [*(line[name] for name in names), *(line[name] / 1e6 for name in sizes)]
@@ -268,19 +328,31 @@ class Result:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
+    return (
+        ""
+        if value is None
+        else f"{value:.4g}"
+        if isinstance(value, float)
+        else html.escape(str(value))
+    )
 
 
 def _curve(runs: Sequence[Sequence[Line]], metric: str) -> str:
     """Return a picture of a metric over rounds, one line per seed; empty with fewer than two values."""
     points = [[(line["round"], line.get(metric)) for line in lines] for lines in runs]
-    seeds = [[(t, value) for t, value in one if value is not None and math.isfinite(value)] for one in points]
+    seeds = [
+        [(t, value) for t, value in one if value is not None and math.isfinite(value)]
+        for one in points
+    ]
     values = [value for one in seeds for _, value in one]
     if len(values) < 2:
         return ""
     last, low, high = max(t for one in seeds for t, _ in one), min(values), max(values)
     width, height = 240 / (last or 1), 56 / (high - low or 1)
-    lines = (" ".join(f"{2 + t * width:.1f},{2 + (high - y) * height:.1f}" for t, y in one) for one in seeds)
+    lines = (
+        " ".join(f"{2 + t * width:.1f},{2 + (high - y) * height:.1f}" for t, y in one)
+        for one in seeds
+    )
     drawn = "".join(f'<polyline points="{points}"/>' for points in lines)
     what = html.escape(f"{metric} over {last} rounds, from {low:.4g} to {high:.4g}")
     svg = f'<svg width="244" height="60" fill="none" stroke="currentColor" role="img" aria-label="{what}">{drawn}</svg>'
@@ -309,7 +381,11 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     run_dir = path_of("run_dir", run_dir)
     if model is not None and not isinstance(model, nn.Module):
         raise SpecError(f"`model` must be a torch.nn.Module, got {shown(model)}")
-    places = [run_dir] if (run_dir / history.NAME).exists() else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
+    places = (
+        [run_dir]
+        if (run_dir / history.NAME).exists()
+        else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
+    )
     dirs = [place if place.is_dir() else place.parent for place in places]
     if not dirs:
         raise FedspanError(f"{str(run_dir)!r} holds no run: there is no {history.NAME}")
@@ -318,10 +394,16 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
     order = sorted(range(len(read)), key=seeds.__getitem__)
     found = run_dir / LR
-    how = {seed: status for end in ends for seed, status in zip(end["seeds"], end["statuses"], strict=True)}
+    how = {
+        seed: status
+        for end in ends
+        for seed, status in zip(end["seeds"], end["statuses"], strict=True)
+    }
     kept = {int(key): t for end in ends for key, t in end.get("model_rounds", {}).items()}
     if len(set(seeds)) < len(seeds) or not how.keys() <= set(seeds):
-        raise CheckpointError(f"{str(run_dir)!r} is damaged: its files are of the seeds {seeds} and {[*how]}; {REMEDY}")
+        raise CheckpointError(
+            f"{str(run_dir)!r} is damaged: its files are of the seeds {seeds} and {[*how]}; {REMEDY}"
+        )
     weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
     if model is not None:
         _fill(model, weights, run_dir)
@@ -339,15 +421,21 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
 def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir: Path) -> None:
     """Puts trained weights into a module."""
     if len(weights) != 1:
-        raise FedspanError(f"{str(run_dir)!r} has trained weights of {len(weights)} seeds; `model` takes those of one")
+        raise FedspanError(
+            f"{str(run_dir)!r} has trained weights of {len(weights)} seeds; `model` takes those of one"
+        )
     try:
         model.load_state_dict(weights[0])
     except RuntimeError as error:
-        raise FedspanError(f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}") from None
+        raise FedspanError(
+            f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}"
+        ) from None
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         return checkpoint.read_tensors(path)[0]
     except (SafetensorError, OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); {REMEDY}") from None
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); {REMEDY}"
+        ) from None

@@ -55,7 +55,18 @@ from fedspan.engine.outcome import (
 from fedspan.engine.result import Result, load
 
 CHECKPOINT_SECONDS = 5.0
-WRITTEN = (AUDIT, BEST, CHECKPOINT, CLIENTS, MODEL, OUTCOME, SPEC, TRAFFIC, history.NAME, provenance.CARD)
+WRITTEN = (
+    AUDIT,
+    BEST,
+    CHECKPOINT,
+    CLIENTS,
+    MODEL,
+    OUTCOME,
+    SPEC,
+    TRAFFIC,
+    history.NAME,
+    provenance.CARD,
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,13 @@ class Keeping:
     resume: bool = False
     checkpoint_every: int | None = None  # rounds; None: with an evaluation every few seconds
     keep_checkpoint: bool = False  # also after the run has finished, so that it can be made longer
-    retry_diverged: bool = False  # a diverged run keeps its last good checkpoint, and resuming goes on from it
+    retry_diverged: bool = (
+        False  # a diverged run keeps its last good checkpoint, and resuming goes on from it
+    )
     signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
-    seeds: tuple[int, ...] = ()  # all seeds, if each has a run directory of its own, below one that they share
+    seeds: tuple[
+        int, ...
+    ] = ()  # all seeds, if each has a run directory of its own, below one that they share
 
 
 def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
@@ -78,11 +93,17 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
         Terminated: The same by SIGTERM.
     """
     keeping = keeping or Keeping()
-    directory: AbstractContextManager[None] = nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
+    directory: AbstractContextManager[None] = (
+        nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
+    )
     with directory, nullcontext() if keeping.resume else removed_on_failure(loop, spec):
         result, received = _execute(loop, spec, keeping)
     if received:
-        more = "" if loop.run_dir is None else f"; resume=True continues the run in {str(loop.run_dir)!r}"
+        more = (
+            ""
+            if loop.run_dir is None
+            else f"; resume=True continues the run in {str(loop.run_dir)!r}"
+        )
         error = Terminated if signal.SIGTERM in received else KeyboardInterrupt
         raise error(f"stopped after round {loop.t}{more}")
     return result
@@ -97,7 +118,9 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
             weights = found.weights[number] if number < len(found.weights) else {}
             check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
         return found, []
-    signals: AbstractContextManager[list[int]] = stop_signals(loop) if keeping.signals else nullcontext([])
+    signals: AbstractContextManager[list[int]] = (
+        stop_signals(loop) if keeping.signals else nullcontext([])
+    )
     with signals as received:
         try:
             for callback in loop.callbacks:
@@ -115,7 +138,9 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
     if statuses[0] == "interrupted":  # between two evaluations
         files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
     result = Result(loop.seeds, loop.lines, statuses, spec.table(), loop.run_dir)
-    result.weights = [loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)]
+    result.weights = [
+        loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)
+    ]
     failed: Exception | None = None
     for callback in loop.callbacks:
         try:
@@ -136,8 +161,14 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
     columns = [column_of(one) for one in loop.metrics]
     asked = dict.fromkeys(columns, "test") | {HELD_OUT + name: "validation" for name in columns}
     for name, data in asked.items():
-        if any(name in line and line[name] is None and not line.get("diverged") for line in result.model_lines):
-            warnings.warn(f"the metric {name!r} is undefined on the {data} data{undefined_where(name)}", stacklevel=4)
+        if any(
+            name in line and line[name] is None and not line.get("diverged")
+            for line in result.model_lines
+        ):
+            warnings.warn(
+                f"the metric {name!r} is undefined on the {data} data{undefined_where(name)}",
+                stacklevel=4,
+            )
     return result, received
 
 
@@ -160,7 +191,9 @@ class _Files:
         self.key = provenance.signing_key() if loop.run_dir is not None else None
         self.saved = time.monotonic()
         self.start = loop.start  # what the run was begun from; a resumed run keeps it
-        self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)  # the model before a divergence
+        self.finite = [(loop.model(), loop.buffers)] * len(
+            loop.seeds
+        )  # the model before a divergence
 
     def add(self, row: Row) -> None:
         for number, lines in enumerate(self.loop.lines):
@@ -174,7 +207,11 @@ class _Files:
             self.audit.flush(row)
 
     def save_if_due(self) -> None:
-        if self.histories and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        if (
+            self.histories
+            and self.every is None
+            and time.monotonic() - self.saved > CHECKPOINT_SECONDS
+        ):
             self.save()
 
     def save(self) -> None:
@@ -242,7 +279,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     for folder in {out, *seed_dirs(out, loop.seeds)}:
         remove_leftovers(folder, WRITTEN)
     headers = [{"spec": table | {"seed": seed}, "versions": versions()} for seed in loop.seeds]
-    places = list(zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True))
+    places = list(
+        zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True)
+    )
     if keeping.resume:
         if (out / OUTCOME).exists():
             _same_run(read_outcome(out), spec, loop.seeds)
@@ -257,7 +296,9 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
                 f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
                 f"at least {meta['round']}"
             )
-        if meta.get("start", loop.start) != loop.start:  # no error: who draws a model anew could never resume
+        if (
+            meta.get("start", loop.start) != loop.start
+        ):  # no error: who draws a model anew could never resume
             warnings.warn(
                 "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
                 stacklevel=5,
@@ -269,7 +310,10 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
             )
         if loop.t:
             marks = [history.mark_of(mark, out / CHECKPOINT) for mark in meta["history"]]
-            loop.lines = [history.read_marked(path, mark) for (path, _), mark in zip(places, marks, strict=True)]
+            loop.lines = [
+                history.read_marked(path, mark)
+                for (path, _), mark in zip(places, marks, strict=True)
+            ]
             _same_moment(loop)
     else:
         check_vacant(out)
@@ -285,7 +329,10 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     for path in (out / OUTCOME, *(one / provenance.CARD for one in seed_dirs(out, loop.seeds))):
         remove(path)  # before the files that it vouches for are changed
     write_atomic(out / SPEC, spec.toml().encode())
-    files.histories = [History(path, header, lines) for (path, header), lines in zip(places, loop.lines, strict=True)]
+    files.histories = [
+        History(path, header, lines)
+        for (path, header), lines in zip(places, loop.lines, strict=True)
+    ]
     files.audit = Audit(loop, spec)
     loop._each_round = [*loop._each_round, files.audit]
     if keeping.checkpoint_every is not None:
@@ -316,27 +363,44 @@ def _decisions(spec: Spec) -> Table:
 def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
     """A checkpoint is continued only with the settings it was made with; `rounds` may change without a schedule."""
     if not isinstance(meta.get("decisions"), dict):
-        raise CheckpointError("the run directory does not say with which settings its run was made; begin another run")
+        raise CheckpointError(
+            "the run directory does not say with which settings its run was made; begin another run"
+        )
     before, now = flat(meta["decisions"]), flat(spec.decisions())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             told = [repr(value[key]) if key in value else "its default" for value in (before, now)]
-            why = "its schedule spans the run" if spec.method.spans_run else "its noise was solved for this many rounds"
+            why = (
+                "its schedule spans the run"
+                if spec.method.spans_run
+                else "its noise was solved for this many rounds"
+            )
             remedy = f"{why}; keep `rounds`, or begin another run" if key == "rounds" else ""
             raise CheckpointError(
                 f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
             )
     if meta.get("identity") != spec.identity():
-        raise CheckpointError("the checkpoint was made with the patterns of `rank` in another order; use the same")
+        raise CheckpointError(
+            "the checkpoint was made with the patterns of `rank` in another order; use the same"
+        )
     if meta.get("seeds") != list(seeds):
-        raise CheckpointError(f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds")
+        raise CheckpointError(
+            f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds"
+        )
 
 
 def _same_moment(loop: Loop) -> None:
     """Refuses a history that is ahead of the checkpoint that names it."""
     for lines, up, down in zip(loop.lines, *loop.ledger.totals(), strict=True):
-        if not lines or lines[-1]["round"] > loop.t or lines[-1]["up_bytes"] > up or lines[-1]["down_bytes"] > down:
-            raise CheckpointError("the checkpoint is damaged: its history is of a later round; start the run again")
+        if (
+            not lines
+            or lines[-1]["round"] > loop.t
+            or lines[-1]["up_bytes"] > up
+            or lines[-1]["down_bytes"] > down
+        ):
+            raise CheckpointError(
+                "the checkpoint is damaged: its history is of a later round; start the run again"
+            )
 
 
 def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:
@@ -344,6 +408,8 @@ def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
-    counts = zip(loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True)
+    counts = zip(
+        loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True
+    )
     table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
     write_atomic(folder / TRAFFIC, text.getvalue().encode(), private=private)

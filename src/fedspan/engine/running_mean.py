@@ -71,16 +71,26 @@ class RunningMean:
 
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
-        rnd = self.rnd if len(self.places) == self.rnd.ids.shape[1] else self.rnd.subset(np.array(self.places))
+        rnd = (
+            self.rnd
+            if len(self.places) == self.rnd.ids.shape[1]
+            else self.rnd.subset(np.array(self.places))
+        )
         count = float(len(self.places))
         means = {
-            name: own.total().div_(count if rnd.weights is None or name in ranges_of(self.kind) else rnd.share)
+            name: own.total().div_(
+                count if rnd.weights is None or name in ranges_of(self.kind) else rnd.share
+            )
             for name, own in self.sums.items()
         }
-        return self.kind(**{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)})
+        return self.kind(
+            **{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)}
+        )
 
 
-def gathering(method: AnyMethod, rnd: Round, aggregator: Aggregator | None) -> Gathered | RunningMean:
+def gathering(
+    method: AnyMethod, rnd: Round, aggregator: Aggregator | None
+) -> Gathered | RunningMean:
     """What takes in the replies of a round; large ones are averaged as they arrive where nothing needs each of them."""
     return RunningMean(rnd) if aggregator is None and averages(method, rnd) else Gathered()
 
@@ -102,7 +112,9 @@ class _Sum:
 
     def _add(self, level: int, row: Vector) -> None:
         if level == len(self.levels):
-            self.levels.append(row.clone() if level else row)  # the first row is the caller's to give away
+            self.levels.append(
+                row.clone() if level else row
+            )  # the first row is the caller's to give away
         else:
             self.levels[level].add_(row)
 

@@ -65,7 +65,9 @@ class Screen:
             if most and not ordered[-1] <= most:
                 # NaN and infinity are no lies but divergence, which must show
                 far = [place for place, size in enumerate(row) if most < size < math.inf]
-                found += [Outlier(run, place, _why(row[place], usual, KINDS[kind])) for place in far]
+                found += [
+                    Outlier(run, place, _why(row[place], usual, KINDS[kind])) for place in far
+                ]
         return found
 
     def save(self) -> torch.Tensor:
@@ -76,7 +78,9 @@ class Screen:
         """Puts back what `save` gave."""
         check_forms({"usual": saved}, {"usual": self.save()})
         if not bool((saved >= 0).all()):
-            raise CheckpointError("the checkpoint is damaged: its usual norms are impossible; start the run again")
+            raise CheckpointError(
+                "the checkpoint is damaged: its usual norms are impossible; start the run again"
+            )
         self.usual = saved.tolist()
 
 
@@ -85,17 +89,24 @@ def impossible(up: Any) -> list[Outlier]:
     wrong = outside(type(up), vars(up))
     if wrong is None or not wrong.any():
         return []
-    return [Outlier(run, place, f"reply left out: {OUTSIDE}") for run, place in wrong.nonzero().tolist()]
+    return [
+        Outlier(run, place, f"reply left out: {OUTSIDE}") for run, place in wrong.nonzero().tolist()
+    ]
 
 
 def in_words(rnd: Round, outliers: Iterable[Outlier]) -> tuple[str, ...]:
     """Events. Seeds that are computed together leave out the same places."""
     seeds = [f" of seed {seed}" if len(rnd.seeds) > 1 else "" for seed in rnd.seeds]
-    return tuple(f"round {rnd.t}: client {rnd.ids[run, place]}{seeds[run]}: {why}" for run, place, why in outliers)
+    return tuple(
+        f"round {rnd.t}: client {rnd.ids[run, place]}{seeds[run]}: {why}"
+        for run, place, why in outliers
+    )
 
 
 def _why(size: float, usual: float, what: str) -> str:
-    return f"reply left out: {what}, {size:.3g}, is {size / usual:.3g} times the median, {usual:.3g}"
+    return (
+        f"reply left out: {what}, {size:.3g}, is {size / usual:.3g} times the median, {usual:.3g}"
+    )
 
 
 def norms(parts: Iterable[Any]) -> Norms:

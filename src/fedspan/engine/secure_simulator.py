@@ -60,7 +60,9 @@ class SecureSimulator(Simulator):
     ) -> None:
         super().__init__(method, problem, engine, resume=resume)
         self.privacy, self.fixed = privacy, FixedPoint.of(privacy)
-        self.gone: Callable[[int, str], Collection[int]] = lambda _, __: ()  # (round, question) → places without answer
+        self.gone: Callable[[int, str], Collection[int]] = (
+            lambda _, __: ()
+        )  # (round, question) → places without answer
         self._used: set[bytes] = set()
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
@@ -73,9 +75,15 @@ class SecureSimulator(Simulator):
         if len(there) >= self.privacy.survivors(cohort):
             own = down.subset(there) if isinstance(down, SyncedDown) else down
             roster = [place for place in range(cohort) if place not in gone["keys"]]
-            each = [factors({p: self._examples(rnd, run)[p] for p in roster}) for run in range(rnd.ids.shape[0])]
+            each = [
+                factors({p: self._examples(rnd, run)[p] for p in roster})
+                for run in range(rnd.ids.shape[0])
+            ]
             work = self._rounded(
-                rnd.subset(there), own, buffers, np.array([[one[p] for p in there.tolist()] for one in each])
+                rnd.subset(there),
+                own,
+                buffers,
+                np.array([[one[p] for p in there.tolist()] for one in each]),
             )
         sums = [self._sum(run, rnd, there, work, gone) for run in range(rnd.ids.shape[0])]
         asked = np.array([place not in gone["keys"] | gone["shares"] for place in range(cohort)])
@@ -84,14 +92,23 @@ class SecureSimulator(Simulator):
         events = tuple(event for _, _, told in sums for event in told)
         totals = [total for total, _, _ in sums if total is not None]
         if work is None or len(totals) < len(sums):
-            return Replies(np.array([], np.int64), None, buffers, sent + base * asked, events=events)
-        return self._counted(rnd.subset(there), there, work, totals, buffers, sent + base * asked, received, events)
+            return Replies(
+                np.array([], np.int64), None, buffers, sent + base * asked, events=events
+            )
+        return self._counted(
+            rnd.subset(there), there, work, totals, buffers, sent + base * asked, received, events
+        )
 
     def _examples(self, rnd: Round, run: int) -> list[int]:
         """By which the client at each place counts."""
-        return [1 if rnd.weights is None else self.problem.examples(one) for one in rnd.ids[run].tolist()]
+        return [
+            1 if rnd.weights is None else self.problem.examples(one)
+            for one in rnd.ids[run].tolist()
+        ]
 
-    def _rounded(self, rnd: Round, down: Any, buffers: Vector | None, factors: npt.NDArray[np.float64]) -> _Work:
+    def _rounded(
+        self, rnd: Round, down: Any, buffers: Vector | None, factors: npt.NDArray[np.float64]
+    ) -> _Work:
         """The local work of the clients that reply, rounded to whole numbers; their states follow from the rounded."""
         before = self.population.take(rnd)
         new, up, beside = self._work(rnd, down, buffers)
@@ -99,7 +116,9 @@ class SecureSimulator(Simulator):
         if beside is not None and buffers is not None:
             arrays[BUFFERS] = beside - buffers
         arrays = {name: array.expand(*rnd.ids.shape, -1) for name, array in arrays.items()}
-        payload = Payload.of(self.fixed, {name: array[:1, :1] for name, array in arrays.items()}, type(up))
+        payload = Payload.of(
+            self.fixed, {name: array[:1, :1] for name, array in arrays.items()}, type(up)
+        )
         vectors, counted = {}, {name: torch.empty_like(array) for name, array in arrays.items()}
         for run, place in np.ndindex(*rnd.ids.shape):
             own = {name: array[run, place][None, None] for name, array in arrays.items()}
@@ -119,7 +138,10 @@ class SecureSimulator(Simulator):
         """(the sum of one run or None, bytes to and from each place, events)."""
         cohort = rnd.ids.shape[1]
         nothing = np.zeros(1, self.fixed.dtype)
-        vectors = {p: nothing if work is None else work.vectors[run, n] for n, p in enumerate(there.tolist())}
+        vectors = {
+            p: nothing if work is None else work.vectors[run, n]
+            for n, p in enumerate(there.tolist())
+        }
         examples = None if rnd.weights is None else dict(enumerate(self._examples(rnd, run)))
         clients = LocalClients(self.privacy, lambda _: vectors, gone.__getitem__, examples)
         length = 1 if work is None else work.payload.length
@@ -130,8 +152,13 @@ class SecureSimulator(Simulator):
             _, total = one.run()
         except TooFewError as error:
             events.append(f"round {rnd.t}: {error}; nothing counted")
-        events += [f"round {rnd.t}: client {rnd.ids[run, place]}: {what}" for place, what in one.events]
-        sent, received = (np.array([table[p] for p in range(cohort)]) for table in (clients.sent, clients.received))
+        events += [
+            f"round {rnd.t}: client {rnd.ids[run, place]}: {what}" for place, what in one.events
+        ]
+        sent, received = (
+            np.array([table[p] for p in range(cohort)])
+            for table in (clients.sent, clients.received)
+        )
         return total, (sent, received), events
 
     def _counted(
@@ -148,7 +175,9 @@ class SecureSimulator(Simulator):
         """The round as it counts: the clients' new states are stored, and the server is given the mean."""
         self.population.put(rnd, work.states, work.up)
         sums = zip(totals, work.factors.sum(1), strict=True)
-        means, clipped = zip(*(work.payload.decode(total, own, len(there)) for total, own in sums), strict=True)
+        means, clipped = zip(
+            *(work.payload.decode(total, own, len(there)) for total, own in sums), strict=True
+        )
         arrays = {name: torch.cat([mean[name] for mean in means]) for name in means[0]}
         changed = arrays.pop(BUFFERS, None)
         up: Any = weighted(wire.unpack(type(work.up), arrays), rnd)

@@ -31,8 +31,12 @@ from fedspan.engine.screening import Outlier, Screen, impossible, in_words, norm
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import local_work
 
-COPIES = 1 << 16  # numbers of the models of all clients of a round from which new states take the place of copies
-BATCHED = 1 << 23  # numbers of the models of all clients of a round up to which batched formulas are faster
+COPIES = (
+    1 << 16
+)  # numbers of the models of all clients of a round from which new states take the place of copies
+BATCHED = (
+    1 << 23
+)  # numbers of the models of all clients of a round up to which batched formulas are faster
 
 Answer = tuple[Any, Any, Vector | None]
 
@@ -62,7 +66,10 @@ class Simulator:
             self.simulate = "loop"
         self._pool: Pool | None = None
         participation = participation or Participation(screen=None)
-        self.screen, self.aggregator = Screen(participation.screen, problem.x0.shape[0]), participation.aggregator
+        self.screen, self.aggregator = (
+            Screen(participation.screen, problem.x0.shape[0]),
+            participation.aggregator,
+        )
         self.population = Population(method, problem, engine, resume=resume)
 
     def how(self, clients: int) -> Simulate:
@@ -91,20 +98,31 @@ class Simulator:
         elif large(rnd):
             return self._in_turn(rnd, down, buffers)
         else:
-            new, up, beside = _one_by_one(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+            new, up, beside = _one_by_one(
+                self.method, self.problem, self.population.take(rnd), down, buffers, rnd
+            )
         if outliers := self.screen.outliers(up, beside):
             return self._without(outliers, rnd, new, up, beside)
         self.population.put(rnd, new, up)
         return Replies(np.arange(cohort), up, beside)
 
-    def _without(self, outliers: list[Outlier], rnd: Round, new: Any, up: Any, beside: Vector | None) -> Replies:
+    def _without(
+        self, outliers: list[Outlier], rnd: Round, new: Any, up: Any, beside: Vector | None
+    ) -> Replies:
         """The replies that count; only the clients that sent them get their new states."""
         places = np.delete(np.arange(rnd.ids.shape[1]), [one.place for one in outliers])
         if not len(places):
             return Replies(places, None, events=in_words(rnd, self._undone(outliers, rnd)))
-        new, up = (wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up))
+        new, up = (
+            wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
+        )
         self.population.put(rnd.subset(places), new, up)
-        return Replies(places, up, None if beside is None else beside[:, places], events=in_words(rnd, outliers))
+        return Replies(
+            places,
+            up,
+            None if beside is None else beside[:, places],
+            events=in_words(rnd, outliers),
+        )
 
     def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """The replies of the clients one after the other, so that one client's state is in memory.
@@ -115,7 +133,9 @@ class Simulator:
         beside, places, sizes, out = [], list[int](), [], list[Outlier]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
-            new, up, own = local_work(self.method, self.problem, self.population.take(one), down, buffers, one)
+            new, up, own = local_work(
+                self.method, self.problem, self.population.take(one), down, buffers, one
+            )
             far = impossible(up)
             if self.screen.factor is not None:
                 sizes.append(norms(payload(up).values()))
@@ -130,22 +150,31 @@ class Simulator:
             replies.add(place, up)
             del up  # not to be held during the work of the next client
         if sizes:
-            self.screen.judge([[size for (size,) in of_run] for of_run in zip(*sizes, strict=True)])  # what is usual
+            self.screen.judge(
+                [[size for (size,) in of_run] for of_run in zip(*sizes, strict=True)]
+            )  # what is usual
         if not places:
             return Replies(np.array(places, np.int64), None, events=in_words(rnd, out))
-        return Replies(np.array(places), replies.reply(), _beside(beside), events=in_words(rnd, out))
+        return Replies(
+            np.array(places), replies.reply(), _beside(beside), events=in_words(rnd, out)
+        )
 
     def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""
         lost = self.population.restart(rnd)
-        return [one._replace(why=f"{one.why}; its state starts again") if lost else one for one in outliers]
+        return [
+            one._replace(why=f"{one.why}; its state starts again") if lost else one
+            for one in outliers
+        ]
 
     def _work(self, rnd: Round, down: Any, buffers: Vector | None) -> Answer:
         """The work of a round without storing it: (new states, replies, buffers)."""
         rnd, how = dataclasses.replace(rnd, overwrite=False), self.how(rnd.ids.shape[1])
         if how == "batched":
             try:
-                return local_work(self.method, self.problem, self.population.take(rnd), down, buffers, rnd)
+                return local_work(
+                    self.method, self.problem, self.population.take(rnd), down, buffers, rnd
+                )
             except RuntimeError as error:
                 self._use_loop(error, rnd.ids.shape[1])
                 return self._work(rnd, down, buffers)
@@ -164,15 +193,23 @@ class Simulator:
                 self.simulate = "loop"
                 return self._work(rnd, down, buffers)
         shares = [
-            rnd.subset(part) for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool)) if len(part)
+            rnd.subset(part)
+            for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool))
+            if len(part)
         ]
-        return _joined(self._pool.map([(self.population.take(share), down, buffers, share) for share in shares]))
+        return _joined(
+            self._pool.map(
+                [(self.population.take(share), down, buffers, share) for share in shares]
+            )
+        )
 
     def _use_loop(self, error: RuntimeError, cohort: int) -> None:
         """Gives up batching if the network draws dropout; raises any other error again."""
         if cohort == 1 or "vmap: called random operation" not in str(error):
             raise error
-        warnings.warn("simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=4)
+        warnings.warn(
+            "simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=4
+        )
         self.simulate = "loop"
 
     def _processes(self, rnd: Round) -> int:
@@ -218,12 +255,22 @@ def _overwriting(rnd: Round) -> Round:
 
 
 def _one_by_one(
-    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+    method: Method[Any, Any, Any, Any],
+    problem: Problem,
+    state: Any,
+    down: Any,
+    buffers: Vector | None,
+    rnd: Round,
 ) -> Answer:
     """Several clients in turn."""
     parts = []
     for place in range(rnd.ids.shape[1]):
-        own = type(state)(**{f.name: getattr(state, f.name)[:, place : place + 1] for f in dataclasses.fields(state)})
+        own = type(state)(
+            **{
+                f.name: getattr(state, f.name)[:, place : place + 1]
+                for f in dataclasses.fields(state)
+            }
+        )
         parts.append(local_work(method, problem, own, down, buffers, rnd.subset(np.array([place]))))
     return _joined(parts)
 

@@ -56,14 +56,24 @@ class States(Saved, Protocol):
 
 def save_states(fields: Mapping[str, Saved]) -> Arrays:
     """What a checkpoint must hold of all fields."""
-    return {f"{name}.{part}": array for name, states in fields.items() for part, array in states.save().items()}
+    return {
+        f"{name}.{part}": array
+        for name, states in fields.items()
+        for part, array in states.save().items()
+    }
 
 
 def load_states(fields: Mapping[str, Saved], saved: Arrays) -> None:
     """Return to the moment of `save_states`."""
     for name, states in fields.items():
         prefix = f"{name}."
-        states.load({part.removeprefix(prefix): array for part, array in saved.items() if part.startswith(prefix)})
+        states.load(
+            {
+                part.removeprefix(prefix): array
+                for part, array in saved.items()
+                if part.startswith(prefix)
+            }
+        )
 
 
 def states_saved(fields: Mapping[str, Saved]) -> None:
@@ -80,7 +90,9 @@ def check_rows(rows: torch.Tensor, count: int, most: int) -> None:
         or len(rows.unique()) < count
         or (count and not 0 <= int(rows.min()) <= int(rows.max()) < most)
     ):
-        raise CheckpointError("the checkpoint is damaged: its rows of clients are impossible; start the run again")
+        raise CheckpointError(
+            "the checkpoint is damaged: its rows of clients are impossible; start the run again"
+        )
 
 
 class InMemory:
@@ -91,7 +103,9 @@ class InMemory:
 
     def __init__(self, first: torch.Tensor, count: int) -> None:
         self.first, self.count, self.used = first.reshape(1, -1), count, 0
-        self.places = np.full(count, -1, np.int64)  # of each row in `values`; -1: it is still the first state
+        self.places = np.full(
+            count, -1, np.int64
+        )  # of each row in `values`; -1: it is still the first state
         self.rows = np.empty(count, np.int64)  # the inverse
         try:
             self.values = first.new_empty(count, first.shape[-1])
@@ -105,7 +119,9 @@ class InMemory:
 
     def take(self, rows: Rows) -> torch.Tensor:
         places = self._places(rows)
-        if len(rows) == 1 and self.values.shape[1] >= LARGE:  # the state of a large model is not copied
+        if (
+            len(rows) == 1 and self.values.shape[1] >= LARGE
+        ):  # the state of a large model is not copied
             return self.values[int(places) : int(places) + 1]
         return self.values.index_select(0, places)
 
@@ -133,10 +149,15 @@ class InMemory:
 
     def take_all(self) -> torch.Tensor:
         every = self.first.expand(self.count, -1).clone()
-        return every.index_copy_(0, torch.from_numpy(self.rows[: self.used]), self.values[: self.used])
+        return every.index_copy_(
+            0, torch.from_numpy(self.rows[: self.used]), self.values[: self.used]
+        )
 
     def save(self) -> Arrays:
-        return {"rows": torch.from_numpy(self.rows[: self.used]), "values": self.values[: self.used]}
+        return {
+            "rows": torch.from_numpy(self.rows[: self.used]),
+            "values": self.values[: self.used],
+        }
 
     def load(self, saved: Arrays) -> None:
         check_forms(saved, {"rows": torch.zeros(0, dtype=torch.int64), "values": self.values[:0]})
@@ -157,14 +178,23 @@ class OnDisk:
     """
 
     def __init__(
-        self, path: Path, first: torch.Tensor, count: int, stored: torch.dtype, *, resume: bool, own: bool = False
+        self,
+        path: Path,
+        first: torch.Tensor,
+        count: int,
+        stored: torch.dtype,
+        *,
+        resume: bool,
+        own: bool = False,
     ) -> None:
         if path.exists() and not resume and not own:
             raise SpecError(
                 f"{str(path)!r} holds states of an earlier run; resume that run or choose another directory"
             )
         if first.any():
-            raise SpecError("states on disk start at zero, but those of this method do not; keep them in memory")
+            raise SpecError(
+                "states on disk start at zero, but those of this method do not; keep them in memory"
+            )
         self.own = own  # in the run's own directory: what is there without a checkpoint is of no use to anyone
         self.path, self.count, self.stored, self.dtype = path, count, stored, first.dtype
         self.size, self.row_bytes = first.shape[-1], first.shape[-1] * stored.itemsize
@@ -195,7 +225,9 @@ class OnDisk:
             for row, value in zip(rows.tolist(), values, strict=True):
                 start = row * self.row_bytes
                 if row not in self.journaled:
-                    self.journal_end += write_at(self.journal, row.to_bytes(8, "little"), self.journal_end)
+                    self.journal_end += write_at(
+                        self.journal, row.to_bytes(8, "little"), self.journal_end
+                    )
                     for part in range(start, start + self.row_bytes, COPIED):
                         old = read_at(self.file, min(COPIED, start + self.row_bytes - part), part)
                         self.journal_end += write_at(self.journal, old, self.journal_end)
@@ -283,7 +315,10 @@ class OnDisk:
         return self.path.with_suffix(".json")
 
     def _journals(self) -> list[int]:
-        files = [file.name.rsplit("-", 1)[1] for file in self.path.parent.glob(f"{self.path.stem}.journal-*")]
+        files = [
+            file.name.rsplit("-", 1)[1]
+            for file in self.path.parent.glob(f"{self.path.stem}.journal-*")
+        ]
         return [int(number) for number in files if number.isdecimal()]
 
     def _journal_path(self, number: int) -> Path:
@@ -306,7 +341,9 @@ class OnDisk:
                     yield row, entry[8:]
 
     def _checksum(self, row: int, raw: bytes | bytearray | memoryview) -> int:
-        digest = hashlib.blake2b(raw, digest_size=8, salt=(self.id ^ row << 64).to_bytes(16, "little"))
+        digest = hashlib.blake2b(
+            raw, digest_size=8, salt=(self.id ^ row << 64).to_bytes(16, "little")
+        )
         return int.from_bytes(digest.digest(), "little", signed=True) or 1
 
     def _read(self, row: int) -> torch.Tensor:

@@ -30,8 +30,14 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {f.name: value for f in dataclasses.fields(state) if _is_zero(value := getattr(state, f.name))}
-    return replace(state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()})
+    zeros = {
+        f.name: value
+        for f in dataclasses.fields(state)
+        if _is_zero(value := getattr(state, f.name))
+    }
+    return replace(
+        state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()}
+    )
 
 
 def _is_zero(v: Vector) -> bool:
@@ -43,20 +49,31 @@ BUFFERS = "buffers"  # the name under which they are packed, next to a message's
 
 
 def answer(
-    method: Method[Any, Any, Any, Any], problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
+    method: Method[Any, Any, Any, Any],
+    problem: Problem,
+    replica: Replica,
+    down: wire.Arrays,
+    rnd: Round,
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
     message = opened(method, replica, down, rnd)
     x = message.sync.model if isinstance(message, SyncedDown) else None
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
-        state, up, buffers = local_work(method, problem, replica.state, message, down.get(BUFFERS), rnd)
+        state, up, buffers = local_work(
+            method, problem, replica.state, message, down.get(BUFFERS), rnd
+        )
     beside = {} if buffers is None else {BUFFERS: buffers}
     return Replica(state, x, rnd.t), wire.pack(up) | beside
 
 
 def local_work(
-    method: Method[Any, Any, Any, Any], problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+    method: Method[Any, Any, Any, Any],
+    problem: Problem,
+    state: Any,
+    down: Any,
+    buffers: Vector | None,
+    rnd: Round,
 ) -> tuple[Any, Any, Vector | None]:
     """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
     f = problem.cohort(rnd)
@@ -69,12 +86,16 @@ def local_work(
     return state, up, f.buffers()
 
 
-def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
+def opened(
+    method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round
+) -> Any:
     """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
     message: Any = wire.unpack(method.types()[2], down)
     if isinstance(message, SyncedDown):
         missed, since = len(message.sync.log.entries), max(replica.last_round, 0)
-        lacks = isinstance(method, LogsChanges) and message.sync.x is None and missed < rnd.t - since
+        lacks = (
+            isinstance(method, LogsChanges) and message.sync.x is None and missed < rnd.t - since
+        )
         if lacks or missed > rnd.t - since:
             raise ProtocolError(
                 f"the server sent {missed:,} changes of the model, but this client's copy is of round {since} and this "
@@ -86,7 +107,13 @@ def opened(method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arra
             raise ProtocolError(
                 f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
             )
-        own = copy is not replica.x  # made here for the change before, so that this one may be added in place
+        own = (
+            copy is not replica.x
+        )  # made here for the change before, so that this one may be added in place
         return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
 
-    return message.opened(replica.x, replica.last_round, apply) if isinstance(message, SyncedDown) else message
+    return (
+        message.opened(replica.x, replica.last_round, apply)
+        if isinstance(message, SyncedDown)
+        else message
+    )

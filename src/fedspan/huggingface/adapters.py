@@ -40,9 +40,13 @@ class _Adapter:
     """The contents of an adapter directory."""
 
     model: nn.Module
-    pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # layer → (B, A): its weight changes by B A
+    pairs: dict[str, tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # layer → (B, A): its weight changes by B A
     biases: dict[str, Tensor] = field(default_factory=dict)  # layer → change
-    modules: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # module → its tensors after training
+    modules: dict[str, dict[str, Tensor]] = field(
+        default_factory=dict
+    )  # module → its tensors after training
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,11 @@ class Change:
 
 
 def export_round(
-    model: nn.Module, rules: Sequence[ProjectionRule], P: LinearMap, z: Vector, directory: Path | str
+    model: nn.Module,
+    rules: Sequence[ProjectionRule],
+    P: LinearMap,
+    z: Vector,
+    directory: Path | str,
 ) -> None:
     """Writes the step from x, where `model` is, to x + Pᵀz as a PEFT adapter.
 
@@ -85,7 +93,9 @@ def export_round(
     _write(made, Path(directory))
 
 
-def export_change(before: nn.Module, after: nn.Module, directory: Path | str, rank: int | None = None) -> Change:
+def export_change(
+    before: nn.Module, after: nn.Module, directory: Path | str, rank: int | None = None
+) -> Change:
     """Writes what training changed as a PEFT adapter of `before`, the closest one of the given rank.
 
     Args:
@@ -106,14 +116,18 @@ def export_change(before: nn.Module, after: nn.Module, directory: Path | str, ra
     errors: dict[str, float] = {}
     for name, parameter in after.named_parameters():
         if name not in old or old[name].shape != parameter.shape:
-            raise SpecError(f"the two models differ in {name!r}; give the same model before and after training")
+            raise SpecError(
+                f"the two models differ in {name!r}; give the same model before and after training"
+            )
         new, was = parameter.detach().cpu(), old[name].detach().cpu()
         if torch.equal(new, was):
             continue
         if name in layers:
             layer = layers[name]
             delta = new.double() - was.double()
-            b, a, left = _nearest(delta.mT if is_transposed(before.get_submodule(layer)) else delta, rank)
+            b, a, left = _nearest(
+                delta.mT if is_transposed(before.get_submodule(layer)) else delta, rank
+            )
             made.pairs[layer] = b.to(new.dtype), a.to(new.dtype)
             whole = float(delta.square().sum())
             errors[layer] = (left / whole) ** 0.5
@@ -139,8 +153,13 @@ def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
     needs("nlp", "peft")
     from peft import PeftModel
 
-    if not (Path(directory) / WEIGHTS).is_file() or not (Path(directory) / "adapter_config.json").is_file():
-        raise DataError(f"{str(directory)!r} has no adapter; it needs adapter_config.json and {WEIGHTS}")
+    if (
+        not (Path(directory) / WEIGHTS).is_file()
+        or not (Path(directory) / "adapter_config.json").is_file()
+    ):
+        raise DataError(
+            f"{str(directory)!r} has no adapter; it needs adapter_config.json and {WEIGHTS}"
+        )
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     merged: nn.Module = PeftModel.from_pretrained(model, str(directory)).merge_and_unload()
     for name, parameter in merged.named_parameters():
@@ -168,14 +187,20 @@ def _full(made: _Adapter, name: str, value: Tensor) -> None:
     """Adds a tensor that is trained in full: the bias of a Linear as a change, others with their module."""
     path, _, last = name.rpartition(".")
     parent = made.model.get_submodule(path)
-    if last == "bias" and (type(parent) is nn.Linear or is_transposed(parent)) and path not in made.modules:
+    if (
+        last == "bias"
+        and (type(parent) is nn.Linear or is_transposed(parent))
+        and path not in made.modules
+    ):
         made.biases[path] = value - parent.get_parameter(last).detach().cpu()
         return
     if not path or any(True for _ in parent.children()):
         raise SpecError(
             f"{name!r} is trained in full, and PEFT cannot save it by itself; save the model with save_pretrained"
         )
-    own = made.modules.setdefault(path, {k: v.detach().cpu() for k, v in parent.state_dict().items()})
+    own = made.modules.setdefault(
+        path, {k: v.detach().cpu() for k, v in parent.state_dict().items()}
+    )
     own[last] = value
     if path in made.biases:
         own["bias"] = own["bias"] + made.biases.pop(path)
@@ -186,7 +211,9 @@ def _write(made: _Adapter, directory: Path) -> None:
     needs("nlp", "peft")
     from peft import LoraConfig
 
-    for layer in [name for name in made.biases if name not in made.pairs]:  # its weight does not change: save the layer
+    for layer in [
+        name for name in made.biases if name not in made.pairs
+    ]:  # its weight does not change: save the layer
         own = {k: v.detach().cpu() for k, v in made.model.get_submodule(layer).state_dict().items()}
         made.modules[layer] = own | {"bias": own["bias"] + made.biases.pop(layer)}
     if not made.pairs:
@@ -203,7 +230,9 @@ def _write(made: _Adapter, directory: Path) -> None:
     for layer, (b, a) in made.pairs.items():
         arrays |= _arrays(f"base_model.model.{layer}", b, a, layer in tables)
         if with_bias:
-            arrays[f"base_model.model.{layer}.lora_B.bias"] = made.biases.get(layer, b.new_zeros(b.shape[0]))
+            arrays[f"base_model.model.{layer}.lora_B.bias"] = made.biases.get(
+                layer, b.new_zeros(b.shape[0])
+            )
     for module, tensors in made.modules.items():
         arrays |= {f"base_model.model.{module}.{name}": tensor for name, tensor in tensors.items()}
     ranks = {layer: b.shape[1] for layer, (b, _) in made.pairs.items()}
@@ -220,7 +249,9 @@ def _write(made: _Adapter, directory: Path) -> None:
         inference_mode=True,
     )
     directory.mkdir(parents=True, exist_ok=True)
-    write_tensors(directory / WEIGHTS, {k: v.contiguous() for k, v in arrays.items()}, {"format": "pt"})
+    write_tensors(
+        directory / WEIGHTS, {k: v.contiguous() for k, v in arrays.items()}, {"format": "pt"}
+    )
     config.save_pretrained(str(directory))
 
 

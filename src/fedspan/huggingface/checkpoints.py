@@ -46,12 +46,18 @@ def place_of(model: str) -> Path | None:
         return next(iter(sets.paths(model).values())).parent
     place = Path(model)
     if not (place / "config.json").is_file():
-        raise DataError(f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's directory")
+        raise DataError(
+            f"`task.model` {model!r}: there is no {str(place / 'config.json')!r}; name a model's directory"
+        )
     return place
 
 
 def load_model(
-    model: str, kind: Literal["SequenceClassification", "CausalLM"], seed: int, dropout: float, **settings: Any
+    model: str,
+    kind: Literal["SequenceClassification", "CausalLM"],
+    seed: int,
+    dropout: float,
+    **settings: Any,
 ) -> nn.Module:
     """A model by name or directory; the seed decides what is not in its file, such as a new head."""
     needs("nlp", "transformers")
@@ -64,10 +70,14 @@ def load_model(
             made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
             return made
         with _readable(place, f"as a model for {kind}"):
-            config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, **settings)
+            config = transformers.AutoConfig.from_pretrained(
+                place, local_files_only=True, **settings
+            )
         _still(config, dropout)
         with _readable(place, f"as a model for {kind}"):
-            found: nn.Module = auto.from_pretrained(place, config=config, local_files_only=True, use_safetensors=True)
+            found: nn.Module = auto.from_pretrained(
+                place, config=config, local_files_only=True, use_safetensors=True
+            )
         return found
 
 
@@ -76,7 +86,9 @@ def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[li
     if place is None:
         return [[BEGIN, *_words(text)][:longest] for text in texts]
     with _quietly():
-        found: list[list[int]] = _tokenizer(place)(list(texts), truncation=True, max_length=longest)["input_ids"]
+        found: list[list[int]] = _tokenizer(place)(
+            list(texts), truncation=True, max_length=longest
+        )["input_ids"]
     return found
 
 
@@ -84,7 +96,9 @@ def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[l
     """The mark of a beginning, where the tokenizer has one, and texts as ids, uncut and without marks."""
     if place is None:
         return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
-    with _quietly():  # it would warn of texts that are longer than the model, and blocks are cut of them
+    with (
+        _quietly()
+    ):  # it would warn of texts that are longer than the model, and blocks are cut of them
         tokenizer = _tokenizer(place)
         begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
         return begin, tokenizer(list(texts), add_special_tokens=False)["input_ids"]
@@ -100,7 +114,9 @@ def _tokenizer(place: Path) -> Any:
 
 def _words(text: str) -> list[int]:
     """For every word a number by a hash of its text, the same on every machine."""
-    return [SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()]
+    return [
+        SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()
+    ]
 
 
 def _tiny(kind: str, dropout: float, settings: dict[str, Any]) -> Any:
@@ -121,7 +137,9 @@ def _still(config: Any, dropout: float) -> None:
         if isinstance(getattr(config, name, None), float):
             setattr(config, name, dropout)
     if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
-        raise SpecError(f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set")
+        raise SpecError(
+            f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
+        )
 
 
 @contextlib.contextmanager

@@ -38,7 +38,9 @@ def reach() -> None:
         error.close()  # it answers
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise HubError(f"the hub {constants.ENDPOINT} does not answer ({one_line(str(reason))})") from None
+        raise HubError(
+            f"the hub {constants.ENDPOINT} does not answer ({one_line(str(reason))})"
+        ) from None
 
 
 def load(hub: Hub, files: Files) -> Contents:
@@ -63,5 +65,9 @@ def load(hub: Hub, files: Files) -> Contents:
 
 def columns(split: Any) -> dict[str, Any]:
     """Column → values, and the names of classes as `COLUMN_names`."""
-    named = {f"{name}_names": kind.names for name, kind in split.features.items() if hasattr(kind, "names")}
+    named = {
+        f"{name}_names": kind.names
+        for name, kind in split.features.items()
+        if hasattr(kind, "names")
+    }
     return {name: split[name] for name in split.column_names} | named

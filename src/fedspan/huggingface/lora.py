@@ -27,16 +27,24 @@ def lora(
     assert footprint.adapters is not None
     adapted = with_adapters(model, choices, footprint.adapters)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    return stepper(adapted, loss, round(footprint.optimizer / max(1, footprint.trained))), adapted, trained
+    return (
+        stepper(adapted, loss, round(footprint.optimizer / max(1, footprint.trained))),
+        adapted,
+        trained,
+    )
 
 
-def with_adapters(model: nn.Module, choices: Sequence[ProjectionRule], adapters: Adapters) -> nn.Module:
+def with_adapters(
+    model: nn.Module, choices: Sequence[ProjectionRule], adapters: Adapters
+) -> nn.Module:
     """The model with PEFT's adapters on its fused layers; other trained tensors stay trained where asked for."""
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
     ranks = {c.layer: adapters.ranks[c.name] for c in choices if c.how == "fused"}
-    layers: dict[int, list[str]] = {}  # of each rank: PEFT tries one pattern after the other, so few are quick
+    layers: dict[
+        int, list[str]
+    ] = {}  # of each rank: PEFT tries one pattern after the other, so few are quick
     for layer, rank in ranks.items():
         layers.setdefault(rank, []).append(re.escape(layer))
     patterns = {f"^({'|'.join(names)})": rank for rank, names in layers.items()}
@@ -44,12 +52,16 @@ def with_adapters(model: nn.Module, choices: Sequence[ProjectionRule], adapters:
     full = [named[c.name] for c in choices if c.how == "full" and adapters.train_others]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
-        config = LoraConfig(rank_pattern=patterns, alpha_pattern=patterns, target_modules=list(ranks))
+        config = LoraConfig(
+            rank_pattern=patterns, alpha_pattern=patterns, target_modules=list(ranks)
+        )
         adapted: Any = get_peft_model(model, config)
     for parameter in full:
         parameter.requires_grad_(True)
     for name, parameter in adapted.named_parameters():
-        if not adapters.train_a and ("lora_A" in name or "lora_embedding_B" in name):  # an embedding's A is named B
+        if not adapters.train_a and (
+            "lora_A" in name or "lora_embedding_B" in name
+        ):  # an embedding's A is named B
             parameter.requires_grad_(False)
     return adapted  # type: ignore[no-any-return]
 
@@ -62,7 +74,9 @@ def stepper(model: nn.Module, loss: Loss, states: int = 0) -> Step:
         2: (torch.optim.AdamW, {}),
     }
     if states not in kinds:
-        raise SpecError(f"an optimizer that keeps {states} numbers per trained one has no counterpart in torch")
+        raise SpecError(
+            f"an optimizer that keeps {states} numbers per trained one has no counterpart in torch"
+        )
     kind, more = kinds[states]
     optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=RATE, **more)
 

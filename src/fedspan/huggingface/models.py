@@ -44,7 +44,8 @@ class Pretrained:
 def is_pretrained(model: nn.Module) -> bool:
     """Whether a module is a model of transformers, without importing transformers."""
     return any(
-        c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers.") for c in type(model).__mro__
+        c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers.")
+        for c in type(model).__mro__
     )
 
 
@@ -60,11 +61,20 @@ def about(model: nn.Module) -> Pretrained:
     config, kind = hub.config.get_text_config(), _kind(model)
     pad = getattr(config, "pad_token_id", None)
     if kind == "classes" and pad is None:
-        raise SpecError(f"{name} needs a padding token to find the end of a text; set model.config.pad_token_id")
+        raise SpecError(
+            f"{name} needs a padding token to find the end of a text; set model.config.pad_token_id"
+        )
     vocabulary = int(hub.get_input_embeddings().weight.shape[0])
     by_word = kind == "causal" or name.endswith("ForMaskedLM")
     positions = getattr(config, "max_position_embeddings", None)
-    return Pretrained(kind, takes, vocabulary, vocabulary if by_word else int(config.num_labels), positions, pad or 0)
+    return Pretrained(
+        kind,
+        takes,
+        vocabulary,
+        vocabulary if by_word else int(config.num_labels),
+        positions,
+        pad or 0,
+    )
 
 
 def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -79,12 +89,16 @@ def score_of(known: Pretrained) -> Score:
     def score(model: nn.Module, batch: Batch) -> Scored:
         found, labels = model(**batch), batch["labels"]
         if known.kind == "classes":  # its own loss, with digits enough for bfloat16 weights
-            return Scored(F.cross_entropy(found.logits.float(), labels), len(labels), found.logits, labels)
+            return Scored(
+                F.cross_entropy(found.logits.float(), labels), len(labels), found.logits, labels
+            )
         if not known.by_token:
             return Scored(found.loss, len(labels), found.logits, labels)
         if known.kind == "causal":
             labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        return Scored(found.loss, int((labels != IGNORED).sum()), found.logits.movedim(-1, 1), labels)
+        return Scored(
+            found.loss, int((labels != IGNORED).sum()), found.logits.movedim(-1, 1), labels
+        )
 
     return score
 
@@ -95,7 +109,11 @@ def usual_metrics(known: Pretrained) -> tuple[str, ...]:
         return "accuracy", "f1_macro"
     if not known.by_token:
         return ()
-    return ("perplexity", "token_accuracy") if known.labels == known.vocabulary else ("token_accuracy",)
+    return (
+        ("perplexity", "token_accuracy")
+        if known.labels == known.vocabulary
+        else ("token_accuracy",)
+    )
 
 
 def prepare(model: nn.Module, checkpointing: bool = False) -> nn.Module:
@@ -114,6 +132,12 @@ def _kind(model: nn.Module) -> Kind:
     if any(name.endswith(TOKENS) for name in names):
         return "tokens"
     hub: Any = model
-    several = getattr(hub.config, "problem_type", None) in ("regression", "multi_label_classification")
-    classes = any(name.endswith("ForSequenceClassification") for name in names) and hub.config.num_labels > 1
+    several = getattr(hub.config, "problem_type", None) in (
+        "regression",
+        "multi_label_classification",
+    )
+    classes = (
+        any(name.endswith("ForSequenceClassification") for name in names)
+        and hub.config.num_labels > 1
+    )
     return "classes" if classes and not several else "other"

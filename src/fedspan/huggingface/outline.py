@@ -17,7 +17,10 @@ Batch = dict[str, torch.Tensor]
 
 
 def outline(
-    path: Path, dtype: torch.dtype = torch.float32, labels: int | None = None, checkpointing: bool = False
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    labels: int | None = None,
+    checkpointing: bool = False,
 ) -> nn.Module:
     """The model that a directory or config.json describes, prepared for training; an encoder gets a class head."""
     needs("nlp", "transformers")
@@ -26,7 +29,11 @@ def outline(
     config = _config(path)
     named = (getattr(config, "architectures", None) or [""])[0]
     causal = named.endswith(("ForCausalLM", "LMHeadModel")) and labels is None
-    auto: Any = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
+    auto: Any = (
+        transformers.AutoModelForCausalLM
+        if causal
+        else transformers.AutoModelForSequenceClassification
+    )
     if labels is not None:
         at_least("labels", labels, 1)
         config.num_labels = labels
@@ -47,9 +54,13 @@ def batch_of(model: nn.Module, batch: int, length: int) -> Batch:
     """A batch of texts as the model takes them; their content does not matter."""
     known = about(model)
     if known.positions is not None and length > known.positions:
-        raise SpecError(f"`length` {length} is more than the {known.positions} positions of the model")
+        raise SpecError(
+            f"`length` {length} is more than the {known.positions} positions of the model"
+        )
     ids, mask = (fill(batch, length, dtype=torch.int64) for fill in (torch.zeros, torch.ones))
-    labels = torch.zeros_like(ids if known.by_token else ids[:, 0])  # a column of its own, as in a real batch
+    labels = torch.zeros_like(
+        ids if known.by_token else ids[:, 0]
+    )  # a column of its own, as in a real batch
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
@@ -66,7 +77,9 @@ def _config(path: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(file), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise SpecError(f"{str(file)!r} is no config that transformers knows: {_line(error)}") from None
+        raise SpecError(
+            f"{str(file)!r} is no config that transformers knows: {_line(error)}"
+        ) from None
     finally:
         logger.setLevel(level)
 

@@ -65,16 +65,25 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
     for name in ("input_ids", "labels"):
         if name not in columns:
-            hint = " (a copy of 'input_ids' for a causal language model)" if name == "labels" else ""
-            raise DataError(f"{who} has no column {name!r}{hint}; it has {', '.join(columns) or 'none'}")
+            hint = (
+                " (a copy of 'input_ids' for a causal language model)" if name == "labels" else ""
+            )
+            raise DataError(
+                f"{who} has no column {name!r}{hint}; it has {', '.join(columns) or 'none'}"
+            )
     if not len(columns["input_ids"]):
         raise DataError(f"{who} has no examples; leave it out")
     if "attention_mask" not in columns and _ragged(columns["input_ids"]):
         columns["attention_mask"] = [[1] * len(row) for row in columns["input_ids"]]
-    filled = {name: _filled(column, _filler(name, about), f"{who}: {name!r}") for name, column in columns.items()}
+    filled = {
+        name: _filled(column, _filler(name, about), f"{who}: {name!r}")
+        for name, column in columns.items()
+    }
     _check(filled, about, who)
     mask = filled.get("attention_mask", torch.ones_like(filled["input_ids"]))
-    lengths = mask.shape[1] - mask.ne(0).flip(1).int().argmax(1)  # up to the last token that is attended to
+    lengths = mask.shape[1] - mask.ne(0).flip(1).int().argmax(
+        1
+    )  # up to the last token that is attended to
     return Texts(filled, lengths, about)
 
 
@@ -89,9 +98,13 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
     if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping):
         data = {"input_ids": data[0], "labels": data[1]}
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
-        odd = next((number for number, row in enumerate(data) if row.keys() != data[0].keys()), None)
+        odd = next(
+            (number for number, row in enumerate(data) if row.keys() != data[0].keys()), None
+        )
         if odd is not None:
-            raise DataError(f"{who}: example {odd} has the keys {list(data[odd])}, the first has {list(data[0])}")
+            raise DataError(
+                f"{who}: example {odd} has the keys {list(data[odd])}, the first has {list(data[0])}"
+            )
         data = {name: [row[name] for row in data] for name in data[0]}
     if not isinstance(data, Mapping):
         raise DataError(
@@ -102,7 +115,9 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
 
 
 def _ragged(column: Any) -> bool:
-    return not isinstance(column, torch.Tensor | np.ndarray) and len({len(row) for row in column}) > 1
+    return (
+        not isinstance(column, torch.Tensor | np.ndarray) and len({len(row) for row in column}) > 1
+    )
 
 
 def _filler(name: str, about: Pretrained) -> int:
@@ -117,40 +132,76 @@ def _filled(column: Any, filler: int, what: str) -> torch.Tensor:
         else:
             rows = [torch.as_tensor(row) for row in column]
             flat = rows[0].dim() == 0
-            table = torch.stack(rows) if flat else pad_sequence(rows, batch_first=True, padding_value=filler)
+            table = (
+                torch.stack(rows)
+                if flat
+                else pad_sequence(rows, batch_first=True, padding_value=filler)
+            )
         return table if table.is_floating_point() else table.long()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} is not numbers that go into one table: {str(error).splitlines()[0]}") from None
+        raise DataError(
+            f"{what} is not numbers that go into one table: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def _check(columns: Columns, about: Pretrained, who: str) -> None:
     """Refuse what the model would fail on in the middle of a round, or quietly learn nothing from."""
     ids, labels, mask = columns["input_ids"], columns["labels"], columns.get("attention_mask")
     if ids.dim() != 2 or ids.is_floating_point():
-        raise DataError(f"{who}: 'input_ids' must be whole numbers (examples, tokens), got {_seen(ids)}")
+        raise DataError(
+            f"{who}: 'input_ids' must be whole numbers (examples, tokens), got {_seen(ids)}"
+        )
     for name, column in columns.items():
         if len(column) != len(ids):
             raise DataError(f"{who} has {len(ids)} examples, but {len(column)} in {name!r}")
     if about.positions is not None and ids.shape[1] > about.positions:
-        raise DataError(f"{who} has texts of {ids.shape[1]} tokens; the model takes {about.positions}: truncate them")
-    _within(ids, 0, about.vocabulary, f"{who}: 'input_ids'", "the vocabulary; is it the model's own tokenizer?")
+        raise DataError(
+            f"{who} has texts of {ids.shape[1]} tokens; the model takes {about.positions}: truncate them"
+        )
+    _within(
+        ids,
+        0,
+        about.vocabulary,
+        f"{who}: 'input_ids'",
+        "the vocabulary; is it the model's own tokenizer?",
+    )
     if mask is not None and mask.shape != ids.shape:
-        raise DataError(f"{who}: 'attention_mask' is {_size(mask)}, 'input_ids' {_size(ids)}; they must be alike")
+        raise DataError(
+            f"{who}: 'attention_mask' is {_size(mask)}, 'input_ids' {_size(ids)}; they must be alike"
+        )
     if mask is not None and not mask.ne(0).any(1).all():
-        raise DataError(f"{who}: example {int(mask.eq(0).all(1).int().argmax())} has nothing but padding")
+        raise DataError(
+            f"{who}: example {int(mask.eq(0).all(1).int().argmax())} has nothing but padding"
+        )
     if about.by_token:
         _check_tokens(ids, labels, about, who)
     elif about.kind == "classes":
         if labels.dim() != 1 or labels.is_floating_point():
-            raise DataError(f"{who}: 'labels' must be one class number an example, got {_seen(labels)}")
-        _within(labels, 0, about.labels, f"{who}: 'labels'", "the classes; set num_labels when loading the model")
+            raise DataError(
+                f"{who}: 'labels' must be one class number an example, got {_seen(labels)}"
+            )
+        _within(
+            labels,
+            0,
+            about.labels,
+            f"{who}: 'labels'",
+            "the classes; set num_labels when loading the model",
+        )
 
 
 def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, who: str) -> None:
     if labels.shape != ids.shape:
-        raise DataError(f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike")
+        raise DataError(
+            f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike"
+        )
     counted = labels != IGNORED
-    _within(labels[counted], 0, about.labels, f"{who}: 'labels'", f"what is predicted; {IGNORED} marks what is not")
+    _within(
+        labels[counted],
+        0,
+        about.labels,
+        f"{who}: 'labels'",
+        f"what is predicted; {IGNORED} marks what is not",
+    )
     predicted = counted[:, 1:] if about.kind == "causal" else counted
     if not predicted.any(1).all():
         raise DataError(

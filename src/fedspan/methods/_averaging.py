@@ -59,7 +59,9 @@ class Averaging(LocalSteps[ServerState, NoState, Down, Up]):
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         return Down(server.x)  # 1
 
-    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
+    def client_step(
+        self, client: NoState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[NoState, Up]:
         y = self.descend(down.x, f.direction(), self.rate(rnd))  # 2
         return client, Up(y.sub_(down.x))
 

@@ -34,7 +34,10 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def check(self, layout: Layout) -> None:
         """The compressor must be what the method needs for a model of this size."""
-        omega, _ = self.compressor.omega(layout.size), self.compressor.delta(layout.size)  # both refuse too large a k
+        omega, _ = (
+            self.compressor.omega(layout.size),
+            self.compressor.delta(layout.size),
+        )  # both refuse too large a k
         if self.needs == "unbiased" and omega is None:
             raise SpecError(
                 f"`compressor` {name_of(self.compressor)!r} is biased with these settings, and {name_of(self)} needs "
@@ -53,4 +56,6 @@ class Coded(LocalSteps[ServerState, ClientState, Down, Up]):
 
     def decode(self, encoded: Encoded, rnd: Round) -> Vector:
         """C(v)."""
-        return self.compressor.decompress(encoded, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype)
+        return self.compressor.decompress(
+            encoded, rnd.layout.size, self.compressor.keys(rnd), rnd.layout.dtype
+        )

@@ -24,7 +24,9 @@ class Controlled(Coded[Controls, ClientState, Controls], Restorable[ClientState,
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.only_plain("its controls are mean gradients, which follow from the end point of plain steps only")
+        self.only_plain(
+            "its controls are mean gradients, which follow from the end point of plain steps only"
+        )
 
     @property
     def follows_states(self) -> bool:

@@ -84,7 +84,9 @@ class FirstInPlace(First, InPlaceDirection):
 class Correction:
     """A method whose clients can leave out the correction of their local steps."""
 
-    correction: Literal["always", "tested", "never"] = "always"  # whether clients correct their local steps
+    correction: Literal["always", "tested", "never"] = (
+        "always"  # whether clients correct their local steps
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
@@ -112,12 +114,20 @@ class Correction:
         if not self.tests:
             return int(self.correction == "always")
         if switch is None:
-            raise ProtocolError("the download does not say whether to correct; both ends must use the same settings")
-        modes = {ON} if switch.is_meta else set(switch.flatten().tolist())  # ON costs most, in a rehearsal
+            raise ProtocolError(
+                "the download does not say whether to correct; both ends must use the same settings"
+            )
+        modes = (
+            {ON} if switch.is_meta else set(switch.flatten().tolist())
+        )  # ON costs most, in a rehearsal
         if len(modes) == 1 and TRIAL not in modes:
             return int(ON in modes)
-        coin = seeds.uniform(seeds.children(seeds.keys(rnd.seeds, "trial", rnd.t)[:, None], rnd.ids), 1)
-        return ((switch == ON) | ((switch == TRIAL) & torch.from_numpy(coin < SHARE))).to(rnd.layout.dtype)
+        coin = seeds.uniform(
+            seeds.children(seeds.keys(rnd.seeds, "trial", rnd.t)[:, None], rnd.ids), 1
+        )
+        return ((switch == ON) | ((switch == TRIAL) & torch.from_numpy(coin < SHARE))).to(
+            rnd.layout.dtype
+        )
 
     def watched(self, direction: Direction, u: Vector, b: Vector | int) -> Direction:
         """The direction of the local steps, from which `measured` learns its first value where it is tested."""
@@ -132,9 +142,13 @@ class Correction:
             return u.new_zeros(*u.shape[:-1], 2) if self.tests else None
         size, along_Pc = ((u * part).sum(-1, keepdim=True) for part in (u, Pc))
         along = (u * a).sum(-1, keepdim=True) + along_Pc - (1 - b) * size  # ⟨u, P ḡ − b v⟩
-        along = (steps * along - direction.along) / (steps - 1) if steps > 1 else along  # 1: ⟨u, h − b v⟩
+        along = (
+            (steps * along - direction.along) / (steps - 1) if steps > 1 else along
+        )  # 1: ⟨u, h − b v⟩
         n = b * size + along_Pc - along
-        filled: torch.Tensor = torch.linalg.vector_norm(u - Pc, dim=-1, keepdim=True) > 0  # P c_i ≠ 0
+        filled: torch.Tensor = (
+            torch.linalg.vector_norm(u - Pc, dim=-1, keepdim=True) > 0
+        )  # P c_i ≠ 0
         total = size + (a - u).square().sum(-1, keepdim=True)
         told = torch.cat([n, size], -1) / total
         told = torch.where(torch.isfinite(told), told, 0.0)  # of a client that has diverged
@@ -151,7 +165,9 @@ class Correction:
         if test.is_meta:  # a rehearsal without numbers
             return test
         filled = 2 * rnd.clients / (rho * max(rnd.ids.shape[1], 1))
-        runs = zip(test.flatten(0, 1).tolist(), sums.flatten(0, 1).tolist(), strict=True)  # faster than in tensors
+        runs = zip(
+            test.flatten(0, 1).tolist(), sums.flatten(0, 1).tolist(), strict=True
+        )  # faster than in tensors
         known = [_after(before, told, filled, rnd.t + 1) for before, told in runs]
         return test.new_tensor(known).view_as(test)
 
@@ -180,7 +196,9 @@ def completed(v: Vector, b: Vector | int, u: Vector) -> Vector:
 def _after(known: list[float], told: list[float], filled: float, t: int) -> list[float]:
     """What is known of one run before round t, after replies that told n and d. Controls are full from `filled` on."""
     (mode, mean, count, due), (n, d) = known, told
-    if d > 0 and math.isfinite(n) and math.isfinite(d):  # nothing follows from replies that have diverged
+    if (
+        d > 0 and math.isfinite(n) and math.isfinite(d)
+    ):  # nothing follows from replies that have diverged
         s, count = min(max(n / d, 0.0), 1.0), count + 1  # 3
         mean += 3 / (count + 2) * (s - mean)  # 4
         mode = ON if mean > 0.5 else OFF  # 5

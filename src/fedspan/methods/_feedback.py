@@ -47,7 +47,9 @@ class ErrorFeedback(Feedback[FullModel, FullModel]):
     def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
         return server  # 1
 
-    def client_step(self, client: Unsent, down: FullModel, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
+    def client_step(
+        self, client: Unsent, down: FullModel, f: Objective, rnd: Round
+    ) -> tuple[Unsent, Up]:
         return self.feed_back(client, down.x, f, rnd)  # 2 to 5
 
     def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:

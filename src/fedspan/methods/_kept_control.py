@@ -28,7 +28,9 @@ from fedspan.methods.base import LoggedState
 class KeptControl(Preconditioned[LoggedState, ClientState, Down, Up]):
     """A method in a subspace whose clients can keep a copy of c."""
 
-    keep_control: bool = False  # whether clients keep a copy of c, d more numbers, so that P c is not sent
+    keep_control: bool = (
+        False  # whether clients keep a copy of c, d more numbers, so that P c is not sent
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,8 +72,12 @@ class KeptControl(Preconditioned[LoggedState, ClientState, Down, Up]):
         return with_factors(entry, x, 0.0, 1.0) if self.keep_control else entry
 
 
-def with_factors(entry: Entry, x: Vector, share: torch.Tensor | float, factor: torch.Tensor | float) -> Encoded:
+def with_factors(
+    entry: Entry, x: Vector, share: torch.Tensor | float, factor: torch.Tensor | float
+) -> Encoded:
     """A log entry with what is needed to advance ĉ: |S|/N, and the factor of an extrapolated step."""
     one = x[..., :1]
     whole = entry if isinstance(entry, Encoded) else Encoded(values=entry)
-    return replace(whole, beside=torch.cat([torch.zeros_like(one) + share, torch.zeros_like(one) + factor], -1))
+    return replace(
+        whole, beside=torch.cat([torch.zeros_like(one) + share, torch.zeros_like(one) + factor], -1)
+    )

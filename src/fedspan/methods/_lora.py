@@ -58,7 +58,9 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
     """Adapters on every projected block, averaged as they are."""
 
     uses_mean_only = True
-    rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
+    rank: Rank = (
+        0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
+    )
     alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without an adapter
     trains_a: ClassVar[bool] = True  # whether A is trained as well as B
@@ -79,7 +81,9 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
 
     def footprint(self, layout: Layout) -> Footprint:
         """A step on adapters. The simulator forms the full gradient; a device that is short of memory runs PEFT."""
-        ranks = {block.name: self.rank_of(block) for block in layout.blocks if block.axis is not None}
+        ranks = {
+            block.name: self.rank_of(block) for block in layout.blocks if block.axis is not None
+        }
         trained = sum(self.sizes(layout))
         adapters = Adapters(ranks, self.trains_a, self.others == "trained")
         return Footprint(trained, self.solver.size(trained), adapters)
@@ -99,7 +103,9 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
     def sizes(self, layout: Layout) -> list[int]:
         """Trained numbers of each block."""
         whole = self.others == "trained"
-        return [self.adapter(b) if b.axis is not None else b.size if whole else 0 for b in layout.blocks]
+        return [
+            self.adapter(b) if b.axis is not None else b.size if whole else 0 for b in layout.blocks
+        ]
 
     @abstractmethod
     def adapter(self, block: Block) -> int:
@@ -115,10 +121,14 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
             return None
         parts, sizes = base.split([b.size for b in rnd.layout.blocks], -1), self.sizes(rnd.layout)
         found = []
-        for block, w, size, start in zip(rnd.layout.blocks, parts, sizes, self.start(rnd).factors, strict=True):
+        for block, w, size, start in zip(
+            rnd.layout.blocks, parts, sizes, self.start(rnd).factors, strict=True
+        ):
             if start is not None:
                 b = w.new_zeros(*w.shape[:-1], start.rank * block.rest)
-                w = torch.cat([b, start.columns().mT.flatten(1).unsqueeze(1).expand(*w.shape[:-1], -1)], -1)
+                w = torch.cat(
+                    [b, start.columns().mT.flatten(1).unsqueeze(1).expand(*w.shape[:-1], -1)], -1
+                )
             found.append(w[..., :size])
         return torch.cat(found, -1)
 
@@ -130,7 +140,9 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
         return NoState()
 
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(ModelSync.of(server.base, Log(), rnd), server.u, self.start(rnd).probe)  # 2 of both boxes
+        return Down(
+            ModelSync.of(server.base, Log(), rnd), server.u, self.start(rnd).probe
+        )  # 2 of both boxes
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         delta = self.server_lr * rnd.mean(up.du)

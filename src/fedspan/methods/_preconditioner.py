@@ -53,7 +53,9 @@ class Scaled:
 class Preconditioned(CompressedMoves[LoggedState, ClientState, Down, Up]):
     """A method in a subspace whose clients can share a preconditioner."""
 
-    preconditioner: Literal["none", "rows"] = "none"  # the scale of local steps: none, or one per row of a weight
+    preconditioner: Literal["none", "rows"] = (
+        "none"  # the scale of local steps: none, or one per row of a weight
+    )
     beta2: float = 0.9  # β₂: weight of the past rounds in the preconditioner
     eps: float = 0.1  # ε: rows with gradients below this share of the mean are not enlarged further
 
@@ -80,16 +82,22 @@ class Preconditioned(CompressedMoves[LoggedState, ClientState, Down, Up]):
     def squares(self, v: Vector, w: Vector, P: LinearMap) -> Vector:
         """v after a round with the mean gradient w inside the subspace."""  # 4
         parts = zip(w.split(list(P.sizes), -1), P.factors, P.layout.blocks, strict=True)
-        now = torch.cat([_rows(part, f, b).square().mean(-1) for part, f, b in parts], -1).unsqueeze(1)
+        now = torch.cat(
+            [_rows(part, f, b).square().mean(-1) for part, f, b in parts], -1
+        ).unsqueeze(1)
         return self.beta2 * v + (1 - self.beta2) * now
 
     def scales(self, v: Vector | None, P: LinearMap) -> Vector:
         """D inside the subspace, (runs, 1, r)."""  # 5
         if v is None:
-            raise ProtocolError("the download holds no preconditioner; both ends must use the same settings")
+            raise ProtocolError(
+                "the download holds no preconditioner; both ends must use the same settings"
+            )
         blocks, sizes = P.layout.blocks, P.sizes
         groups = [_groups(block) for block in blocks]
-        share = torch.cat([v.new_full((g,), n / g / P.rank) for g, n in zip(groups, sizes, strict=True)])
+        share = torch.cat(
+            [v.new_full((g,), n / g / P.rank) for g, n in zip(groups, sizes, strict=True)]
+        )
         mean = (share * v).sum(-1, keepdim=True)
         D = 1 / (v.sqrt() + self.eps * mean.sqrt())
         D = D * (mean / (share * D * D * v).sum(-1, keepdim=True)).sqrt()
@@ -115,4 +123,8 @@ def _rows(part: Vector, factor: Factor | None, block: Block) -> torch.Tensor:
 def _spread(values: Vector, factor: Factor | None, block: Block, size: int) -> Vector:
     """One number per row as one per number of the block inside the subspace."""
     rows = values.squeeze(1).unsqueeze(-1).expand(-1, -1, size // values.shape[-1])
-    return block.vector(rows, 1) if factor is None and block.axis is not None else rows.flatten(1).unsqueeze(1)
+    return (
+        block.vector(rows, 1)
+        if factor is None and block.axis is not None
+        else rows.flatten(1).unsqueeze(1)
+    )

@@ -35,7 +35,9 @@ class ServerMomentum:
     """A method whose server can move x with momentum."""
 
     server_momentum: float = 0.0  # β: momentum of the server
-    extrapolate: bool = False  # whether the server's step grows with the disagreement of the clients, as in FedExP
+    extrapolate: bool = (
+        False  # whether the server's step grows with the disagreement of the clients, as in FedExP
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
@@ -50,7 +52,9 @@ class ServerMomentum:
         """m before round 0; empty without momentum."""
         return torch.zeros_like(x0 if self.server_momentum else x0[..., :0])
 
-    def moved_on(self, m: Vector, delta: Vector, P: LinearMap | None = None) -> tuple[Vector, Vector]:
+    def moved_on(
+        self, m: Vector, delta: Vector, P: LinearMap | None = None
+    ) -> tuple[Vector, Vector]:
         """(P m, m) after δ; without P for P = I."""
         if not self.server_momentum:
             return delta, m
@@ -69,13 +73,17 @@ class ServerMomentum:
 class CompressedMoves(ServerMomentum, InSubspace[LoggedState, ClientState, Down, Up]):
     """A method in a subspace whose server can compress what it sends of each round."""
 
-    down_compressor: Compressor | None = None  # how the changes of x are compressed; none: r numbers as they are
+    down_compressor: Compressor | None = (
+        None  # how the changes of x are compressed; none: r numbers as they are
+    )
 
     def check(self, layout: Layout) -> None:
         """The compressor must not leave out more of a move than it sends, or x would never catch up."""
         super().check(layout)
         if self.down_compressor is not None:
-            self.needs_contractive(self.down_compressor, self.projector.size(layout), "down_compressor")
+            self.needs_contractive(
+                self.down_compressor, self.projector.size(layout), "down_compressor"
+            )
 
     def nothing_unsent(self, x0: Vector) -> Vector:
         """e before round 0; empty without a compressor."""
@@ -104,7 +112,9 @@ class CompressedMoves(ServerMomentum, InSubspace[LoggedState, ClientState, Down,
             return entry
         if self.down_compressor is None:
             return entry.take("values")[0]
-        return self.down_compressor.decompress(entry, P.rank, self.down_compressor.server_keys(rnd), rnd.layout.dtype)
+        return self.down_compressor.decompress(
+            entry, P.rank, self.down_compressor.server_keys(rnd), rnd.layout.dtype
+        )
 
     def expand_entry(self, entry: Entry, rnd: Round) -> Vector:
         P = self.subspace(rnd)

@@ -10,7 +10,17 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from fedspan import Compressor, Layout, LogsChanges, Method, Optimizer, Projector, Round, SpecError, Vector
+from fedspan import (
+    Compressor,
+    Layout,
+    LogsChanges,
+    Method,
+    Optimizer,
+    Projector,
+    Round,
+    SpecError,
+    Vector,
+)
 from fedspan.core.building import accept_choices
 from fedspan.core.errors import at_least, at_most, below_one, items, number, one_of, positive, shown
 from fedspan.core.footprint import Footprint
@@ -94,16 +104,23 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     server_lr: float = 1.0  # η_g: server step size
     momentum: float = 0.0  # momentum of the local steps
     optimizer: Optimizer | None = None  # optimizer of the local steps; none: SGD with `momentum`
-    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"  # how `lr` falls over the run's rounds
+    schedule: Literal["constant", "linear", "cosine", "step"] = (
+        "constant"  # how `lr` falls over the run's rounds
+    )
     warmup: int = 0  # rounds at the start in which `lr` rises linearly
-    milestones: tuple[float, ...] = (0.5, 0.75)  # where schedule = "step" lowers `lr`, as shares of the run
+    milestones: tuple[float, ...] = (
+        0.5,
+        0.75,
+    )  # where schedule = "step" lowers `lr`, as shares of the run
     gamma: float = 0.1  # what schedule = "step" multiplies `lr` by
 
     def __post_init__(self) -> None:
         accept_choices(self)
         if isinstance(self.lr, str):
             if self.lr not in ("search", "auto"):
-                raise SpecError(f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}")
+                raise SpecError(
+                    f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}"
+                )
         else:
             positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
@@ -112,15 +129,21 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
         below_one("momentum", self.momentum)
         if self.momentum and self.optimizer is not None:
             name = name_of(self.optimizer)
-            raise SpecError(f"`momentum` {self.momentum!r} is for SGD, and {name!r} has its own; leave it at 0")
+            raise SpecError(
+                f"`momentum` {self.momentum!r} is for SGD, and {name!r} has its own; leave it at 0"
+            )
         self._check_schedule()
 
     def _check_schedule(self) -> None:
         one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
-        object.__setattr__(self, "milestones", items("milestones", self.milestones, "shares of the run"))
+        object.__setattr__(
+            self, "milestones", items("milestones", self.milestones, "shares of the run")
+        )
         if not all(0 < number("milestones", share) < 1 for share in self.milestones):
-            raise SpecError(f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}")
+            raise SpecError(
+                f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}"
+            )
         positive("gamma", self.gamma)
 
     @property
@@ -136,14 +159,18 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     def footprint(self, layout: Layout) -> Footprint:
         return Footprint(layout.size, self.solver.size(layout.size))
 
-    def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
+    def descend(
+        self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None
+    ) -> Vector:
         """The end point of K local steps along a direction; the optimizer starts without memory."""
         return self.solver.descend(start, direction, lr, self.local_steps, origin)[0]
 
     def only_plain(self, why: str) -> None:
         """Refuses momentum and optimizers, for methods that need plain steps."""
         if self.momentum:
-            raise SpecError(f"`momentum` {self.momentum!r} is not for {name_of(self)}: {why}; leave it at 0")
+            raise SpecError(
+                f"`momentum` {self.momentum!r} is not for {name_of(self)}: {why}; leave it at 0"
+            )
         if self.optimizer is not None:
             name = name_of(self.optimizer)
             raise SpecError(f"`optimizer` {name!r} is not for {name_of(self)}: {why}; leave it out")
@@ -159,7 +186,9 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     def rate(self, rnd: Round) -> float:
         """η_l in a round: `lr` times what warm-up and schedule leave of it."""
         if isinstance(self.lr, str):
-            raise SpecError(f"`lr` is still {self.lr!r}: fedspan.run and fedspan.fit find the number; or set one")
+            raise SpecError(
+                f"`lr` is still {self.lr!r}: fedspan.run and fedspan.fit find the number; or set one"
+            )
         if rnd.t < self.warmup:
             return self.lr * (rnd.t + 1) / (self.warmup + 1)
         return self.lr if self.schedule == "constant" else self.lr * self._left(rnd)
@@ -167,11 +196,15 @@ class LocalSteps(Method[ServerState, ClientState, Down, Up]):
     def _left(self, rnd: Round) -> float:
         """What the schedule leaves of `lr`: at the start 1, at the end of the run a thousandth, or gamma^milestones."""
         if rnd.rounds is None:
-            raise SpecError(f"`schedule` {self.schedule!r} needs the length of the run; give `rounds` to the Loop")
+            raise SpecError(
+                f"`schedule` {self.schedule!r} needs the length of the run; give `rounds` to the Loop"
+            )
         done = min((rnd.t - self.warmup) / max(rnd.rounds - self.warmup, 1), 1.0)
         if self.schedule == "step":
             return self.gamma ** sum(done >= share for share in self.milestones)
-        return max(1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2, 1e-3)
+        return max(
+            1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2, 1e-3
+        )
 
 
 class HasLog(HasModel, Protocol):
@@ -199,10 +232,14 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
     """
 
     projector: Projector = TENTH  # the random subspace
-    rank: Rank | None = None  # replaces the projector's rank: 20 directions, a share of 0.2, or a table by name pattern
+    rank: Rank | None = (
+        None  # replaces the projector's rank: 20 directions, a share of 0.2, or a table by name pattern
+    )
     refresh: int = 1  # rounds after which a new P is drawn
     rank_boost: float = 1.0  # the local step size is lr · min(d/r, rank_boost)
-    moments: Literal["reset", "keep", "project"] = "reset"  # the optimizer's memory between a client's rounds
+    moments: Literal["reset", "keep", "project"] = (
+        "reset"  # the optimizer's memory between a client's rounds
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,8 +252,14 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
             raise SpecError(f"`rank_boost` must be at least 1, got {self.rank_boost!r}")
         one_of("moments", self.moments, ("reset", "keep", "project"))
         if self.keeps_moments and self.solver.plain:
-            raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum` or `optimizer`")
-        if self.moments == "keep" and self.refresh == 1 and not isinstance(self.projector, Identity):
+            raise SpecError(
+                f"`moments` {self.moments!r}: plain steps have none; set `momentum` or `optimizer`"
+            )
+        if (
+            self.moments == "keep"
+            and self.refresh == 1
+            and not isinstance(self.projector, Identity)
+        ):
             raise SpecError(
                 "`moments` 'keep' keeps nothing if P is drawn in every round; set `refresh` above 1, or "
                 "`moments` to 'project'"
@@ -235,7 +278,9 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
 
     def projected(self, layout: Layout) -> tuple[int, int, int]:
         """Parameters of the tensors that are projected, values inside the subspace, and all parameters."""
-        inside = [b for b in layout.blocks if b.axis is not None and self.projector.rank_of(b) < b.inputs]
+        inside = [
+            b for b in layout.blocks if b.axis is not None and self.projector.rank_of(b) < b.inputs
+        ]
         return sum(b.size for b in inside), self.projector.size(layout), layout.size
 
     def footprint(self, layout: Layout) -> Footprint:
@@ -272,7 +317,9 @@ class InSubspace(LocalSteps[LoggedState, ClientState, Down, Up], LogsChanges[Log
         start = x.new_zeros(()).expand(*rnd.ids.shape, P.rank)
         origin = P @ x if self.solver.decay else None
         begin = self.carried(held, P, rnd) if self.keeps_moments else None
-        z, memory = self.solver.descend(start, direction, self.step(P, rnd), self.local_steps, origin, begin)
+        z, memory = self.solver.descend(
+            start, direction, self.step(P, rnd), self.local_steps, origin, begin
+        )
         return z, memory if self.keeps_moments else held
 
     def carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:

@@ -37,7 +37,9 @@ class Compressed(Coded[FullModel, NoState, FullModel]):
     def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
         return server  # 1
 
-    def client_step(self, client: NoState, down: FullModel, f: Objective, rnd: Round) -> tuple[NoState, Up]:
+    def client_step(
+        self, client: NoState, down: FullModel, f: Objective, rnd: Round
+    ) -> tuple[NoState, Up]:
         return client, Up(self.encode(self.moved(down.x, f, rnd), rnd))  # 2, 3
 
     def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:

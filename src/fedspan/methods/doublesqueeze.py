@@ -21,7 +21,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedspan import Encoded, Layout, Log, LogsChanges, ModelSync, Objective, Round, SyncedDown, Vector, register
+from fedspan import (
+    Encoded,
+    Layout,
+    Log,
+    LogsChanges,
+    ModelSync,
+    Objective,
+    Round,
+    SyncedDown,
+    Vector,
+    register,
+)
 from fedspan.core.sync import bytes_of
 from fedspan.methods._coded import Up
 from fedspan.methods._feedback import Feedback, Unsent
@@ -47,17 +58,23 @@ class DoubleSqueeze(Feedback[ServerState, SyncedDown], LogsChanges[ServerState])
     def broadcast(self, server: ServerState, rnd: Round) -> SyncedDown:
         return SyncedDown(ModelSync.of(server.x, server.log, rnd))  # 1
 
-    def client_step(self, client: Unsent, down: SyncedDown, f: Objective, rnd: Round) -> tuple[Unsent, Up]:
+    def client_step(
+        self, client: Unsent, down: SyncedDown, f: Objective, rnd: Round
+    ) -> tuple[Unsent, Up]:
         return self.feed_back(client, down.sync.model, f, rnd)  # 2 to 5
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         w = server.e + rnd.mean(self.decode(up.q, rnd))  # 6
         Q = self.compressor.compress(w, self.compressor.server_keys(rnd))  # 7
         sent = self._opened(Q, rnd)
-        return ServerState(server.x - self.server_lr * sent, w - sent, self._push(server, Q))  # 8, 7
+        return ServerState(
+            server.x - self.server_lr * sent, w - sent, self._push(server, Q)
+        )  # 8, 7
 
     def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
-        nothing = self.compressor.compress(torch.zeros_like(server.x), self.compressor.server_keys(rnd))
+        nothing = self.compressor.compress(
+            torch.zeros_like(server.x), self.compressor.server_keys(rnd)
+        )
         return replace(server, log=self._push(server, nothing))
 
     def expand_entry(self, entry: Encoded, rnd: Round) -> Vector:
@@ -65,7 +82,9 @@ class DoubleSqueeze(Feedback[ServerState, SyncedDown], LogsChanges[ServerState])
         return -self.server_lr * self._opened(entry, rnd)
 
     def _opened(self, Q: Encoded, rnd: Round) -> Vector:
-        return self.compressor.decompress(Q, rnd.layout.size, self.compressor.server_keys(rnd), rnd.layout.dtype)
+        return self.compressor.decompress(
+            Q, rnd.layout.size, self.compressor.server_keys(rnd), rnd.layout.dtype
+        )
 
     def _push(self, server: ServerState, Q: Encoded) -> Log:
         """The log with this round's Q, and as many before it as are cheaper than x."""

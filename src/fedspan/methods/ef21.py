@@ -59,14 +59,20 @@ class EF21(Coded[ServerState, ClientState, FullModel], Restorable[ClientState, F
     def broadcast(self, server: ServerState, rnd: Round) -> FullModel:
         return FullModel(server.x)  # 1
 
-    def client_step(self, client: ClientState, down: FullModel, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: FullModel, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         g = self.moved(down.x, f, rnd) / (self.rate(rnd) * self.local_steps)  # 2
         up = Up(self.encode(g - client.h, rnd))  # 3
         return self.update_client_state(client, down, up, rnd), up
 
-    def update_client_state(self, client: ClientState, down: FullModel, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: FullModel, up: Up, rnd: Round
+    ) -> ClientState:
         return ClientState(client.h + self.decode(up.q, rnd))  # 4
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         h = server.h + rnd.share * rnd.mean(self.decode(up.q, rnd))  # 5
-        return ServerState(server.x - self.server_lr * self.rate(rnd) * self.local_steps * h, h)  # 6
+        return ServerState(
+            server.x - self.server_lr * self.rate(rnd) * self.local_steps * h, h
+        )  # 6

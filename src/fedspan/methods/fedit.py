@@ -38,7 +38,9 @@ class FedIT(Adapted):
     def adapter(self, block: Block) -> int:
         return self.rank_of(block) * (block.rest + block.inputs)
 
-    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
+    def client_step(
+        self, client: NoState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[NoState, Up]:
         base, u = down.sync.model, of_cohort(down.u, rnd)
         self.start(rnd).agree(down.probe)
 
@@ -87,4 +89,6 @@ def factors(block: Block, part: Vector, start: Factor) -> tuple[torch.Tensor, to
     """B (rest × r) and A (r × in) of a block with an adapter; u holds B, then the change of A."""
     inner = start.rank * block.inputs
     b, change = part.split([part.shape[-1] - inner, inner], -1)
-    return b.unflatten(-1, (-1, start.rank)), start.columns().mT.unsqueeze(1) + change.unflatten(-1, (start.rank, -1))
+    return b.unflatten(-1, (-1, start.rank)), start.columns().mT.unsqueeze(1) + change.unflatten(
+        -1, (start.rank, -1)
+    )

@@ -33,7 +33,9 @@ class FedProx(Averaging):
         super().__post_init__()
         not_negative("mu", self.mu)
 
-    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
+    def client_step(
+        self, client: NoState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[NoState, Up]:
         x = down.x
         direction = f.direction(plus=lambda y: self.mu * (y - x))
         y = self.descend(x, direction, self.rate(rnd))  # 2

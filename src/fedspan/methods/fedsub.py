@@ -27,7 +27,17 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedspan import Layout, Log, ModelSync, Objective, Restorable, Round, SpecError, Vector, register
+from fedspan import (
+    Layout,
+    Log,
+    ModelSync,
+    Objective,
+    Restorable,
+    Round,
+    SpecError,
+    Vector,
+    register,
+)
 from fedspan.core.errors import one_of
 from fedspan.core.projector import draw
 from fedspan.core.sync import Entry, worth_sending
@@ -53,13 +63,17 @@ class Up:
 @register
 @dataclass(frozen=True, kw_only=True)
 class FedSub(
-    ServerMomentum, InSubspace[LoggedModel, ClientState, ProbedDown, Up], Restorable[ClientState, ProbedDown, Up]
+    ServerMomentum,
+    InSubspace[LoggedModel, ClientState, ProbedDown, Up],
+    Restorable[ClientState, ProbedDown, Up],
 ):
     """Drift correction by dual variables that are rotated from subspace to subspace."""
 
     uses_mean_only = True
     refresh: int = 5  # rounds after which a new P is drawn
-    variant: Literal["zero_sum", "stale"] = "zero_sum"  # line 5, for the clients that took part, or 5', for all
+    variant: Literal["zero_sum", "stale"] = (
+        "zero_sum"  # line 5, for the clients that took part, or 5', for all
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +81,9 @@ class FedSub(
         if self.optimizer is not None:
             self.only_plain("its duals are end points, which must be η_l K times a mean gradient")
         if self.keeps_moments:
-            raise SpecError(f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out")
+            raise SpecError(
+                f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out"
+            )
 
     @property
     def follows_states(self) -> bool:
@@ -84,21 +100,31 @@ class FedSub(
 
     def broadcast(self, server: LoggedModel, rnd: Round) -> ProbedDown:
         keep: Literal["all", "first"] = "all" if self.variant == "stale" else "first"
-        return ProbedDown(ModelSync.of(server.x, server.log, rnd, keep), self.subspace(rnd).probe)  # 2
+        return ProbedDown(
+            ModelSync.of(server.x, server.log, rnd, keep), self.subspace(rnd).probe
+        )  # 2
 
-    def client_step(self, client: ClientState, down: ProbedDown, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: ProbedDown, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
         start, shift = torch.zeros_like(dual), -dual / self.local_steps
-        b, _ = self.solver.descend(start, f.restrict(x, P), self.step(P, rnd), self.local_steps, shift=shift)  # 3
+        b, _ = self.solver.descend(
+            start, f.restrict(x, P), self.step(P, rnd), self.local_steps, shift=shift
+        )  # 3
         return self._after(client, dual, b), Up(b)
 
-    def update_client_state(self, client: ClientState, down: ProbedDown, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: ProbedDown, up: Up, rnd: Round
+    ) -> ClientState:
         return self._after(client, self._dual_now(client, down.sync, rnd), up.b)
 
     def _after(self, client: ClientState, dual: Vector, b: Vector) -> ClientState:
-        return ClientState(dual, b) if self.variant == "stale" else ClientState(dual + b, client.end)
+        return (
+            ClientState(dual, b) if self.variant == "stale" else ClientState(dual + b, client.end)
+        )
 
     def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
         P, mean_b = self.subspace(rnd), rnd.mean(up.b)
@@ -119,7 +145,10 @@ class FedSub(
         """The changes that are worth sending; before them line 5 needs the b̄ of each client's last round, 5' all."""
         if self.variant == "stale":
             return log.push(entry, rnd.t + 1 - rnd.oldest)
-        missed, worth = rnd.missed_by_any, worth_sending(entry, rnd.layout.size * rnd.layout.dtype.itemsize, "first")
+        missed, worth = (
+            rnd.missed_by_any,
+            worth_sending(entry, rnd.layout.size * rnd.layout.dtype.itemsize, "first"),
+        )
         return log.push(entry, min(missed, worth), rnd.still_last if missed > worth else None)
 
     def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
@@ -135,7 +164,11 @@ class FedSub(
         """Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""
         dual, end = client.dual, client.end
         stale = self.variant == "stale"
-        last_round = np.maximum(rnd.last_round, 0) if stale else np.where(rnd.last_round < 0, rnd.t, rnd.last_round)
+        last_round = (
+            np.maximum(rnd.last_round, 0)
+            if stale
+            else np.where(rnd.last_round < 0, rnd.t, rnd.last_round)
+        )
         for j in range(int(last_round.min()), rnd.t):
             here = torch.from_numpy(last_round <= j if stale else last_round == j).unsqueeze(-1)
             if here.any():

@@ -36,12 +36,16 @@ class FFALoRA(Adapted):
     def adapter(self, block: Block) -> int:
         return self.rank_of(block) * block.rest
 
-    def client_step(self, client: NoState, down: Down, f: Objective, rnd: Round) -> tuple[NoState, Up]:
+    def client_step(
+        self, client: NoState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[NoState, Up]:
         A, base, u = self.start(rnd), down.sync.model, of_cohort(down.u, rnd)  # 1
         A.agree(down.probe)
         s, gradient = self.scales(u, rnd.layout), f.restrict(base, A)
         direction = gradient if s is None else self.scaled(gradient, s, rnd.layout)
-        B = self.descend(u if s is None else u / s, direction, self.rate(rnd), self.origin(base, rnd))  # 3
+        B = self.descend(
+            u if s is None else u / s, direction, self.rate(rnd), self.origin(base, rnd)
+        )  # 3
         return client, Up((B if s is None else s * B) - u)
 
     def scales(self, u: Vector, layout: Layout) -> Vector | None:
@@ -49,7 +53,9 @@ class FFALoRA(Adapted):
         if self.alpha is None and self.others == "trained":
             return None
         pairs = zip(layout.blocks, self.sizes(layout), strict=True)
-        return torch.cat([u.new_full((n,), 1.0 if b.axis is None else self.scale(b)) for b, n in pairs])
+        return torch.cat(
+            [u.new_full((n,), 1.0 if b.axis is None else self.scale(b)) for b, n in pairs]
+        )
 
     def scaled(self, gradient: Direction, s: Vector, layout: Layout) -> Direction:
         """B ↦ s ∇f Aᵀ at W + s B A, without the frozen blocks."""
@@ -64,12 +70,17 @@ class FFALoRA(Adapted):
         if self.others == "trained":
             return u
         pairs = zip(layout.blocks, u.split(self.sizes(layout), -1), strict=True)
-        return torch.cat([p if b.axis is not None else p.new_zeros(*p.shape[:-1], b.size) for b, p in pairs], -1)
+        return torch.cat(
+            [p if b.axis is not None else p.new_zeros(*p.shape[:-1], b.size) for b, p in pairs], -1
+        )
 
     def trained(self, z: Vector, layout: Layout) -> Vector:
         """z without the frozen blocks."""
         if self.others == "trained":
             return z
-        sizes = [b.size if b.axis is None else n for b, n in zip(layout.blocks, self.sizes(layout), strict=True)]
+        sizes = [
+            b.size if b.axis is None else n
+            for b, n in zip(layout.blocks, self.sizes(layout), strict=True)
+        ]
         pairs = zip(layout.blocks, z.split(sizes, -1), strict=True)
         return torch.cat([p for b, p in pairs if b.axis is not None], -1)

@@ -97,10 +97,15 @@ class Side:
 
     def drawn(self, of_runs: tuple[int, ...], side: int) -> Vector:
         """A random P, flat, for the first round of a side."""
-        keys, found = seeds.keys(of_runs, "powersgd", side), [torch.zeros(len(of_runs), 0, dtype=self.layout.dtype)]
+        keys, found = (
+            seeds.keys(of_runs, "powersgd", side),
+            [torch.zeros(len(of_runs), 0, dtype=self.layout.dtype)],
+        )
         for number, block, r in self.matrices:
             own = seeds.children(keys, np.full(keys.shape, number))
-            found.append(Gaussian(rank=r).factor(block.inputs, r, own, self.layout.dtype).p.flatten(1))
+            found.append(
+                Gaussian(rank=r).factor(block.inputs, r, own, self.layout.dtype).p.flatten(1)
+            )
         return torch.cat(found, 1).unsqueeze(1)
 
     def subspace(self, basis: Vector) -> LinearMap:
@@ -126,7 +131,9 @@ class Side:
 @register
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(
-    LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up], LogsChanges[ServerState]
+    LocalSteps[ServerState, ClientState, Down, Up],
+    Restorable[ClientState, Down, Up],
+    LogsChanges[ServerState],
 ):
     """A subspace that follows the changes of the model."""
 
@@ -147,14 +154,18 @@ class PowerSGD(
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         return Down(ModelSync.of(server.x, server.log, rnd), self.basis(server, rnd))  # 1
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         P, x = self.side(rnd).subspace(down.basis), down.sync.model
         y = self.descend(x, f.direction(), self.rate(rnd))  # 2
         M = y - x + client.e  # 3
         z = P @ M  # 4
         return ClientState(M - P.T @ z), Up(z)  # 5
 
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Down, up: Up, rnd: Round
+    ) -> ClientState:
         return client
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
@@ -184,8 +195,13 @@ class PowerSGD(
     def basis(self, server: ServerState, rnd: Round) -> Vector:
         """P of this round, flat: from the replies of the round before, or drawn if there are none."""
         held, side = server.columns if rnd.t % 2 else server.rows, self.side(rnd)
-        if held is not None and (held.shape, held.dtype) != ((len(rnd.seeds), 1, side.size), rnd.layout.dtype):
-            raise CheckpointError("the checkpoint is damaged: its P is of another shape or type; start the run again")
+        if held is not None and (held.shape, held.dtype) != (
+            (len(rnd.seeds), 1, side.size),
+            rnd.layout.dtype,
+        ):
+            raise CheckpointError(
+                "the checkpoint is damaged: its P is of another shape or type; start the run again"
+            )
         return side.drawn(rnd.seeds, rnd.t % 2) if held is None else held
 
     def side(self, rnd: Round) -> Side:
@@ -193,13 +209,19 @@ class PowerSGD(
         ranks = tuple(self.rank_of(block) for block in rnd.layout.blocks)
         blocks = zip(rnd.layout.blocks, ranks, strict=True)
         axis = 0 if rnd.t % 2 else 1
-        shaped = (b if r is None else Block(b.name, (b.shape[0], b.size // b.shape[0]), axis) for b, r in blocks)
+        shaped = (
+            b if r is None else Block(b.name, (b.shape[0], b.size // b.shape[0]), axis)
+            for b, r in blocks
+        )
         return Side(Layout(tuple(shaped), rnd.layout.dtype), ranks)
 
     def rank_of(self, block: Block) -> int | None:
         """r of a block; None if it is sent in full."""
         if block.axis is None:
             return None
-        asked, full = Gaussian(rank=self.rank).asked(block), min(block.shape[0], block.size // block.shape[0])
+        asked, full = (
+            Gaussian(rank=self.rank).asked(block),
+            min(block.shape[0], block.size // block.shape[0]),
+        )
         r = asked if isinstance(asked, int) else max(1, round(asked * full))
         return r if r < full else None

@@ -52,11 +52,17 @@ class Scafcom(Controlled[ClientState]):
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0), torch.zeros_like(x0))
 
-    def client_step(self, client: ClientState, down: Controls, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
-        u = (1 - self.beta) * client.u + self.beta * self.control_change(client.c, down, f, rnd)  # 2, 3
+    def client_step(
+        self, client: ClientState, down: Controls, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
+        u = (1 - self.beta) * client.u + self.beta * self.control_change(
+            client.c, down, f, rnd
+        )  # 2, 3
         up = Up(self.encode(u, rnd))  # 4
         return self.update_client_state(ClientState(client.c, u), down, up, rnd), up
 
-    def update_client_state(self, client: ClientState, down: Controls, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Controls, up: Up, rnd: Round
+    ) -> ClientState:
         q = self.decode(up.q, rnd)
         return ClientState(client.c + q, client.u - q)  # 5

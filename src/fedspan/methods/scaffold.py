@@ -65,29 +65,42 @@ class Up:
 
     dy: Vector | None
     dc: Vector | None
-    test: Vector | None = field(default=None, metadata=TEST)  # n_i and d_i, by which the correction is tested
+    test: Vector | None = field(
+        default=None, metadata=TEST
+    )  # n_i and d_i, by which the correction is tested
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(
-    Correction, ServerMomentum, LocalSteps[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]
+    Correction,
+    ServerMomentum,
+    LocalSteps[ServerState, ClientState, Down, Up],
+    Restorable[ClientState, Down, Up],
 ):
     """Drift correction by control variates of the size of the model."""
 
     controls = ("c",)
     uses_mean_only = True
-    option: Literal["I", "II"] = "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
-    uplink: Literal["one", "classic", "control"] = "one"  # what is sent: Δy, from which Δc follows, both, or Δc alone
+    option: Literal["I", "II"] = (
+        "II"  # how line 12 renews the control: a full gradient, or the mean of the local ones
+    )
+    uplink: Literal["one", "classic", "control"] = (
+        "one"  # what is sent: Δy, from which Δc follows, both, or Δc alone
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("option", self.option, ("I", "II"))
         one_of("uplink", self.uplink, ("one", "classic", "control"))
         if self.option == "I" and self.uplink != "classic":
-            raise SpecError(f"`uplink` {self.uplink!r} needs option 'II'; with option 'I' set `uplink` to 'classic'")
+            raise SpecError(
+                f"`uplink` {self.uplink!r} needs option 'II'; with option 'I' set `uplink` to 'classic'"
+            )
         if self.option == "I" and self.tests:
-            raise SpecError("`correction` 'tested' needs option 'II', whose controls are means of local gradients")
+            raise SpecError(
+                "`correction` 'tested' needs option 'II', whose controls are means of local gradients"
+            )
 
     @property
     def follows_states(self) -> bool:
@@ -103,7 +116,9 @@ class Scaffold(
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         return Down(server.x, server.c, self.switch(server.test))  # 5
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         x, c, c_i = down.x, down.c, client.c
         u, b = c - c_i, self.corrects(down.switch, rnd)
         direction = watched = self.watched(f.direction(corrected(b, u)), u, b)
@@ -122,12 +137,18 @@ class Scaffold(
             dc = mean - c
         elif self.uplink != "one":
             dc = self._control_change(dy, c, rnd)
-        alone = self.option == "II" and self.solver.plain and (self.correction != "always" or self.uplink == "control")
+        alone = (
+            self.option == "II"
+            and self.solver.plain
+            and (self.correction != "always" or self.uplink == "control")
+        )
         up = Up(None if alone else dy, dc, test)
         del u, direction, watched  # not to be held while the new state is made
         return self.update_client_state(client, down, up, rnd), up
 
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Down, up: Up, rnd: Round
+    ) -> ClientState:
         if up.dc is None:
             assert up.dy is not None
             return ClientState(self._control_change(up.dy, down.c, rnd).add_(client.c))  # 12

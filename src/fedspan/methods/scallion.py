@@ -54,12 +54,16 @@ class Scallion(Controlled[ClientState]):
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(torch.zeros_like(x0))
 
-    def client_step(self, client: ClientState, down: Controls, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: Controls, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         delta = self._alpha(rnd) * self.control_change(client.c, down, f, rnd)  # 2, 3
         up = Up(self.encode(delta, rnd))  # 4
         return self.update_client_state(client, down, up, rnd), up
 
-    def update_client_state(self, client: ClientState, down: Controls, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Controls, up: Up, rnd: Round
+    ) -> ClientState:
         return ClientState(client.c + self.decode(up.q, rnd))  # 5
 
     def _alpha(self, rnd: Round) -> float:

@@ -54,7 +54,17 @@ from typing import Literal
 
 import torch
 
-from fedspan import Compressor, Encoded, Layout, Objective, Replayable, Round, SpecError, Vector, register
+from fedspan import (
+    Compressor,
+    Encoded,
+    Layout,
+    Objective,
+    Replayable,
+    Round,
+    SpecError,
+    Vector,
+    register,
+)
 from fedspan.core.errors import ProtocolError, one_of, positive_share
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Measures
@@ -108,31 +118,47 @@ class Up:
     Pg: Vector | None = None
     z: Vector | None = None
     q: Encoded | None = None  # a_i compressed, instead of a
-    test: Vector | None = field(default=None, metadata=TEST)  # n_i and d_i, by which the correction is tested
+    test: Vector | None = field(
+        default=None, metadata=TEST
+    )  # n_i and d_i, by which the correction is tested
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]):
+class SSF(
+    Correction, KeptControl[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]
+):
     """Drift correction with r numbers per message."""
 
     controls = ("c",)
     uses_mean_only = True
-    correction: Literal["always", "tested", "never"] = "tested"  # whether clients correct local steps; paper: "always"
+    correction: Literal["always", "tested", "never"] = (
+        "tested"  # whether clients correct local steps; paper: "always"
+    )
     control: Literal["exact", "paper"] = "exact"  # how the server renews c: line 8 or line 8'
-    compressor: Compressor | None = None  # C: how the upload is compressed; none: r numbers as they are
-    beta: float = 1.0  # β: weight of this round's gradient in the controls; below 1 they are running means
+    compressor: Compressor | None = (
+        None  # C: how the upload is compressed; none: r numbers as they are
+    )
+    beta: float = (
+        1.0  # β: weight of this round's gradient in the controls; below 1 they are running means
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("control", self.control, ("exact", "paper"))
         if self.compressor is not None and (not self.solver.plain or self.control == "paper"):
-            raise SpecError("`compressor` needs plain steps; leave out `momentum`, `optimizer` and control = 'paper'")
+            raise SpecError(
+                "`compressor` needs plain steps; leave out `momentum`, `optimizer` and control = 'paper'"
+            )
         if self.keep_control and self.control == "paper":
-            raise SpecError("`keep_control` needs control = 'exact', after which c follows from the changes of x")
+            raise SpecError(
+                "`keep_control` needs control = 'exact', after which c follows from the changes of x"
+            )
         positive_share("beta", self.beta)
         if self.beta < 1 and self.control == "paper":
-            raise SpecError(f"`beta` {self.beta!r} needs control = 'exact'; with 'paper' leave `beta` at 1")
+            raise SpecError(
+                f"`beta` {self.beta!r} needs control = 'exact'; with 'paper' leave `beta` at 1"
+            )
 
     @property
     def needs_each_reply(self) -> bool:
@@ -172,13 +198,25 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
     def broadcast(self, server: ServerState, rnd: Round) -> Down:
         P = self.subspace(rnd)  # 1
         sync = ModelSync.of(_joined(server) if self.keep_control else server.x, server.log, rnd)
-        switch, Pc = self.switch(server.test) if self.tests else None, None if self.keep_control else P @ server.c
+        switch, Pc = (
+            self.switch(server.test) if self.tests else None,
+            None if self.keep_control else P @ server.c,
+        )
         v = server.v if self.scaled and not self.keep_control else None
         if Pc is None or self.down_compressor is None:
             return Down(sync, Pc, P.probe, switch, None, v)  # 2
-        return Down(sync, None, P.probe, switch, self.down_compressor.compress(Pc, self._control_keys(rnd)), v)
+        return Down(
+            sync,
+            None,
+            P.probe,
+            switch,
+            self.down_compressor.compress(Pc, self._control_keys(rnd)),
+            v,
+        )
 
-    def received(self, down: Down, P: LinearMap, rnd: Round) -> tuple[Vector, Vector, Vector | None]:
+    def received(
+        self, down: Down, P: LinearMap, rnd: Round
+    ) -> tuple[Vector, Vector, Vector | None]:
         """x, P c and v as a client has them."""
         if self.keep_control:
             x, c, _, v = self.apart(down.sync.model, rnd.layout)
@@ -186,18 +224,26 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         if down.Pc is not None:
             return down.sync.model, down.Pc, down.v
         if self.down_compressor is None or down.qc is None:
-            raise ProtocolError("the download holds no control; both ends must use the same settings")
-        Pc = self.down_compressor.decompress(down.qc, P.rank, self._control_keys(rnd), rnd.layout.dtype)
+            raise ProtocolError(
+                "the download holds no control; both ends must use the same settings"
+            )
+        Pc = self.down_compressor.decompress(
+            down.qc, P.rank, self._control_keys(rnd), rnd.layout.dtype
+        )
         return down.sync.model, Pc, down.v
 
     def _control_keys(self, rnd: Round) -> Keys:
         assert self.down_compressor is not None
         return self.down_compressor.server_keys(rnd, "control")
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         P = self.subspace(rnd)  # 1
         P.agree(down.probe)
-        up, unsent, moments = self._steps(client, down, f, P, rnd)  # its other vectors are gone before line 6
+        up, unsent, moments = self._steps(
+            client, down, f, P, rnd
+        )  # its other vectors are gone before line 6
         return self.update_client_state(ClientState(client.c, unsent, moments), down, up, rnd), up
 
     def _steps(
@@ -212,7 +258,11 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         D = self.scales(v, P) if self.scaled else None
         steps = direction if D is None else Scaled(direction, D)
         z, moments = self.descend_inside(x, P, steps, client.moments, rnd)  # 4
-        mean = direction.mean if isinstance(direction, Averaged) else z.div_(-self.step(P, rnd) * self.local_steps)
+        mean = (
+            direction.mean
+            if isinstance(direction, Averaged)
+            else z.div_(-self.step(P, rnd) * self.local_steps)
+        )
         mean = mean if D is None else mean / D
         a = completed(mean - Pc, b, u)  # 5
         test = self.measured(u, Pc, b, a, watched, self.local_steps)
@@ -229,7 +279,9 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
             return up.a
         assert self.compressor is not None
         assert up.q is not None
-        return self.compressor.decompress(up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype)
+        return self.compressor.decompress(
+            up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype
+        )
 
     def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
         P = self.subspace(rnd)
@@ -242,7 +294,12 @@ class SSF(Correction, KeptControl[ServerState, ClientState, Down, Up], Replayabl
         Pc, mean_a, D = P @ c, rnd.mean(a), self.scales(server.v, P) if self.scaled else None
         mean_g, v = Pc + mean_a, server.v
         if up.z is None:
-            delta = -self.server_lr * self.step(P, rnd) * self.local_steps * (mean_g if D is None else D * mean_g)
+            delta = (
+                -self.server_lr
+                * self.step(P, rnd)
+                * self.local_steps
+                * (mean_g if D is None else D * mean_g)
+            )
         else:
             delta = self.server_lr * rnd.mean(up.z)
         factor: torch.Tensor | float = 1.0

@@ -55,7 +55,9 @@ class SubAvg(Preconditioned[ServerState, ClientState, Down, Up], Restorable[Clie
     uses_mean_only = True
 
     def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, Log(), self.no_velocity(x0), self.nothing_unsent(x0), self.no_squares(x0, layout))
+        return ServerState(
+            x0, Log(), self.no_velocity(x0), self.nothing_unsent(x0), self.no_squares(x0, layout)
+        )
 
     def init_client(self, x0: Vector, layout: Layout) -> ClientState:
         return ClientState(self.no_moments(x0, layout))
@@ -65,7 +67,9 @@ class SubAvg(Preconditioned[ServerState, ClientState, Down, Up], Restorable[Clie
         v = server.v if self.scaled else None
         return Down(ModelSync.of(server.x, server.log, rnd), P.probe, v)  # 2
 
-    def client_step(self, client: ClientState, down: Down, f: Objective, rnd: Round) -> tuple[ClientState, Up]:
+    def client_step(
+        self, client: ClientState, down: Down, f: Objective, rnd: Round
+    ) -> tuple[ClientState, Up]:
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         grad = f.restrict(x, P)
@@ -73,16 +77,22 @@ class SubAvg(Preconditioned[ServerState, ClientState, Down, Up], Restorable[Clie
         z, moments = self.descend_inside(x, P, steps, client.moments, rnd)  # 3
         return ClientState(moments), Up(z)
 
-    def update_client_state(self, client: ClientState, down: Down, up: Up, rnd: Round) -> ClientState:
+    def update_client_state(
+        self, client: ClientState, down: Down, up: Up, rnd: Round
+    ) -> ClientState:
         return client
 
     def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
         P = self.subspace(rnd)
         mean_z, v = rnd.mean(up.z), server.v
         if self.scaled:
-            v = self.squares(v, mean_z / (-self.step(P, rnd) * self.local_steps * self.scales(v, P)), P)
+            v = self.squares(
+                v, mean_z / (-self.step(P, rnd) * self.local_steps * self.scales(v, P)), P
+            )
         delta = self.server_lr * mean_z
         if self.extrapolate:
             delta = delta * self.stretch(up.z, rnd)
         entry, move, m, e = self.move(server.m, server.e, delta, P, rnd)
-        return ServerState(P.T.plus(move, server.x), self.push(server.log, entry, rnd), m, e, v)  # 4
+        return ServerState(
+            P.T.plus(move, server.x), self.push(server.log, entry, rnd), m, e, v
+        )  # 4

@@ -45,7 +45,9 @@ class Regression(Collected):
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """In float64."""
         if outputs.numel() != targets.numel():
-            raise SpecError(f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}")
+            raise SpecError(
+                f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
+            )
         return self.of_numbers(outputs.double().reshape(targets.shape), targets.double())
 
     @abstractmethod
@@ -59,11 +61,16 @@ class Labels(Collected):
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Keeps the predicted classes, or one score per target."""
         targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
-        super().update(outputs.argmax(1) if by_class(outputs, targets) else one_score(outputs, targets), targets)
+        super().update(
+            outputs.argmax(1) if by_class(outputs, targets) else one_score(outputs, targets),
+            targets,
+        )
 
     def compute(self) -> float:
         """Batches may differ in length, and some targets may not count."""
-        several = all(targets.dim() == 2 and outputs.is_floating_point() for outputs, targets in self._kept)
+        several = all(
+            targets.dim() == 2 and outputs.is_floating_point() for outputs, targets in self._kept
+        )
         if not several:
             counted = [targets != IGNORED for _, targets in self._kept]
             self._kept = [(o[c], t[c]) for (o, t), c in zip(self._kept, counted, strict=True)]
@@ -72,7 +79,11 @@ class Labels(Collected):
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """Yes is a logit above 0, or a probability above 0.5, of outputs and of targets alike."""
         if outputs.is_floating_point():
-            logits = self.logits if self.logits is not None else not bool(((outputs >= 0) & (outputs <= 1)).all())
+            logits = (
+                self.logits
+                if self.logits is not None
+                else not bool(((outputs >= 0) & (outputs <= 1)).all())
+            )
             outputs, targets = outputs > (0.0 if logits else 0.5), targets > 0.5
         return self.of_labels(outputs.long(), targets.long())
 
@@ -98,7 +109,10 @@ class Ranking(Collected):
             outputs, targets = outputs[targets != IGNORED], targets[targets != IGNORED]
             columns = [(_log_odds(outputs, k), targets == k) for k in range(outputs.shape[1])]
         else:
-            scores, there = (part.reshape(len(targets), -1).T for part in (one_score(outputs, targets), targets > 0.5))
+            scores, there = (
+                part.reshape(len(targets), -1).T
+                for part in (one_score(outputs, targets), targets > 0.5)
+            )
             columns = list(zip(scores, there, strict=True))
         found = [self._of_column(*one) for one in columns if 0 < int(one[1].sum()) < len(one[1])]
         return sum(found) / len(found) if found else math.nan
@@ -117,7 +131,9 @@ class Ranking(Collected):
 
 def _log_odds(outputs: Tensor, k: int) -> Tensor:
     """Scores of class k against the others; probabilities are scores already."""
-    if bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), outputs.new_ones(()), atol=1e-5):
+    if bool((outputs >= 0).all()) and torch.allclose(
+        outputs.sum(1), outputs.new_ones(()), atol=1e-5
+    ):
         return outputs[:, k]
     others = torch.cat([outputs[:, :k], outputs[:, k + 1 :]], 1)
     return outputs[:, k] - others.logsumexp(1)
@@ -130,9 +146,15 @@ def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool 
     except FedspanError:
         raise
     except Exception as error:
-        raise SpecError(f"{what} must be a function of {arguments}; it fails with {one_line(error)}") from error
+        raise SpecError(
+            f"{what} must be a function of {arguments}; it fails with {one_line(error)}"
+        ) from error
     tensor = (
-        value if trains or isinstance(value, Tensor) else torch.as_tensor(np.asarray(value)) if _plain(value) else None
+        value
+        if trains or isinstance(value, Tensor)
+        else torch.as_tensor(np.asarray(value))
+        if _plain(value)
+        else None
     )
     if not isinstance(tensor, Tensor):
         found = "None" if value is None else f"a {type(value).__name__}"
@@ -159,10 +181,14 @@ def by_class(outputs: Tensor, targets: Tensor) -> bool:
 def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
     """One score per target, in the shape of the targets."""
     if outputs.numel() != targets.numel():
-        raise SpecError(f"targets must be class numbers or 0 and 1 for each output, got {shapes(outputs, targets)}")
+        raise SpecError(
+            f"targets must be class numbers or 0 and 1 for each output, got {shapes(outputs, targets)}"
+        )
     outside = targets[(targets < 0) | (targets > 1)]
     if len(outside):
-        raise SpecError(f"with one output per target, targets must be 0 or 1, got {outside[0].item():g}")
+        raise SpecError(
+            f"with one output per target, targets must be 0 or 1, got {outside[0].item():g}"
+        )
     return outputs.reshape(targets.shape)
 
 

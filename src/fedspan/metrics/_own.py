@@ -16,8 +16,26 @@ from fedspan.core.metric import Metric, column_of, is_sklearn
 from fedspan.metrics._collected import Collected, by_class, one_number
 
 Tensor = torch.Tensor
-RESERVED = ("round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged")
-TRUTHS = ("y_true", "true", "target", "targets", "label", "labels", "actual")  # names of a first argument
+RESERVED = (
+    "round",
+    "up_bytes",
+    "down_bytes",
+    "total_bytes",
+    "seconds",
+    "loss",
+    "training_loss",
+    "events",
+    "diverged",
+)
+TRUTHS = (
+    "y_true",
+    "true",
+    "target",
+    "targets",
+    "label",
+    "labels",
+    "actual",
+)  # names of a first argument
 OF_PROBABILITIES = ("log_loss", "d2_log_loss_score")  # of scikit-learn, which call them y_pred
 
 
@@ -27,9 +45,13 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
     for one in given:
         metric, name = _fresh(one), column_of(one)
         if name in RESERVED:
-            raise SpecError(f"`metrics` {name!r} is the name of a column of every run; give it another name")
+            raise SpecError(
+                f"`metrics` {name!r} is the name of a column of every run; give it another name"
+            )
         if name in found and not _same(found[name], metric):
-            raise SpecError(f"`metrics` {name!r} is there twice; give one of them another `__name__`")
+            raise SpecError(
+                f"`metrics` {name!r} is there twice; give one of them another `__name__`"
+            )
         found[name] = metric
     return found
 
@@ -51,12 +73,18 @@ def _fresh(given: Any) -> Metric:
         return Torchmetrics(given)
     if callable(given):
         return Function(given)
-    raise SpecError(f"`metrics` must be names, metrics or functions of (outputs, targets), got {shown(given)}")
+    raise SpecError(
+        f"`metrics` must be names, metrics or functions of (outputs, targets), got {shown(given)}"
+    )
 
 
 def _same(one: Metric, other: Metric) -> bool:
     """Whether two metrics of a name are one: of a class of fedspan's, with the same settings."""
-    return type(one) is type(other) and not isinstance(one, Function) and repr(vars(one)) == repr(vars(other))
+    return (
+        type(one) is type(other)
+        and not isinstance(one, Function)
+        and repr(vars(one)) == repr(vars(other))
+    )
 
 
 def _torchmetrics() -> tuple[type, ...]:
@@ -85,7 +113,9 @@ class Function(Collected):
         if is_sklearn(inner) and len(names) > 1:
             wanted = "probabilities" if inner.__name__ in OF_PROBABILITIES else names[1]
             outputs, targets = _for_sklearn(outputs, targets, wanted, self.logits)
-        return one_number(lambda: self.function(targets, outputs), what, f"({', '.join(names[:2])})")
+        return one_number(
+            lambda: self.function(targets, outputs), what, f"({', '.join(names[:2])})"
+        )
 
 
 def _arguments(function: Any) -> list[str]:
@@ -98,7 +128,9 @@ def _arguments(function: Any) -> list[str]:
     return [one.name for one in parameters if one.kind in by_place]
 
 
-def _for_sklearn(outputs: Tensor, targets: Tensor, wanted: str, logits: bool | None) -> tuple[Tensor, Tensor]:
+def _for_sklearn(
+    outputs: Tensor, targets: Tensor, wanted: str, logits: bool | None
+) -> tuple[Tensor, Tensor]:
     """Return outputs as the argument `wanted` of a function of scikit-learn is meant, and flat targets."""
     targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
     if by_class(outputs, targets):
@@ -106,7 +138,9 @@ def _for_sklearn(outputs: Tensor, targets: Tensor, wanted: str, logits: bool | N
             return outputs.argmax(1), targets
         if outputs.shape[1] > 2 or wanted.startswith("prob"):
             return outputs if wanted == "pred_decision" else _probabilities(outputs), targets
-        second = outputs[:, 1].double() - outputs[:, 0]  # of two classes the second is the one that is scored
+        second = (
+            outputs[:, 1].double() - outputs[:, 0]
+        )  # of two classes the second is the one that is scored
         return _probabilities(outputs)[:, 1] if wanted.startswith("y_prob") else second, targets
     outputs = outputs.reshape(targets.shape)
     if logits is None:  # of numbers
@@ -120,7 +154,9 @@ def _for_sklearn(outputs: Tensor, targets: Tensor, wanted: str, logits: bool | N
 def _probabilities(outputs: Tensor) -> Tensor:
     """Return class probabilities, from those or from logits."""
     outputs = outputs.double()
-    given = bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), outputs.new_ones(()), atol=1e-5)
+    given = bool((outputs >= 0).all()) and torch.allclose(
+        outputs.sum(1), outputs.new_ones(()), atol=1e-5
+    )
     return outputs / outputs.sum(1, keepdim=True) if given else outputs.softmax(1)
 
 

@@ -21,5 +21,7 @@ class F1Macro(Labels):
         else:
             classes = int(torch.cat([predicted, actual]).max()) + 1
             right = torch.bincount(actual[predicted == actual], minlength=classes).double()
-            both = torch.bincount(predicted, minlength=classes) + torch.bincount(actual, minlength=classes)
+            both = torch.bincount(predicted, minlength=classes) + torch.bincount(
+                actual, minlength=classes
+            )
         return (2 * right[both > 0] / both[both > 0]).mean()

@@ -21,7 +21,9 @@ def augmentation(given: str | Augment | None) -> Augment | None:
     if isinstance(given, str):
         one_of("augment", given, AUGMENT)
     function = AUGMENT[given] if isinstance(given, str) else given
-    name = repr(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    name = (
+        repr(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    )
     return functools.partial(_checked, function, f"`augment` {name}")
 
 
@@ -32,14 +34,22 @@ def _checked(function: Augment, what: str, batch: Batch, generator: torch.Genera
     except FedspanError:
         raise
     except Exception as error:
-        raise SpecError(f"{what} must be a function of (batch, generator), and fails: {one_line(error)}") from error
+        raise SpecError(
+            f"{what} must be a function of (batch, generator), and fails: {one_line(error)}"
+        ) from error
     if isinstance(batch, Mapping):
         if not isinstance(found, Mapping) or found.keys() != batch.keys():
-            raise SpecError(f"{what} must return a batch with the columns {', '.join(batch)}, got {_shapes(found)}")
+            raise SpecError(
+                f"{what} must return a batch with the columns {', '.join(batch)}, got {_shapes(found)}"
+            )
         return found
-    same = isinstance(found, list | tuple) and [type(part) for part in found] == [type(part) for part in batch]
+    same = isinstance(found, list | tuple) and [type(part) for part in found] == [
+        type(part) for part in batch
+    ]
     if not same or len({len(part) for part in found if isinstance(part, torch.Tensor)}) > 1:
-        raise SpecError(f"{what} must return a batch such as it gets, {_shapes(batch)}, got {_shapes(found)}")
+        raise SpecError(
+            f"{what} must return a batch such as it gets, {_shapes(batch)}, got {_shapes(found)}"
+        )
     return tuple(found)
 
 

@@ -47,7 +47,12 @@ class Cohort(Objective):
     """f_i of all clients of a round, together."""
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
-        self.problem, self.rnd, self.training, self.formulas = problem, rnd, problem.training, problem.formulas
+        self.problem, self.rnd, self.training, self.formulas = (
+            problem,
+            rnd,
+            problem.training,
+            problem.formulas,
+        )
         self.clients: list[int] = rnd.ids[0].tolist()
         self.batches = _draw(problem, rnd, self.clients)
         problem.model.train()
@@ -96,7 +101,9 @@ def _draw(problem: TorchProblem, rnd: Round, clients: list[int]) -> Iterator[Dra
     batch = min(problem.batch_size, len(data[0]))
     keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
     for start in itertools.count(0, steps):
-        parts = _gathered(data, _examples(keys, [len(one) for one in data], start * batch, steps * batch))
+        parts = _gathered(
+            data, _examples(keys, [len(one) for one in data], start * batch, steps * batch)
+        )
         drawn = [Drawn(parts, slice(k * batch, (k + 1) * batch)) for k in range(steps)]
         if problem.augment is not None:
             alone = [TorchObjective(problem, rnd, client) for client in clients]
@@ -105,7 +112,9 @@ def _draw(problem: TorchProblem, rnd: Round, clients: list[int]) -> Iterator[Dra
 
 
 def _augmented(alone: list[TorchObjective], drawn: Drawn, number: int) -> Drawn:
-    batches = [one.augmented(tuple(batch), number) for one, *batch in zip(alone, *drawn.batch, strict=True)]
+    batches = [
+        one.augmented(tuple(batch), number) for one, *batch in zip(alone, *drawn.batch, strict=True)
+    ]
     if len({part.shape for batch in batches for part in batch[:1]}) > 1:
         raise SpecError("`augment` gives batches of several shapes; set engine.simulate to 'loop'")
     return Drawn(tuple(map(torch.stack, zip(*batches, strict=True))), slice(None))
@@ -115,7 +124,9 @@ def _examples(keys: seeds.Keys, lengths: list[int], start: int, count: int) -> t
     """The numbers of the examples of several steps, (clients, count)."""
     if len(set(lengths)) == 1:
         return shuffled_examples(keys, lengths[0], start, count)
-    return torch.cat([shuffled_examples(keys[i : i + 1], n, start, count) for i, n in enumerate(lengths)])
+    return torch.cat(
+        [shuffled_examples(keys[i : i + 1], n, start, count) for i, n in enumerate(lengths)]
+    )
 
 
 def _gathered(data: list[Any], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -132,9 +143,13 @@ def _gathered(data: list[Any], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
 class CohortDirection(SteppingDirection):
     """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
 
-    def __init__(self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> None:
+    def __init__(
+        self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None
+    ) -> None:
         self.cohort, self.plus, self.x, self.P = cohort, plus, x, P
-        self.base = P @ x if P is not None and x is not None and cohort.training.weight_decay else None
+        self.base = (
+            P @ x if P is not None and x is not None and cohort.training.weight_decay else None
+        )
         if cohort.formulas is None:
             self._by_vmap = vmap(grad(self._loss))
         else:
@@ -145,14 +160,22 @@ class CohortDirection(SteppingDirection):
     def takes_steps(self) -> bool:
         """Whether plain steps can be taken together with the gradients."""
         bare = self.cohort.training.clip is None and not self.cohort.training.weight_decay
-        return bare and self.cohort.formulas is not None and (self.plus is None or isinstance(self.plus, torch.Tensor))
+        return (
+            bare
+            and self.cohort.formulas is not None
+            and (self.plus is None or isinstance(self.plus, torch.Tensor))
+        )
 
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
         """The end point of plain steps."""
         clients = len(self.cohort.clients)
         at = [part.expand(clients, *part.shape[1:]).clone() for part in self._blocks.split(start)]
         self._run.bind(at, None, lr)
-        plus = list(zip(at, self._blocks.split(self.plus), strict=True)) if isinstance(self.plus, torch.Tensor) else []
+        plus = (
+            list(zip(at, self._blocks.split(self.plus), strict=True))
+            if isinstance(self.plus, torch.Tensor)
+            else []
+        )
         for _ in range(steps):
             drawn = next(self.cohort.batches)
             self._run(drawn.parts, drawn.place)
@@ -186,5 +209,7 @@ class CohortDirection(SteppingDirection):
             parts = zip(blocks, own.split([block.size for block in blocks], 1), strict=True)
             weights = {block.name: part.view(-1, *block.shape) for block, part in parts}
             found = self._by_vmap(weights, *(part.clone() for part in batch))
-            g = torch.cat([found[block.name].reshape(clients, -1) for block in blocks], 1).unsqueeze(0)
+            g = torch.cat(
+                [found[block.name].reshape(clients, -1) for block in blocks], 1
+            ).unsqueeze(0)
         return g if self.P is None else self.P @ g

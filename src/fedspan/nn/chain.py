@@ -26,7 +26,11 @@ class Chain:
         trained = next(i for i, layer in enumerate(layers) if isinstance(layer, Linear | Conv))
         for layer in layers[: trained + 1]:
             layer.first = True
-        self.before, self.first, self.after = layers[:trained], layers[trained], layers[trained + 1 :]
+        self.before, self.first, self.after = (
+            layers[:trained],
+            layers[trained],
+            layers[trained + 1 :],
+        )
         self.alone = any(layer.alone for layer in layers)
 
     def bind(self, weights: Weights) -> None:
@@ -115,7 +119,11 @@ def chain_of(model: nn.Module, layout: Layout, dims: int) -> Chain | None:
         names += [prefix + key for key, _ in module.named_parameters()]
         width = module.out_features if isinstance(module, nn.Linear) else width
     rows = dims == 1 and width
-    return Chain(layers, width) if rows and sorted(names) == sorted(block.name for block in layout.blocks) else None
+    return (
+        Chain(layers, width)
+        if rows and sorted(names) == sorted(block.name for block in layout.blocks)
+        else None
+    )
 
 
 def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -123,21 +131,37 @@ def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if type(model) is not nn.Sequential:
         yield prefix, model
         return
-    for key, child in model._modules.items():  # `named_children` leaves out a layer that is used again
+    for (
+        key,
+        child,
+    ) in model._modules.items():  # `named_children` leaves out a layer that is used again
         assert child is not None
         yield from _modules(child, f"{prefix}{key}.")
 
 
 def _changed(module: nn.Module) -> bool:
     """Whether a module does more than its class says."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module) or any(p._backward_hooks for p in module.parameters())
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return (
+        any(hooks)
+        or "forward" in vars(module)
+        or any(p._backward_hooks for p in module.parameters())
+    )
 
 
 def _layer(prefix: str, module: nn.Module) -> Layer | None:
     if type(module) is nn.Linear:
         return Linear(prefix, module.bias is not None)
-    if type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+    if (
+        type(module) is nn.Conv2d
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    ):
         return Conv(prefix, module)
     if type(module) is nn.MaxPool2d and not module.return_indices:
         return MaxPool(module)

@@ -34,7 +34,9 @@ class Weight:
     grad: Tensor | None
     lr: float = 0.0
     start: Tensor | None = None  # inside a subspace: x, to which `at` is added
-    factor: Factor | None = None  # inside a subspace: P of the block; `at` has the projected axis last
+    factor: Factor | None = (
+        None  # inside a subspace: P of the block; `at` has the projected axis last
+    )
 
     def value(self) -> Tensor:
         """The weights themselves. With a factor there must be one client."""
@@ -68,22 +70,33 @@ class Blocks:
     def __init__(self, layout: Layout, x: Vector | None = None, P: LinearMap | None = None) -> None:
         blocks = layout.blocks
         full = [block.size for block in blocks]
-        self.names, self.sizes = [block.name for block in blocks], full if P is None else list(P.sizes)
+        self.names, self.sizes = (
+            [block.name for block in blocks],
+            full if P is None else list(P.sizes),
+        )
         self.factors = (None,) * len(blocks) if P is None else P.factors
         self.shapes = [_shape(*each) for each in zip(blocks, self.factors, strict=True)]
         parts = [None] * len(blocks) if x is None else x.view(-1).split(full)
-        self.starts = [part if part is None else part.view(b.shape) for part, b in zip(parts, blocks, strict=True)]
+        self.starts = [
+            part if part is None else part.view(b.shape)
+            for part, b in zip(parts, blocks, strict=True)
+        ]
 
     def split(self, v: Vector) -> list[Tensor]:
         """Views (clients, *shape) of a vector (1, clients, size)."""
         parts = zip(v[0].split(self.sizes, 1), self.shapes, strict=True)
         return [part.unflatten(1, shape) for part, shape in parts]
 
-    def weights(self, at: list[Tensor], grads: list[Tensor] | None, lr: float, clients: slice) -> Weights:
+    def weights(
+        self, at: list[Tensor], grads: list[Tensor] | None, lr: float, clients: slice
+    ) -> Weights:
         """The weights of some clients."""
         outs = [None] * len(at) if grads is None else [grad[clients] for grad in grads]
         parts = zip(self.names, at, outs, self.starts, self.factors, strict=True)
-        return {name: Weight(a[clients], out, lr, start, factor) for name, a, out, start, factor in parts}
+        return {
+            name: Weight(a[clients], out, lr, start, factor)
+            for name, a, out, start, factor in parts
+        }
 
 
 def _shape(block: Block, factor: Factor | None) -> tuple[int, ...]:
@@ -115,7 +128,9 @@ class Layer:
 
     def release(self) -> None:
         """Drops what it keeps of the last pass."""
-        for name in [name for name, kept in vars(self).items() if isinstance(kept, Tensor | Weight)]:
+        for name in [
+            name for name, kept in vars(self).items() if isinstance(kept, Tensor | Weight)
+        ]:
             delattr(self, name)
 
 
@@ -209,13 +224,18 @@ class Conv(Layer):
     """A convolution with one client's weights."""
 
     alone, dims = True, 3
-    columns: Tensor | None = None  # the input's windows, where the convolution is one product with them
+    columns: Tensor | None = (
+        None  # the input's windows, where the convolution is one product with them
+    )
 
     def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
         self.names = f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         self.padding = cast(tuple[int, int], layer.padding)
-        self.size, self.few = layer.kernel_size, layer.in_channels <= FEW_CHANNELS and layer.groups == 1
+        self.size, self.few = (
+            layer.kernel_size,
+            layer.in_channels <= FEW_CHANNELS and layer.groups == 1,
+        )
 
     def bind(self, weights: Weights) -> None:
         self.w, self.b = weights[self.names[0]], weights[self.names[1]] if self.names[1] else None
@@ -242,11 +262,16 @@ class Conv(Layer):
         """The same as one product with the windows of an input that is padded already."""
         n, c, height, width = x.shape
         spans = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.size, strict=True)]
-        rows, cols = ((m - s) // step + 1 for m, s, step in zip((height, width), spans, self.stride, strict=True))
+        rows, cols = (
+            (m - s) // step + 1
+            for m, s, step in zip((height, width), spans, self.stride, strict=True)
+        )
         example, channel, row, col = x.stride()
         by_window = (channel, row * self.dilation[0], col * self.dilation[1])
         by_place = (example, row * self.stride[0], col * self.stride[1])
-        windows = x.as_strided((c, *self.size, n, rows, cols), by_window + by_place, x.storage_offset())
+        windows = x.as_strided(
+            (c, *self.size, n, rows, cols), by_window + by_place, x.storage_offset()
+        )
         columns = self.columns = windows.reshape(c * self.size[0] * self.size[1], -1)
         kernel = self.full.flatten(1).mT
         out = columns.mT @ kernel if bias is None else torch.addmm(bias, columns.mT, kernel)
@@ -264,10 +289,16 @@ class Conv(Layer):
             down, weight, _ = self._back(delta, self.h, self.full, [not self.first, True, False])
             self.w.take(weight.unsqueeze(0))
         else:
-            down = None if self.first else self._back(delta, self.h, self.full, [True, False, False])[0]
+            down = (
+                None
+                if self.first
+                else self._back(delta, self.h, self.full, [True, False, False])[0]
+            )
             narrow = channels(self.w.factor, self.groups)(self.h)
             shape = self.w.at[0].movedim(-1, 1).shape
-            inner = self._back(delta, narrow, delta.new_empty(1).expand(shape), [False, True, False])[1]
+            inner = self._back(
+                delta, narrow, delta.new_empty(1).expand(shape), [False, True, False]
+            )[1]
             self.w.take(inner.movedim(1, -1).unsqueeze(0))
         return d if down is None else down.unsqueeze(0)
 

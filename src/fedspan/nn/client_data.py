@@ -80,7 +80,11 @@ class Items:
             raise
         except Exception as error:
             read = len(rows) == len(index)
-            what = "examples cannot be joined to a batch" if read else f"example {int(index[len(rows)])} cannot be read"
+            what = (
+                "examples cannot be joined to a batch"
+                if read
+                else f"example {int(index[len(rows)])} cannot be read"
+            )
             raise DataError(f"{self.who}: {what}: {one_line(error)}") from error
 
 
@@ -107,8 +111,13 @@ class LocalClients(Sequence[ClientData]):
 class ReadLater(Sequence[ClientData]):
     """The data of a large population: each client's is read when it takes part, and the latest are kept."""
 
-    def __init__(self, clients: int, read: Callable[[int], ClientData], sizes: Sequence[int] | None) -> None:
-        self.clients, self.sizes = clients, sizes  # numbers of examples, where they are known without reading
+    def __init__(
+        self, clients: int, read: Callable[[int], ClientData], sizes: Sequence[int] | None
+    ) -> None:
+        self.clients, self.sizes = (
+            clients,
+            sizes,
+        )  # numbers of examples, where they are known without reading
         self._read = functools.lru_cache(maxsize=KEPT)(read)
 
     def __len__(self) -> int:
@@ -140,7 +149,9 @@ def split_parts(data: Any, who: str) -> tuple[Any, str, Any]:
     if not isinstance(data, Mapping) or "train" not in data:
         return data, "train", None
     if unknown := sorted(map(str, data.keys() - {"train", "test", "validation"})):
-        raise DataError(f"{who} has the part {unknown[0]!r}; the parts of a client are train, test and validation")
+        raise DataError(
+            f"{who} has the part {unknown[0]!r}; the parts of a client are train, test and validation"
+        )
     held = next((name for name in ("test", "validation") if name in data), "train")
     return data["train"], held, data[held] if held != "train" else None
 
@@ -161,14 +172,26 @@ def as_client_data(data: Any, who: str) -> ClientData:
         arrays = {str(name): as_tensor(column, f"{who}: {name!r}") for name, column in data.items()}
         checked = _checked(arrays.values(), who, map(repr, arrays))
         return _not_empty(NamedTensors(dict(zip(arrays, checked, strict=True))), who)
-    if isinstance(data, list) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data):
+    if (
+        isinstance(data, list)
+        and data
+        and all(isinstance(row, tuple) and len(row) == 2 for row in data)
+    ):
         return Items(data, who=who)
     if isinstance(data, list | tuple) and data:
         _check_index(data, who)
-        names = ("inputs", "targets") if len(data) == 2 else [f"part {number}" for number in range(len(data))]
-        return _not_empty(Tensors(_checked((as_tensor(part, who) for part in data), who, names)), who)
+        names = (
+            ("inputs", "targets")
+            if len(data) == 2
+            else [f"part {number}" for number in range(len(data))]
+        )
+        return _not_empty(
+            Tensors(_checked((as_tensor(part, who) for part in data), who, names)), who
+        )
     if isinstance(data, torch.Tensor | np.ndarray):
-        raise DataError(f"{who} is one {_type(data)}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]")
+        raise DataError(
+            f"{who} is one {_type(data)}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]"
+        )
     if isinstance(data, ClientData):
         return _not_empty(data, who)
     wanted = "must be (inputs, targets), a table with a target column, a Dataset or a DataLoader"
@@ -178,7 +201,9 @@ def as_client_data(data: Any, who: str) -> ClientData:
 def of_dataset(data: Any, collate: Callable[[list[Any]], Batch], who: str) -> ClientData:
     """The examples of a Dataset; those of a TensorDataset are taken all at once."""
     if isinstance(data, IterableDataset):
-        raise DataError(f"{who} is a stream (IterableDataset) without a length; read it into a list of examples")
+        raise DataError(
+            f"{who} is a stream (IterableDataset) without a length; read it into a list of examples"
+        )
     tensors = getattr(data, "tensors", None)
     if tensors is not None and collate is default_collate:
         return as_client_data(tuple(tensors), who)
@@ -192,7 +217,9 @@ def table_columns(data: Any) -> dict[str, Any] | None:
     if hasattr(data, "column_names") and hasattr(data, "to_pydict"):  # pyarrow.Table
         return dict(data.to_pydict())
     if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas.DataFrame
-        return {str(name): np.array(data[name]) for name in data.columns}  # a copy that torch may write to
+        return {
+            str(name): np.array(data[name]) for name in data.columns
+        }  # a copy that torch may write to
     return None
 
 
@@ -211,7 +238,9 @@ def as_tensor(part: Any, who: str) -> torch.Tensor:
     if isinstance(part, torch.Tensor):
         return _dense(part, who)
     if np.ma.is_masked(part):
-        raise DataError(f"{who} has masked values, which would count as data; fill them by .filled() or drop the rows")
+        raise DataError(
+            f"{who} has masked values, which would count as data; fill them by .filled() or drop the rows"
+        )
     if hasattr(part, "iloc") and hasattr(part, "to_numpy"):
         part = part.to_numpy()
     if isinstance(part, np.ndarray) and part.dtype == object:
@@ -221,10 +250,14 @@ def as_tensor(part: Any, who: str) -> torch.Tensor:
     try:
         array = np.asarray(part)
     except ValueError:
-        raise DataError(f"{who} has rows of different lengths; pad them, or give a Dataset") from None
+        raise DataError(
+            f"{who} has rows of different lengths; pad them, or give a Dataset"
+        ) from None
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         found = "text" if array.dtype.kind in "US" else _type(part)
-        raise DataError(f"{who} has {found} where numbers are needed; encode it as numbers (classes as 0, 1, 2, …)")
+        raise DataError(
+            f"{who} has {found} where numbers are needed; encode it as numbers (classes as 0, 1, 2, …)"
+        )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     return torch.as_tensor(array if array.flags.writeable else array.copy())
@@ -233,20 +266,28 @@ def as_tensor(part: Any, who: str) -> torch.Tensor:
 def _dense(part: torch.Tensor, who: str) -> torch.Tensor:
     """Refuses a tensor whose rows cannot be taken."""
     if part.is_meta:
-        raise DataError(f"{who} has a tensor on the device 'meta', which has no values; load it on a real device")
+        raise DataError(
+            f"{who} has a tensor on the device 'meta', which has no values; load it on a real device"
+        )
     if part.layout != torch.strided:
         kind = str(part.layout).removeprefix("torch.")
         raise DataError(f"{who} has a tensor of layout {kind!r}; make it dense by .to_dense()")
     if part.ndim == 0:
-        raise DataError(f"{who} has a tensor of one number, {part.item()}; give one row per example")
+        raise DataError(
+            f"{who} has a tensor of one number, {part.item()}; give one row per example"
+        )
     return part
 
 
-def _checked(data: Iterable[torch.Tensor], who: str, names: Iterable[str]) -> tuple[torch.Tensor, ...]:
+def _checked(
+    data: Iterable[torch.Tensor], who: str, names: Iterable[str]
+) -> tuple[torch.Tensor, ...]:
     """Tensors of equal length without a value that is not finite."""
     parts = tuple(data)
     if len({part.shape[0] for part in parts}) > 1:
-        raise DataError(f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}")
+        raise DataError(
+            f"{who} has parts of different lengths: {[part.shape[0] for part in parts]}"
+        )
     for part, name in zip(parts, names, strict=True):
         if part.is_floating_point() and not torch.isfinite(part).all():
             row, *places = torch.nonzero(~torch.isfinite(part))[0].tolist()
@@ -260,12 +301,20 @@ def _checked(data: Iterable[torch.Tensor], who: str, names: Iterable[str]) -> tu
 def narrowed(part: torch.Tensor, dtype: torch.dtype, who: str) -> torch.Tensor:
     """The values in a model's type; refuses one that it would take for ∞."""
     if part.is_complex() and not dtype.is_complex:
-        raise DataError(f"{who} has complex numbers, and the model has none; give their parts as columns")
+        raise DataError(
+            f"{who} has complex numbers, and the model has none; give their parts as columns"
+        )
     found = part.to(dtype)
-    narrows = part.dtype.is_floating_point and dtype.is_floating_point and dtype.itemsize < part.dtype.itemsize
+    narrows = (
+        part.dtype.is_floating_point
+        and dtype.is_floating_point
+        and dtype.itemsize < part.dtype.itemsize
+    )
     if narrows and not torch.isfinite(found).all():
         kind = str(dtype).removeprefix("torch.")
-        raise DataError(f"{who} has the value {part.abs().max():.3g}, which {kind} cannot hold; scale the column")
+        raise DataError(
+            f"{who} has the value {part.abs().max():.3g}, which {kind} cannot hold; scale the column"
+        )
     return found
 
 
@@ -279,7 +328,9 @@ def placed(batch: Batch, device: torch.device) -> Batch:
 
 
 def _not_empty(data: ClientData, who: str) -> ClientData:
-    if not hasattr(data, "__len__") or (isinstance(data, Items) and not hasattr(data.data, "__len__")):
+    if not hasattr(data, "__len__") or (
+        isinstance(data, Items) and not hasattr(data.data, "__len__")
+    ):
         raise DataError(f"{who} has no length; give its Dataset a `__len__`")
     if len(data) == 0:
         raise DataError(f"{who} has no examples; leave it out")

@@ -67,10 +67,15 @@ class Evaluator:
                 if isinstance(metric, Collected):
                     metric.logits = self.logits
                 metric.update(found.outputs, found.targets)
-        return {"loss": total / count, **{name: metric.compute() for name, metric in metrics.items()}}
+        return {
+            "loss": total / count,
+            **{name: metric.compute() for name, metric in metrics.items()},
+        }
 
 
-def by_outputs(loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets) -> Score:
+def by_outputs(
+    loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets
+) -> Score:
     """A model on (inputs, targets), by `loss(outputs, targets)`; metrics are given `for_metrics(targets)`."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
@@ -89,7 +94,9 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
         if not metrics:
             return Scored(objective(model, batch), size)
         if isinstance(batch, Mapping) or len(batch) != 2:
-            raise SpecError("`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out")
+            raise SpecError(
+                "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
+            )
         return Scored(objective(model, batch), size, model(batch[0]), batch[1])
 
     return score
@@ -97,6 +104,9 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
 
 def _are_classes(found: Scored) -> bool:
     outputs, targets = found.outputs, found.targets
-    if not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)) or targets.is_floating_point():
+    if (
+        not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor))
+        or targets.is_floating_point()
+    ):
         return False
     return by_class(outputs, targets)

@@ -27,11 +27,15 @@ class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b;  ∂B = δᵀ (x Pᵀ)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, narrow: Narrow) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _b: Tensor, narrow: Narrow
+    ) -> Tensor:
         ctx.save_for_backward(narrow(x), weight)
         ctx.has_bias = bias is not None
         y = F.linear(x, weight, bias)
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what follows may change it in place
+        return (
+            torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+        )  # what follows may change it in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -47,7 +51,13 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor, narrow: Narrow, how: tuple[Any, ...]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        b: Tensor,
+        narrow: Narrow,
+        how: tuple[Any, ...],
     ) -> Tensor:
         ctx.save_for_backward(narrow(x), weight)
         ctx.how, ctx.has_bias, ctx.shape, ctx.inner = how, bias is not None, x.shape, b.shape
@@ -60,25 +70,48 @@ class _Conv(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.how
         none, down = [0] * len(stride), None
         if ctx.needs_input_grad[0]:  # as a transposed convolution, which does not ask for the input
-            sizes = zip(ctx.shape[2:], delta.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+            sizes = zip(
+                ctx.shape[2:],
+                delta.shape[2:],
+                weight.shape[2:],
+                stride,
+                padding,
+                dilation,
+                strict=True,
+            )
             more = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
             down = _convolution(delta, weight, None, stride, padding, dilation, True, more, groups)
         shape = delta.new_empty(1).expand(ctx.inner)
         inner = _convolution_backward(
-            delta, inside, shape, None, stride, padding, dilation, False, none, groups, (False, True, False)
+            delta,
+            inside,
+            shape,
+            None,
+            stride,
+            padding,
+            dilation,
+            False,
+            none,
+            groups,
+            (False, True, False),
         )[1]
         over = [0, *range(2, delta.dim())]
         return down, None, delta.sum(over) if ctx.has_bias else None, inner, None, None
 
 
-_convolution, _convolution_backward = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+_convolution, _convolution_backward = (
+    torch.ops.aten.convolution.default,
+    torch.ops.aten.convolution_backward.default,
+)
 
 
 class _Embedding(torch.autograd.Function):
     """y = W[i];  ∂B[i] += δ Pᵀ."""
 
     @staticmethod
-    def forward(ctx: Any, index: Tensor, weight: Tensor, b: Tensor, factor: Factor, skip: int | None) -> Tensor:
+    def forward(
+        ctx: Any, index: Tensor, weight: Tensor, b: Tensor, factor: Factor, skip: int | None
+    ) -> Tensor:
         ctx.save_for_backward(index)
         ctx.factor, ctx.shape, ctx.skip = factor, b.shape, skip
         return F.embedding(index, weight)
@@ -87,8 +120,12 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (delta,), (index,) = grads, ctx.saved_tensors
         inside = _down(ctx.factor, delta)
-        sums = torch.promote_types(delta.dtype, torch.float32)  # a frequent token's many small terms would be lost
-        out = torch.zeros(ctx.shape, dtype=sums, device=delta.device).index_add_(0, index.reshape(-1), inside.to(sums))
+        sums = torch.promote_types(
+            delta.dtype, torch.float32
+        )  # a frequent token's many small terms would be lost
+        out = torch.zeros(ctx.shape, dtype=sums, device=delta.device).index_add_(
+            0, index.reshape(-1), inside.to(sums)
+        )
         if ctx.skip is not None:
             out[ctx.skip] = 0
         return None, None, out.to(delta.dtype), None, None
@@ -146,7 +183,9 @@ def signs(y: Tensor) -> Tensor:
     if y.numel() < LARGE or made is None or made.name() != "ReluBackward0" or DONE in made.metadata:
         return y
     made.metadata[DONE], dtype = True, y.dtype
-    with contextlib.suppress(RuntimeError):  # somebody else decides what is kept, such as gradient checkpointing
+    with contextlib.suppress(
+        RuntimeError
+    ):  # somebody else decides what is kept, such as gradient checkpointing
         made._raw_saved_result.register_hooks(
             lambda kept: kept.bool(), lambda on: on.view(torch.uint8).to(dtype)
         )  # from a bool the same takes eight times as long
@@ -161,7 +200,9 @@ def restricted_forward(
     With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
     """
     inputs = _inputs(factor)
-    linear, convolution, embedding = (cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding))
+    linear, convolution, embedding = (
+        cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding)
+    )
     if isinstance(layer, nn.Linear) and recompute:
         return lambda x: remember(
             linear(x, layer.weight.detach(), layer.bias, b(), inputs), x, layer.weight, layer.bias
@@ -173,7 +214,9 @@ def restricted_forward(
         return lambda x: linear(x, weight.detach().mT, bias, b().mT, inputs)
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
-            raise NotImplementedError("Embedding with max_norm, scale_grad_by_freq or sparse gradients")
+            raise NotImplementedError(
+                "Embedding with max_norm, scale_grad_by_freq or sparse gradients"
+            )
         return lambda i: embedding(i, layer.weight.detach(), b(), factor, layer.padding_idx)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     simple = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

@@ -53,7 +53,9 @@ class Loader:
     @property
     def steps_per_epoch(self) -> float:
         """Batches in one pass."""
-        return len(self.sampler) if self.sampler is not None else max(1, len(self) / self.batch_size)
+        return (
+            len(self.sampler) if self.sampler is not None else max(1, len(self) / self.batch_size)
+        )
 
     def draw(self, key: Key, first: int) -> Iterator[torch.Tensor]:
         """The examples of a round's batches, pass after pass, by their numbers in `data`.
@@ -102,7 +104,9 @@ def shuffled_examples(of: Keys, n: int, start: int, count: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(drawn, -1))[:, start % n :][:, :count]
 
 
-def batches(data: ClientData, batch_size: int, key: Key, first: int) -> Iterator[tuple[ClientData, torch.Tensor]]:
+def batches(
+    data: ClientData, batch_size: int, key: Key, first: int
+) -> Iterator[tuple[ClientData, torch.Tensor]]:
     """The batches of a client's round without end: what to take from, and which examples."""
     if isinstance(data, Loader):
         return ((data.data, index) for index in data.draw(key, first))
@@ -126,13 +130,16 @@ def from_loader(loader: DataLoader[Any], read: Callable[[Any], ClientData], who:
         raise DataError(f"{who} is a DataLoader with `batch_size=None`; give it a batch size")
     if loader.num_workers:
         warnings.warn(
-            "`num_workers` of a DataLoader counts for nothing; the process that trains loads the examples", stacklevel=2
+            "`num_workers` of a DataLoader counts for nothing; the process that trains loads the examples",
+            stacklevel=2,
         )
     if type(sampler) is not BatchSampler or not _plain(sampler.sampler, len(data)):
         return _sampled(data, sampler, who)
     size, drop = int(sampler.batch_size), bool(sampler.drop_last)
     if drop and len(data) < size:
-        raise DataError(f"{who} has {len(data)} examples and no full batch of {size}; leave out `drop_last=True`")
+        raise DataError(
+            f"{who} has {len(data)} examples and no full batch of {size}; leave out `drop_last=True`"
+        )
     return Loader(data, None, size, drop, ordered=type(sampler.sampler) is SequentialSampler)
 
 
@@ -147,7 +154,9 @@ def _sampled(data: ClientData, sampler: Any, who: str) -> Loader:
     try:
         found = drawn_batches(sampler, FIXED)
     except TypeError as error:  # such as one without a length
-        raise DataError(f"{who} has a {type(sampler).__name__} that cannot be used: {error}") from None
+        raise DataError(
+            f"{who} has a {type(sampler).__name__} that cannot be used: {error}"
+        ) from None
     if not found:
         raise DataError(f"{who} has a {type(sampler).__name__} that gives no batch")
     return Loader(data, torch.cat(found), max(len(batch) for batch in found), sampler=sampler)
@@ -161,7 +170,9 @@ def drawn_batches(batches: Any, key: int) -> list[torch.Tensor]:
         if hasattr(one, "set_epoch"):
             one.set_epoch(key % (1 << 31))
     with drawing(key, torch.device("cpu"), own):
-        return [torch.as_tensor(list(batch)) for batch in itertools.islice(iter(batches), len(batches))]
+        return [
+            torch.as_tensor(list(batch)) for batch in itertools.islice(iter(batches), len(batches))
+        ]
 
 
 def drawing(

@@ -17,7 +17,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 Tensor = torch.Tensor
-DEFAULTS = {"weight": None, "pos_weight": None, "size_average": None, "reduce": None, "reduction": "mean"}
+DEFAULTS = {
+    "weight": None,
+    "pos_weight": None,
+    "size_average": None,
+    "reduce": None,
+    "reduction": "mean",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,9 @@ class CrossEntropy:
     def ready(self, targets: Tensor, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """What the gradients of a round's batches need of its targets."""
         counted = targets != self.ignore_index
-        share = counted / counted.unflatten(1, (-1, batch)).sum(-1).to(dtype).repeat_interleave(batch, 1)
+        share = counted / counted.unflatten(1, (-1, batch)).sum(-1).to(dtype).repeat_interleave(
+            batch, 1
+        )
         places = targets.where(counted, 0).unsqueeze(-1)
         return places, share.nan_to_num_().unsqueeze(-1), torch.full(places.shape, -1, dtype=dtype)
 
@@ -76,7 +84,9 @@ class _Symbol:
     """Stands for a tensor; functions of torch that are given one arrive here."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function not in KNOWN:
             raise NotImplementedError
         bound = inspect.signature(function).bind(*args, **(kwargs or {}))

@@ -42,7 +42,9 @@ def cnn(shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Sequential:
 class ResidualBlock(nn.Module):
     """Two 3 × 3 convolutions and a shortcut without parameters (option A: strided, zero-padded)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm1 = norm(outputs)
@@ -62,7 +64,9 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     """The 6n + 2 layer networks for 32 × 32 images: three stages of n blocks, 16, 32 and 64 channels wide."""
 
-    def __init__(self, depth: int, classes: int, channels: int = 3, norm: Norm = "group", width: int = 16) -> None:
+    def __init__(
+        self, depth: int, classes: int, channels: int = 3, norm: Norm = "group", width: int = 16
+    ) -> None:
         super().__init__()
         if (depth - 2) % 6:
             raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
@@ -86,11 +90,15 @@ class ResNet(nn.Module):
         return scores
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, norm: Norm = "group", seed: int = 0) -> nn.Module:
+def build(
+    name: str, shape: tuple[int, ...], classes: int, norm: Norm = "group", seed: int = 0
+) -> nn.Module:
     """A model by name, such as `mlp`, `cnn` or `resnet20`, with weights decided by the seed."""
     found = re.fullmatch(r"resnet(\d+)", name)
     if len(shape) != 3 and (name == "cnn" or found):
-        raise SpecError(f"`model` {name!r} needs images, but an example has the shape {shape}; use 'mlp' or 'linear'")
+        raise SpecError(
+            f"`model` {name!r} needs images, but an example has the shape {shape}; use 'mlp' or 'linear'"
+        )
     with torch_generator(seed):
         if name in ("mlp", "linear"):
             return mlp(shape, classes, (128,) if name == "mlp" else ())

@@ -39,10 +39,14 @@ class FlatModule:
         types = {named[b.name].dtype for b in layout.blocks}
         if len(types) > 1:
             found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
-            raise SpecError(f"the model trains tensors of several types ({found}); give it one with model.to()")
+            raise SpecError(
+                f"the model trains tensors of several types ({found}); give it one with model.to()"
+            )
         first = named[layout.blocks[0].name].detach()
         self.flat = first.new_empty(layout.size)
-        self.same_dtype = self.flat.dtype == layout.dtype  # otherwise x has more digits than the weights
+        self.same_dtype = (
+            self.flat.dtype == layout.dtype
+        )  # otherwise x has more digits than the weights
         self.params: list[nn.Parameter] = []
         for block, part in zip(
             layout.blocks, self._parts(), strict=True
@@ -81,17 +85,24 @@ class FlatModule:
 
     def _move(self, flat: Tensor) -> None:
         self.flat = flat
-        for parameter, block, part in zip(self.params, self.layout.blocks, self._parts(), strict=True):
+        for parameter, block, part in zip(
+            self.params, self.layout.blocks, self._parts(), strict=True
+        ):
             parameter.data = part.view(block.shape)
 
     def grad(self, y: Vector, loss: Loss) -> Vector:
         """∇f(y), flat."""
         self.load(y)
         with torch.enable_grad():
-            found: list[Tensor | None] = list(torch.autograd.grad(loss(self.model), self.params, allow_unused=True))
+            found: list[Tensor | None] = list(
+                torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
+            )
         flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
         for number, part in enumerate(flat.split([b.size for b in self.layout.blocks])):
-            g, found[number] = found[number], None  # freed one by one, so that no second gradient is held
+            g, found[number] = (
+                found[number],
+                None,
+            )  # freed one by one, so that no second gradient is held
             if g is not None:
                 part.copy_(g.reshape(-1))
         return flat.view(1, 1, -1)
@@ -131,9 +142,14 @@ class Restricted:
         self.module, self.P, self.recompute, self.borrowed = module, P, recompute, borrow
         (module.show if borrow else module.load)(x)
         device = module.flat.device
-        factors = P.factors if device.type == "cpu" else tuple(f and f.to(device) for f in P.factors)
+        factors = (
+            P.factors if device.type == "cpu" else tuple(f and f.to(device) for f in P.factors)
+        )
         parts = x.detach().view(-1).split([block.size for block in module.layout.blocks])
-        self.pieces = [_Piece(module, *each) for each in zip(range(len(rules)), factors, rules, parts, strict=True)]
+        self.pieces = [
+            _Piece(module, *each)
+            for each in zip(range(len(rules)), factors, rules, parts, strict=True)
+        ]
 
     @property
     def direct(self) -> bool:
@@ -154,7 +170,9 @@ class Restricted:
         self._write(z.view(-1).to(self.module.flat.device).split(list(self.P.sizes)))
         try:
             with torch.enable_grad():
-                found = torch.autograd.grad(self._value(loss), [p.leaf for p in self.pieces], allow_unused=True)
+                found = torch.autograd.grad(
+                    self._value(loss), [p.leaf for p in self.pieces], allow_unused=True
+                )
         finally:
             self._put_back()
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
@@ -190,7 +208,10 @@ class Restricted:
     def _all_used(self) -> Iterator[None]:
         """Checks once that a gradient reaches every fused layer."""
         reached: set[int] = set()
-        hooks = [p.leaf.register_post_accumulate_grad_hook(lambda leaf: reached.add(id(leaf))) for p in self.pieces]
+        hooks = [
+            p.leaf.register_post_accumulate_grad_hook(lambda leaf: reached.add(id(leaf)))
+            for p in self.pieces
+        ]
         yield
         for hook in hooks:
             hook.remove()
@@ -212,21 +233,38 @@ class Restricted:
 class _Piece:
     """One block of the module during a round."""
 
-    def __init__(self, module: FlatModule, number: int, factor: Factor | None, rule: ProjectionRule, x: Tensor) -> None:
+    def __init__(
+        self,
+        module: FlatModule,
+        number: int,
+        factor: Factor | None,
+        rule: ProjectionRule,
+        x: Tensor,
+    ) -> None:
         self.parameter, self.rule, self.factor = module.params[number], rule, factor
         fused = rule.how == "fused" and factor is not None
-        self.layers = [module.model.get_submodule(n) for n in (rule.layer, *rule.also)] if fused else []
+        self.layers = (
+            [module.model.get_submodule(n) for n in (rule.layer, *rule.also)] if fused else []
+        )
         self.shape, self.axis = tuple(rule.shape), rule.axis
         self.leaf: Tensor = self.parameter
         self.index = picked(factor) if fused else None
         # where the block begins, with all the digits that x has
-        start = self.parameter.detach() if module.same_dtype else x.view(self.shape).to(self.parameter.device)
+        start = (
+            self.parameter.detach()
+            if module.same_dtype
+            else x.view(self.shape).to(self.parameter.device)
+        )
         if factor is not None:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
             self.sent = (*rest, factor.rank)  # the order in which a LinearMap keeps z
-        if self.layers:  # a place for the gradient of B; its values are needed only where they tell the last z
+        if (
+            self.layers
+        ):  # a place for the gradient of B; its values are needed only where they tell the last z
             none = self.parameter.detach().new_zeros(())
-            bare = self.index is not None and self.axis == len(self.sent) - 1  # torch wants its gradient contiguous
+            bare = (
+                self.index is not None and self.axis == len(self.sent) - 1
+            )  # torch wants its gradient contiguous
             flat = none.expand(self.sent) if bare else none.new_zeros(self.sent)
             self.leaf = flat.movedim(-1, self.axis).requires_grad_()
         if self.index is not None:
@@ -235,7 +273,9 @@ class _Piece:
         elif self.layers and module.same_dtype:
             self.start = None  # what is added to the weight is known from the last z
         else:
-            self.start = start.clone() if module.same_dtype or factor is None else start  # a part would hold all of x
+            self.start = (
+                start.clone() if module.same_dtype or factor is None else start
+            )  # a part would hold all of x
 
     def write(self, part: Tensor) -> None:
         """Sets the weight to x + Pᵀz for this block."""
@@ -244,7 +284,9 @@ class _Piece:
             if self.index is not None and self.start is not None:
                 weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
             elif self.start is not None:
-                weight.copy_(self.start + (b if self.factor is None else lift(self.factor, b, self.axis)))
+                weight.copy_(
+                    self.start + (b if self.factor is None else lift(self.factor, b, self.axis))
+                )
             else:
                 assert self.factor is not None
                 weight.add_(lift(self.factor, b - self.leaf, self.axis))
@@ -262,7 +304,11 @@ class _Piece:
 
     def shaped(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""
-        return part.view(self.shape) if self.factor is None else part.view(self.sent).movedim(-1, self.axis)
+        return (
+            part.view(self.shape)
+            if self.factor is None
+            else part.view(self.sent).movedim(-1, self.axis)
+        )
 
     def collect(self, g: Tensor | None) -> Tensor:
         """The block's part of P ∇f, flat."""
@@ -272,10 +318,16 @@ class _Piece:
                     f"{self.rule.name!r} is not used through its own layer in the forward pass; "
                     "name it in `full_modules`"
                 )
-            return self.leaf.new_zeros(torch.Size(self.shape if self.factor is None else self.sent).numel())
+            return self.leaf.new_zeros(
+                torch.Size(self.shape if self.factor is None else self.sent).numel()
+            )
         if self.factor is None:
             return g.reshape(-1)
-        inside = g if self.layers or self.start is None else lower(self.factor, g.to(self.start.dtype), self.axis)
+        inside = (
+            g
+            if self.layers or self.start is None
+            else lower(self.factor, g.to(self.start.dtype), self.axis)
+        )
         return inside.movedim(self.axis, -1).reshape(-1)
 
     def install(self, recompute: bool) -> None:
@@ -291,7 +343,11 @@ class _Piece:
 def lower(factor: Factor, w: Tensor, axis: int = 1) -> Tensor:
     """P on the input side: (out, in, …) → (out, r, …)."""
     last = w.movedim(axis, -1)
-    return factor.down(last.reshape(1, -1, last.shape[-1])).view(*last.shape[:-1], factor.rank).movedim(-1, axis)
+    return (
+        factor.down(last.reshape(1, -1, last.shape[-1]))
+        .view(*last.shape[:-1], factor.rank)
+        .movedim(-1, axis)
+    )
 
 
 def lift(factor: Factor, b: Tensor, axis: int = 1) -> Tensor:

@@ -60,7 +60,13 @@ class GradientDirection:
         training: Training = PLAIN,
         base: Vector | None = None,
     ) -> None:
-        self.module, self.losses, self.plus, self.training, self.base = module, losses, plus, training, base
+        self.module, self.losses, self.plus, self.training, self.base = (
+            module,
+            losses,
+            plus,
+            training,
+            base,
+        )
 
     def __call__(self, y: Vector) -> Vector:
         with torch.inference_mode(False):
@@ -90,7 +96,9 @@ class InPlaceGradient(GradientDirection, InPlaceDirection):
             return self._collect(y, self._place.gradient, self._place.backward)
 
     def _collect(self, y: Vector, g: Vector, backward: Callable[[Loss], None]) -> Vector:
-        last = self.plus is not None and (self.training.clip is not None or self.training.weight_decay)
+        last = self.plus is not None and (
+            self.training.clip is not None or self.training.weight_decay
+        )
         if self.plus is None or last:
             g.zero_()
         else:
@@ -108,10 +116,17 @@ class PrivateGradient(GradientDirection):
     in memory; inside a subspace it has r numbers.
     """
 
-    def __init__(self, privacy: Privacy, expected: int, examples: Iterator[list[Loss]], *rest: Any) -> None:
+    def __init__(
+        self, privacy: Privacy, expected: int, examples: Iterator[list[Loss]], *rest: Any
+    ) -> None:
         super().__init__(rest[0], iter(()), *rest[1:])
         assert privacy.clip is not None
-        self.clip, self.noise, self.expected, self.examples = privacy.clip, privacy.noise or 0.0, expected, examples
+        self.clip, self.noise, self.expected, self.examples = (
+            privacy.clip,
+            privacy.noise or 0.0,
+            expected,
+            examples,
+        )
 
     def __call__(self, y: Vector) -> Vector:
         total = torch.zeros_like(y, dtype=torch.float64)
@@ -158,10 +173,14 @@ class TorchObjective(Objective):
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
         if self.problem.privacy is not None:
-            raise SpecError("a gradient over all of a client's data has no noise; with `privacy` use option 'II'")
+            raise SpecError(
+                "a gradient over all of a client's data has no noise; with `privacy` use option 'II'"
+            )
         source = self.problem.client_data[self.client]
         total = torch.zeros_like(x)
-        for number, part in enumerate(torch.arange(len(source)).split(batch_size_of(source, self.problem.batch_size))):
+        for number, part in enumerate(
+            torch.arange(len(source)).split(batch_size_of(source, self.problem.batch_size))
+        ):
             with torch.inference_mode(False):
                 batch = placed(source.take(part), self.problem.device)
                 g = self.problem.module.grad(x, self._loss(batch, number))
@@ -178,14 +197,18 @@ class TorchObjective(Objective):
             inside = self.problem.activate(x, P)
         return self._along(inside, plus, P @ x if self.problem.training.weight_decay else None)
 
-    def _along(self, at: FlatModule | Restricted, plus: Plus = None, base: Vector | None = None) -> GradientDirection:
+    def _along(
+        self, at: FlatModule | Restricted, plus: Plus = None, base: Vector | None = None
+    ) -> GradientDirection:
         if self.problem.privacy is not None:
             rest = (at, plus, self.problem.training, base)
             expected = min(self.problem.batch_size, len(self.problem.client_data[self.client]))
             return PrivateGradient(self.problem.privacy, expected, self._examples, *rest)
         here = self.problem.module.same_dtype and self.problem.device.type == "cpu"
         direct = here and (isinstance(at, FlatModule) or at.direct)
-        return (InPlaceGradient if direct else GradientDirection)(at, self._losses, plus, self.problem.training, base)
+        return (InPlaceGradient if direct else GradientDirection)(
+            at, self._losses, plus, self.problem.training, base
+        )
 
     def _loss(self, batch: Batch, number: int) -> Callable[[nn.Module], torch.Tensor]:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
@@ -197,7 +220,10 @@ class TorchObjective(Objective):
             except ValueError as error:
                 if BATCH_OF_ONE not in str(error):
                     raise
-                who, why = client_name(self.client, self.problem.names), "on which BatchNorm cannot be trained"
+                who, why = (
+                    client_name(self.client, self.problem.names),
+                    "on which BatchNorm cannot be trained",
+                )
                 raise DataError(
                     f"{who} has a batch of one example, {why}; leave it out, or use larger batches"
                 ) from None
@@ -221,12 +247,18 @@ class TorchObjective(Objective):
         """Batches of single examples, each in a batch by a coin of the client's own."""
         source, problem = self.problem.client_data[self.client], self.problem
         if not isinstance(source, Tensors | NamedTensors):
-            raise SpecError("`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader")
+            raise SpecError(
+                "`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader"
+            )
         for step in itertools.count():
-            drawn = uniform(new_key(), "examples", 0, len(source)) * len(source) < problem.batch_size
+            drawn = (
+                uniform(new_key(), "examples", 0, len(source)) * len(source) < problem.batch_size
+            )
             found = []
             for place in drawn.nonzero()[0].tolist():
-                number = step * len(source) + place  # each example has its own augmentation and dropout
+                number = (
+                    step * len(source) + place
+                )  # each example has its own augmentation and dropout
                 batch = placed(source.take(torch.tensor([place])), problem.device)
                 found.append(self._loss(self.augmented(batch, number), number))
             yield found
@@ -235,7 +267,9 @@ class TorchObjective(Objective):
         """The batch of a step as it is trained on."""
         if self.problem.augment is None:
             return batch
-        return self.problem.augment(batch, torch.Generator().manual_seed(self._key("augment", number) >> 1))
+        return self.problem.augment(
+            batch, torch.Generator().manual_seed(self._key("augment", number) >> 1)
+        )
 
     def _key(self, stream: str, number: int) -> int:
         return seeds.key(self.rnd.seeds[0], stream, self.rnd.t, self.client, number)

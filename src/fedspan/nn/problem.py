@@ -22,7 +22,15 @@ from fedspan.core.round import Round
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batched import Cohort
 from fedspan.nn.chain import Chain, chain_of
-from fedspan.nn.client_data import ClientData, LocalClients, Loss, ReadLater, Tensors, placed, sizes_of
+from fedspan.nn.client_data import (
+    ClientData,
+    LocalClients,
+    Loss,
+    ReadLater,
+    Tensors,
+    placed,
+    sizes_of,
+)
 from fedspan.nn.loaders import batch_size_of, steps_per_epoch
 from fedspan.nn.loss_gradient import LossGradient, loss_gradient
 from fedspan.nn.module import FlatModule, Restricted
@@ -39,7 +47,9 @@ SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem an
 class ClientTests:
     """What each client on this machine is evaluated on."""
 
-    data: Mapping[int, tuple[str, ClientData]]  # client → (part: train, test or validation; its examples)
+    data: Mapping[
+        int, tuple[str, ClientData]
+    ]  # client → (part: train, test or validation; its examples)
     on: Callable[[ClientData], Evaluate]
 
 
@@ -78,8 +88,17 @@ class TorchProblem(Problem):
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
-        self.device, self.training, self.recompute = settings.torch_device, settings.training, settings.engine.recompute
-        self.model, self.client_data, self.loss, self.rules = model.to(self.device), clients, loss, rules
+        self.device, self.training, self.recompute = (
+            settings.torch_device,
+            settings.training,
+            settings.engine.recompute,
+        )
+        self.model, self.client_data, self.loss, self.rules = (
+            model.to(self.device),
+            clients,
+            loss,
+            rules,
+        )
         self.seeds, self.batch_size, self._evaluate = (seed,), settings.examples_per_batch, evaluate
         private = settings.dp is not None and settings.dp.level == "example"
         self.privacy = settings.dp if private else None  # of single examples
@@ -87,10 +106,17 @@ class TorchProblem(Problem):
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
-        self.clients, self.names, self.client_tests, self.on_client = len(clients), names, client_tests, on_client
+        self.clients, self.names, self.client_tests, self.on_client = (
+            len(clients),
+            names,
+            client_tests,
+            on_client,
+        )
         self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
         on_server = not on_client and not self.local_data  # nothing is trained here
-        if on_client and not settings.participation.known_start:  # it is sent x: its x0 is a shape, and takes no memory
+        if (
+            on_client and not settings.participation.known_start
+        ):  # it is sent x: its x0 is a shape, and takes no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
             if self.in_memory:
                 self.module.forget()
@@ -100,8 +126,12 @@ class TorchProblem(Problem):
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
         weighted = settings.participation.weights != "uniform"
-        self.weights = settings.participation.shares(sizes_of(self.local_data)) if weighted else None
-        saved = model.state_dict().keys()  # a buffer that is not saved is a constant, such as rotary frequencies
+        self.weights = (
+            settings.participation.shares(sizes_of(self.local_data)) if weighted else None
+        )
+        saved = (
+            model.state_dict().keys()
+        )  # a buffer that is not saved is a constant, such as rotary frequencies
         self.tracked = [
             buffer
             for name, buffer in model.named_buffers()
@@ -117,7 +147,11 @@ class TorchProblem(Problem):
     @property
     def local_data(self) -> Sequence[ClientData]:
         """The examples of the clients that are on this machine."""
-        return self.client_data.here if isinstance(self.client_data, LocalClients) else self.client_data
+        return (
+            self.client_data.here
+            if isinstance(self.client_data, LocalClients)
+            else self.client_data
+        )
 
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
@@ -135,7 +169,11 @@ class TorchProblem(Problem):
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
         self.release()
-        return TorchObjective(self, rnd, int(rnd.ids[0, 0])) if rnd.ids.size == 1 else Cohort(self, rnd)
+        return (
+            TorchObjective(self, rnd, int(rnd.ids[0, 0]))
+            if rnd.ids.size == 1
+            else Cohort(self, rnd)
+        )
 
     @functools.cached_property
     def formulas(self) -> tuple[Chain, LossGradient] | None:
@@ -147,7 +185,9 @@ class TorchProblem(Problem):
         if not isinstance(data, Tensors) or len(data.parts) != 2 or self.device.type != "cpu":
             return None
         inputs, targets = data.parts
-        chain = chain_of(self.model, self.layout, inputs.dim() - 1) if self.module.same_dtype else None
+        chain = (
+            chain_of(self.model, self.layout, inputs.dim() - 1) if self.module.same_dtype else None
+        )
         loss = None if chain is None else loss_gradient(self.loss)
         if chain is None or loss is None or not loss.fits(targets.unsqueeze(0), chain.width):
             return None
@@ -159,13 +199,19 @@ class TorchProblem(Problem):
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
-        if any(True for _ in self.model.buffers()) or self.device.type != "cpu" or self.privacy is not None:
+        if (
+            any(True for _ in self.model.buffers())
+            or self.device.type != "cpu"
+            or self.privacy is not None
+        ):
             return False
         if isinstance(self.client_data, ReadLater):  # sizes are known of tensors alone
             tensors = self.client_data.sizes is not None
         else:
             tensors = all(isinstance(data, Tensors) for data in self.client_data)
-        return tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
+        return (
+            tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
+        )
 
     @property
     def has_test_data(self) -> bool:
@@ -176,7 +222,9 @@ class TorchProblem(Problem):
         """The largest probability with which an example is in a batch, of clients on this machine."""
         return min(1.0, self.batch_size / int(sizes_of(self.local_data).min()))
 
-    def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, npt.NDArray[np.float64]]:
+    def evaluate(
+        self, x: Vector, buffers: Vector | None = None
+    ) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
         with torch.inference_mode():
@@ -212,10 +260,14 @@ class TorchProblem(Problem):
         """A loss that is not finite; a weight that is not finite makes it so."""
         return ~np.isfinite(metrics.get("loss", metrics.get("training_loss", np.zeros(1))))
 
-    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, torch.Tensor]:
+    def state_dict(
+        self, x: Vector, buffers: Vector | None, run: int = 0
+    ) -> dict[str, torch.Tensor]:
         """The module's own `state_dict` with the server's weights and statistics."""
         self._load(x, buffers)
-        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        return {
+            name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()
+        }
 
     def trained(self, weights: Mapping[str, torch.Tensor]) -> nn.Module:
         """The module with these weights, in evaluation mode."""
@@ -230,7 +282,9 @@ class TorchProblem(Problem):
         clients = self._sample(SAMPLED_CLIENTS, self.clients, 0)
         with torch.inference_mode():
             losses = [self._sampled_loss(client) for client in clients]
-        return np.array([np.average(losses, weights=None if self.weights is None else self.weights[clients])])
+        return np.array(
+            [np.average(losses, weights=None if self.weights is None else self.weights[clients])]
+        )
 
     def _sampled_loss(self, client: int) -> float:
         source = self.client_data[client]
@@ -261,7 +315,9 @@ class TorchProblem(Problem):
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
         picks = all(factor is None or picked(factor) is not None for factor in P.factors)
-        alone = self.on_client or self.layout.size >= LARGE  # the model is then held once, as the vector x
+        alone = (
+            self.on_client or self.layout.size >= LARGE
+        )  # the model is then held once, as the vector x
         borrow = alone and self.in_memory and picks
         self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
@@ -280,12 +336,17 @@ class TorchProblem(Problem):
         with torch.no_grad():
             for buffer, part in zip(self.tracked, parts, strict=True):
                 new = part.view(buffer.shape)
-                buffer.copy_(new if buffer.is_floating_point() else new.round())  # a weighted mean of whole numbers
+                buffer.copy_(
+                    new if buffer.is_floating_point() else new.round()
+                )  # a weighted mean of whole numbers
 
     def read_buffers(self) -> Vector | None:
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
         return torch.cat(
-            [b.detach().reshape(-1).to("meta" if self.module.flat.is_meta else "cpu") for b in self.tracked]
+            [
+                b.detach().reshape(-1).to("meta" if self.module.flat.is_meta else "cpu")
+                for b in self.tracked
+            ]
         ).view(1, 1, -1)

@@ -44,7 +44,11 @@ OF_NUMBERS: tuple[Any, ...] = (
 )  # fmt: skip
 TARGETS = ("label", "labels", "target", "targets", "y")  # names of a target column
 LOSSES = "MSELoss() for numbers, BCEWithLogitsLoss() for yes or no, CrossEntropyLoss() for classes"
-USUAL: dict[Kind, tuple[str, ...]] = {"classes": ("accuracy",), "binary": ("accuracy",), "labels": ("f1_macro",)}
+USUAL: dict[Kind, tuple[str, ...]] = {
+    "classes": ("accuracy",),
+    "binary": ("accuracy",),
+    "labels": ("f1_macro",),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +60,9 @@ class ProblemKind:
     inputs: torch.dtype | None = None  # what inputs are converted to; None: they stay as they are
     outputs: tuple[int, ...] = ()  # the shape of one example's outputs
     dtype: torch.dtype = torch.float32  # of the model's numbers
-    logits: bool | None = None  # whether one output per target is a logit or a probability; None: not known
+    logits: bool | None = (
+        None  # whether one output per target is a logit or a probability; None: not known
+    )
     guessed: bool = False  # whether no loss is given; then every target must be a class
     reshaped: bool = False  # whether targets of a loss of one's own get the shape of the outputs
 
@@ -69,8 +75,12 @@ class ProblemKind:
             return inputs, targets
         if self.kind == "other":
             targets = targets if targets.is_floating_point() else targets.long()
-            return inputs, targets.reshape(len(targets), *self.outputs) if self.reshaped else targets
-        return inputs, self._classes(targets, who) if self.kind == "classes" else self._numbers(targets, who)
+            return inputs, targets.reshape(
+                len(targets), *self.outputs
+            ) if self.reshaped else targets
+        return inputs, self._classes(targets, who) if self.kind == "classes" else self._numbers(
+            targets, who
+        )
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
         count, *places = self.outputs
@@ -80,12 +90,18 @@ class ProblemKind:
         if shape == (1, *places):
             targets = targets.squeeze(1)
         elif shape != tuple(places):
-            raise DataError(f"{who} has targets of shape {_of_one(shape)}; the model gives {_of_one(self.outputs)}")
+            raise DataError(
+                f"{who} has targets of shape {_of_one(shape)}; the model gives {_of_one(self.outputs)}"
+            )
         if targets.is_floating_point() and not torch.equal(targets, targets.round()):
-            raise DataError(f"{who} has targets that are not class numbers, such as {_odd(targets):g}; {LOSSES}")
+            raise DataError(
+                f"{who} has targets that are not class numbers, such as {_odd(targets):g}; {LOSSES}"
+            )
         targets = targets.long()
         ignored = getattr(self.loss, "ignore_index", IGNORED)
-        wrong = targets[((targets < 0) | (targets >= count)) & ((targets != ignored) | self.guessed)]
+        wrong = targets[
+            ((targets < 0) | (targets >= count)) & ((targets != ignored) | self.guessed)
+        ]
         if wrong.numel():
             raise DataError(
                 f"{who} has a target of class {int(wrong[0])}, but the model has {count} outputs, for classes 0 to "
@@ -100,7 +116,11 @@ class ProblemKind:
                 f"{who} has targets of shape {_of_one(shape)}, the model outputs of shape {_of_one(self.outputs)}; "
                 f"`loss` {_name(self.loss)} compares one with the other"
             )
-        if self.kind != "numbers" and targets.numel() and not 0 <= float(targets.min()) <= float(targets.max()) <= 1:
+        if (
+            self.kind != "numbers"
+            and targets.numel()
+            and not 0 <= float(targets.min()) <= float(targets.max()) <= 1
+        ):
             outside = targets.min() if targets.min() < 0 else targets.max()
             raise DataError(
                 f"{who} has the target {float(outside):g}, and `loss` {_name(self.loss)} needs 0 to 1; class numbers "
@@ -110,7 +130,9 @@ class ProblemKind:
 
     def for_metrics(self, targets: Any) -> Any:
         """Targets as metrics take them: class numbers also where the loss takes probabilities of classes."""
-        by_share = self.kind == "classes" and isinstance(targets, Tensor) and targets.is_floating_point()
+        by_share = (
+            self.kind == "classes" and isinstance(targets, Tensor) and targets.is_floating_point()
+        )
         return targets.argmax(1) if by_share else targets
 
 
@@ -120,14 +142,22 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         hint = f"; write {loss.__name__}()" if isinstance(loss, type) else ""
         raise SpecError(f"`loss` must be a function of (outputs, targets), got {shown(loss)}{hint}")
     if (reduction := getattr(loss, "reduction", "mean")) != "mean":
-        raise SpecError(f"`loss` {_name(loss)} has reduction={reduction!r}; it must be the mean over a batch: 'mean'")
+        raise SpecError(
+            f"`loss` {_name(loss)} has reduction={reduction!r}; it must be the mean over a batch: 'mean'"
+        )
     inputs, targets = as_pair(batch, who)
     outputs, cast = tried(model, inputs, who)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     applied = isinstance(inputs, Tensor) and not any(p.is_meta for p in model.parameters())
-    if applied and not isinstance(outputs, Tensor) and (outputs is None or loss is None or _named(loss)[0] != "other"):
+    if (
+        applied
+        and not isinstance(outputs, Tensor)
+        and (outputs is None or loss is None or _named(loss)[0] != "other")
+    ):
         found = "None" if outputs is None else f"a {type(outputs).__name__}"
-        raise SpecError(f"the model returns {found}, not a tensor; return outputs alone, or give `objective`")
+        raise SpecError(
+            f"the model returns {found}, not a tensor; return outputs alone, or give `objective`"
+        )
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ProblemKind("other", F.cross_entropy if loss is None else loss, cast, dtype=dtype)
     kind, measure, logits = _named(loss) if loss is not None else _guessed(outputs, targets, who)
@@ -139,22 +169,32 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     if kind == "binary" and outputs[0].numel() > 1:
         kind = "labels"
     if any(p.requires_grad for p in model.parameters()) and not outputs.requires_grad:
-        raise SpecError("the outputs of the model have no gradient; remove detach() and no_grad() from its forward()")
+        raise SpecError(
+            "the outputs of the model have no gradient; remove detach() and no_grad() from its forward()"
+        )
     takes_logits = logits or _function_of(measure) in (nn.CrossEntropyLoss, F.cross_entropy)
     if takes_logits and _between_0_and_1(model, inputs.to(outputs.device, cast), outputs):
-        last, other = ("Softmax", "NLLLoss() of log-probabilities") if kind == "classes" else ("Sigmoid", "BCELoss()")
+        last, other = (
+            ("Softmax", "NLLLoss() of log-probabilities")
+            if kind == "classes"
+            else ("Sigmoid", "BCELoss()")
+        )
         warnings.warn(
             f"the outputs of the model stay between 0 and 1, but the loss, {_name(measure)}, takes logits and applies "
             f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
             stacklevel=2,
         )
-    if _function_of(measure) in BY_PROBABILITY and _leaves_0_and_1(model, inputs.to(outputs.device, cast), outputs):
+    if _function_of(measure) in BY_PROBABILITY and _leaves_0_and_1(
+        model, inputs.to(outputs.device, cast), outputs
+    ):
         raise SpecError(
             f"the outputs of the model are not bound to 0 to 1, and `loss` {_name(measure)} takes probabilities; give "
             "loss=BCEWithLogitsLoss(), or end the model with Sigmoid"
         )
     reshaped = kind == "other" and _check_own(measure, outputs, targets)
-    return ProblemKind(kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped)
+    return ProblemKind(
+        kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped
+    )
 
 
 def _between_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
@@ -163,7 +203,9 @@ def _between_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
     def inside(found: Any) -> bool:
         return isinstance(found, Tensor) and bool(((found >= 0) & (found <= 1)).all())
 
-    untold = next(model.parameters(), None) is None or not bool(((outputs > 0) & (outputs < 1)).any())
+    untold = next(model.parameters(), None) is None or not bool(
+        ((outputs > 0) & (outputs < 1)).any()
+    )
     if untold or not inside(outputs):
         return False
     try:
@@ -179,7 +221,9 @@ def _leaves_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
         return bool(((found < 0) | (found > 1)).any())
 
     try:
-        return outside(outputs) or any(outside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0))
+        return outside(outputs) or any(
+            outside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0)
+        )
     except DataError:
         return False
 
@@ -193,10 +237,15 @@ def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
         other = outputs.shape != targets.shape and outputs.numel() == targets.numel()
         reshaped = other and _broadcasts(loss, outputs, targets)
         targets = targets.reshape(outputs.shape) if reshaped else targets
-        calls = [functools.partial(loss, torch.cat([outputs] * n), torch.cat([targets] * n)) for n in (1, 2)]
+        calls = [
+            functools.partial(loss, torch.cat([outputs] * n), torch.cat([targets] * n))
+            for n in (1, 2)
+        ]
         once, twice = (one_number(call, what, "(outputs, targets)", trains) for call in calls)
     if abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4):
-        raise SpecError(f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch")
+        raise SpecError(
+            f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch"
+        )
     return reshaped
 
 
@@ -217,7 +266,9 @@ def _broadcasts(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
 
     mean = sum(value(made[i : i + 1], wanted[i : i + 1]) for i in range(len(made))) / len(made)
     as_given, as_outputs = value(made, wanted), value(made, wanted.reshape(made.shape))
-    return math.isclose(as_outputs, mean, rel_tol=1e-3) and not math.isclose(as_given, mean, rel_tol=1e-3)
+    return math.isclose(as_outputs, mean, rel_tol=1e-3) and not math.isclose(
+        as_given, mean, rel_tol=1e-3
+    )
 
 
 def _function_of(loss: Any) -> Any:
@@ -239,9 +290,13 @@ def _named(loss: OutputLoss) -> tuple[Kind, OutputLoss, bool | None]:
 def _guessed(outputs: Tensor, targets: Tensor, who: str) -> tuple[Kind, OutputLoss, bool | None]:
     """The kind of problem where no loss is given."""
     if targets.is_floating_point():
-        raise SpecError(f"{who} has floating-point targets, which need a `loss`; of torch.nn: {LOSSES}")
+        raise SpecError(
+            f"{who} has floating-point targets, which need a `loss`; of torch.nn: {LOSSES}"
+        )
     per_target = outputs[0].numel() == targets[0].numel()
-    if per_target and (outputs.dim() == 1 or outputs[0].numel() == 1 or outputs.shape == targets.shape):
+    if per_target and (
+        outputs.dim() == 1 or outputs[0].numel() == 1 or outputs.shape == targets.shape
+    ):
         return "binary", F.binary_cross_entropy_with_logits, True
     return "classes", F.cross_entropy, None
 
@@ -251,9 +306,13 @@ def as_pair(batch: Batch, who: str) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         return _of_columns(batch, who)
     if isinstance(batch, Tensor) or len(batch) == 1:
-        raise DataError(f"{who} has inputs but no targets; give (inputs, targets), or `objective` in place of `loss`")
+        raise DataError(
+            f"{who} has inputs but no targets; give (inputs, targets), or `objective` in place of `loss`"
+        )
     if len(batch) != 2:
-        raise DataError(f"{who} has {len(batch)} parts; give (inputs, targets), or `objective` in place of `loss`")
+        raise DataError(
+            f"{who} has {len(batch)} parts; give (inputs, targets), or `objective` in place of `loss`"
+        )
     return batch[0], batch[1]
 
 
@@ -268,7 +327,9 @@ def _of_columns(batch: Mapping[str, Any], who: str) -> tuple[Any, Any]:
     if len(others) == 1:
         return others[0], batch[name]
     if not all(isinstance(column, Tensor) and column.dim() == 1 for column in others):
-        raise DataError(f"{who} has the columns {columns}; give (inputs, targets), or `objective` in place of `loss`")
+        raise DataError(
+            f"{who} has the columns {columns}; give (inputs, targets), or `objective` in place of `loss`"
+        )
     return torch.stack([column.double() for column in others], 1), batch[name]
 
 
@@ -281,14 +342,20 @@ def tried(model: nn.Module, inputs: Any, who: str) -> tuple[Any, torch.dtype | N
         return _applied(model, inputs, who), None
     if inputs.is_floating_point():
         return _applied(model, inputs.to(parameter), who), parameter.dtype
-    kinds = [inputs.dtype] if inputs.dtype in (torch.int64, torch.uint8) else [inputs.dtype, torch.int64]
+    kinds = (
+        [inputs.dtype]
+        if inputs.dtype in (torch.int64, torch.uint8)
+        else [inputs.dtype, torch.int64]
+    )
     for kind in kinds:  # token ids, or numbers that the model converts itself
         try:
             return _applied(model, inputs.to(parameter.device, kind), who), kind
         except DataError:
             continue
     if inputs.dtype == torch.uint8:
-        raise DataError(f"{who} has inputs of uint8, which the model does not take; convert images by x.float() / 255")
+        raise DataError(
+            f"{who} has inputs of uint8, which the model does not take; convert images by x.float() / 255"
+        )
     return _applied(model, inputs.to(parameter), who), parameter.dtype
 
 
@@ -332,7 +399,9 @@ def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
     """A client's data as the model and the loss take it; tensors are converted and checked at once."""
     if isinstance(data, Loader):
         inner = converted(data.data, kind, who)
-        return Loader(inner, data.examples, data.batch_size, data.drop_last, data.ordered, data.sampler)
+        return Loader(
+            inner, data.examples, data.batch_size, data.drop_last, data.ordered, data.sampler
+        )
     if isinstance(data, Tensors | NamedTensors):
         pair = kind.batch(data.parts, who)
         return Tensors(pair)

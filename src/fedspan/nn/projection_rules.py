@@ -68,9 +68,13 @@ def projection_rules(
     """
     names = _names(model)
     if not names:
-        raise SpecError("the model has no parameters, so there is nothing to train; give one with layers")
+        raise SpecError(
+            "the model has no parameters, so there is nothing to train; give one with layers"
+        )
     if lazy := [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
-        raise SpecError(f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run")
+        raise SpecError(
+            f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run"
+        )
     _must_match(frozen_modules, names, "frozen_modules", "tensor")
     for name, parameter in model.named_parameters():
         if _matches(names[name], frozen_modules):
@@ -81,7 +85,9 @@ def projection_rules(
     names = {name: names[name] for name in trained}
     _must_match(full_modules, names, "full_modules", "trained tensor")
     _must_match(project_modules, names, "project_modules", "trained tensor")
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    uses = Counter(
+        id(p) for module in model.modules() for p in module._parameters.values() if p is not None
+    )
     layers, head = _layers(model)
     rules = []
     for name, p in trained.items():
@@ -91,7 +97,11 @@ def projection_rules(
         axis = sides.pop() if plain else 1
         tied = f"tied: used in {uses[id(p)]} places" if uses[id(p)] > 1 else ""
         asked, full = _matches(names[name], project_modules), _matches(names[name], full_modules)
-        why = "named in `full_modules`" if full else _why_full(p, axis, asked, id(p) == head and not tied, min_numel)
+        why = (
+            "named in `full_modules`"
+            if full
+            else _why_full(p, axis, asked, id(p) == head and not tied, min_numel)
+        )
         how: How = "full" if why else "fused" if plain else "projected"
         why = why or tied or ("" if plain else "not a plain Linear, Conv1d, Conv2d or Embedding")
         first, *others = own if how == "fused" else [""]
@@ -130,7 +140,11 @@ def _names(model: nn.Module) -> Names:
 
 def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
     """Whether a pattern matches one of the names, a module that contains it, or the end of such a name."""
-    parts = [itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}") for name in names] if patterns else []
+    parts = (
+        [itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}") for name in names]
+        if patterns
+        else []
+    )
     return any(
         fnmatch.fnmatchcase(f".{path}", f"*.{pattern}")
         for path in itertools.chain.from_iterable(parts)
@@ -142,30 +156,46 @@ def _must_match(patterns: Sequence[str], names: Names, argument: str, what: str)
     for pattern in patterns:
         if not any(_matches(own, [pattern]) for own in names.values()):
             shown = ", ".join(list(names)[:6])
-            raise SpecError(f"`{argument}` {pattern!r} matches no {what} of the model; it has {shown}, …")
+            raise SpecError(
+                f"`{argument}` {pattern!r} matches no {what} of the model; it has {shown}, …"
+            )
 
 
-def layout_of(rules: Sequence[ProjectionRule], dtype: torch.dtype = torch.float32, fixed: str = "") -> Layout:
+def layout_of(
+    rules: Sequence[ProjectionRule], dtype: torch.dtype = torch.float32, fixed: str = ""
+) -> Layout:
     """The flat vector of a model; a weight is projected on its input side (channels, for a convolution)."""
-    return Layout(tuple(Block(r.name, r.shape, None if r.how == "full" else r.axis) for r in rules), dtype, fixed)
+    return Layout(
+        tuple(Block(r.name, r.shape, None if r.how == "full" else r.axis) for r in rules),
+        dtype,
+        fixed,
+    )
 
 
 def frozen_digest(model: nn.Module) -> str:
     """A hash of the names, types, shapes and a sample of the numbers of frozen tensors; empty: there are none."""
-    frozen = [(name, p.detach().reshape(-1)) for name, p in model.named_parameters() if not p.requires_grad]
+    frozen = [
+        (name, p.detach().reshape(-1))
+        for name, p in model.named_parameters()
+        if not p.requires_grad
+    ]
     found = hashlib.blake2b(digest_size=8)
     for name, flat in frozen:
         found.update(f"{name} {flat.dtype} {flat.numel()} ".encode())
         if flat.is_meta:  # an outline has no numbers
             continue
-        found.update(flat[:: max(1, flat.numel() // SAMPLE)].to("cpu", torch.float64).numpy().tobytes())
+        found.update(
+            flat[:: max(1, flat.numel() // SAMPLE)].to("cpu", torch.float64).numpy().tobytes()
+        )
     return found.hexdigest() if frozen else ""
 
 
 def state_dtype(weights: torch.dtype) -> torch.dtype:
     """The type of x, controls and steps: weights in bfloat16 are roundings of a float32 x, whose small steps add up."""
     if weights == torch.float16:
-        raise SpecError("weights in float16 would need their loss scaled; use torch.bfloat16 or torch.float32")
+        raise SpecError(
+            "weights in float16 would need their loss scaled; use torch.bfloat16 or torch.float32"
+        )
     return torch.promote_types(weights, torch.float32)
 
 
@@ -173,5 +203,6 @@ def summary(rules: Sequence[ProjectionRule]) -> str:
     """A readable table with one line per tensor."""
     width = max(len(rule.name) for rule in rules)
     return "\n".join(
-        f"{r.name:{width}}  {r.how:9}  {'×'.join(map(str, r.shape)) or '1':16}  {r.why}".rstrip() for r in rules
+        f"{r.name:{width}}  {r.how:9}  {'×'.join(map(str, r.shape)) or '1':16}  {r.why}".rstrip()
+        for r in rules
     )

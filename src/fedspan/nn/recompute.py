@@ -53,7 +53,9 @@ class Product:
     def again(self) -> Tensor:
         """The product."""
         if self.x._version != self.x_version:
-            raise FedspanError("a layer's input was changed in place after the layer; train without `recompute`")
+            raise FedspanError(
+                "a layer's input was changed in place after the layer; train without `recompute`"
+            )
         return F.linear(self.x, self.weight, self.bias)
 
 
@@ -85,7 +87,13 @@ class View:
 def remember(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y, with a note of how it was computed if it is not narrower than x."""
     if y.shape[-1] >= x.shape[-1]:
-        made = Product(x.detach(), weight.detach(), None if bias is None else bias.detach(), x._version, y._version)
+        made = Product(
+            x.detach(),
+            weight.detach(),
+            None if bias is None else bias.detach(),
+            x._version,
+            y._version,
+        )
         setattr(y.untyped_storage(), MADE, made)
     return y
 
@@ -118,7 +126,12 @@ class _Redrawing(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.dropout:
             return _dropout(*args, **kwargs)
-        if func is _attend and kwargs.get("dropout_p") and len(args) == 3 and args[0].device.type in ON:
+        if (
+            func is _attend
+            and kwargs.get("dropout_p")
+            and len(args) == 3
+            and args[0].device.type in ON
+        ):
             return _Attention.apply(*args, kwargs.pop("attn_mask", None), kwargs)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
@@ -128,7 +141,12 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     if not (training and x.requires_grad and 0 < p < 1) or inplace or x.device.type not in ON:
         return F.dropout(x, p, training, inplace)
     state, mask = torch.get_rng_state(), _drawn(torch.empty_like(x), p)
-    place = {"size": mask.shape, "stride": mask.stride(), "dtype": mask.dtype, "device": mask.device}
+    place = {
+        "size": mask.shape,
+        "stride": mask.stride(),
+        "dtype": mask.dtype,
+        "device": mask.device,
+    }
     setattr(mask.untyped_storage(), MADE, Mask(state, place, p, mask._version))
     return x * mask
 
@@ -142,7 +160,9 @@ class _Attention(torch.autograd.Function):
     """Attention that keeps only its inputs, and runs again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
         ctx.state, ctx.options = torch.get_rng_state(), options
         ctx.save_for_backward(q, k, v, mask)
         return _attend(q, k, v, mask, **options)
@@ -155,7 +175,9 @@ class _Attention(torch.autograd.Function):
         own: list[Any] = [t if t is None else t.detach().requires_grad_(n) for t, n in kept]
         with torch.enable_grad(), _generator_at(ctx.state):
             out = _attend(*own, **ctx.options)
-        found = iter(torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], grad))
+        found = iter(
+            torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], grad)
+        )
         return tuple(next(found) if n else None for n in needed)
 
 

@@ -44,7 +44,9 @@ class AdamW(Optimizer):
         m.lerp_(g, 1 - self.beta1)  # 2
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         t.add_(1)
-        left = [(1 - beta ** t.double()).to(y.dtype) for beta in (self.beta1, self.beta2)]  # 1 − β^t needs the digits
+        left = [
+            (1 - beta ** t.double()).to(y.dtype) for beta in (self.beta1, self.beta2)
+        ]  # 1 − β^t needs the digits
         scale = v.sqrt().div_(left[1].sqrt()).add_(self.eps).mul_(left[0])
         y.addcdiv_(m, scale, value=-lr)  # 3
 

@@ -61,7 +61,9 @@ def _check_data_use(spec: Spec) -> None:
             "number"
         )
     if spec.eval_clients_every is not None:
-        raise SpecError("`eval_clients_every` tells of each client's data without noise; leave it out with `privacy`")
+        raise SpecError(
+            "`eval_clients_every` tells of each client's data without noise; leave it out with `privacy`"
+        )
     for callback in spec.callbacks:
         check_callback(callback)
 
@@ -103,13 +105,19 @@ def _refused(method: AnyMethod, settings: Privacy) -> dict[str, str]:
     if getattr(method, "extrapolate", False):
         found["extrapolate"] = "it needs the norm of every reply; set it to false"
     if getattr(method, "correction", "") == "tested":
-        found["correction"] = "two numbers of another size would be clipped with the reply; use 'always' or 'never'"
+        found["correction"] = (
+            "two numbers of another size would be clipped with the reply; use 'always' or 'never'"
+        )
     if getattr(method, "compressor", None) is not None:
         found["compressor"] = (
             "what it sends is not a clipped vector of numbers; leave it out, or use subavg or ssf with a coordinate "
             "projector, which send r of d numbers"
         )
-    if getattr(method, "uplink", "") == "one" and method.solver.plain and method.correction == "always":  # type: ignore[attr-defined]
+    if (
+        getattr(method, "uplink", "") == "one"
+        and method.solver.plain  # type: ignore[attr-defined]
+        and method.correction == "always"  # type: ignore[attr-defined]
+    ):
         found["uplink"] = "Δc would follow from the number of replies; set it to 'control'"
     if settings.leak and getattr(method, "keep_control", False):
         found["keep_control"] = "copies of c do not know of `leak`; leave out one of them"
@@ -127,7 +135,9 @@ def check_loop(mechanism: Mechanism, method: AnyMethod, problem: Problem) -> Non
     if problem.weights is not None:
         raise SpecError("`participation.weights` must be 'uniform' with `privacy`")
     if len(problem.seeds) > 1 and (mechanism.q < 1 or mechanism.settings.quantile is not None):
-        raise SpecError("several seeds of one computation have cohorts of different sizes; run them one by one")
+        raise SpecError(
+            "several seeds of one computation have cohorts of different sizes; run them one by one"
+        )
 
 
 def empty_reply(method: AnyMethod, server: Any, problem: Problem, rnd: Round) -> Any:
@@ -135,6 +145,11 @@ def empty_reply(method: AnyMethod, server: Any, problem: Problem, rnd: Round) ->
     one = np.zeros((len(rnd.seeds), 1), np.int64)
     alone = dataclasses.replace(rnd, ids=one, last_round=one - 1, schedule=None)
     _, up = method.client_step(
-        method.init_client(problem.x0, problem.layout), method.broadcast(server, alone), Flat(), alone
+        method.init_client(problem.x0, problem.layout),
+        method.broadcast(server, alone),
+        Flat(),
+        alone,
     )
-    return dataclasses.replace(up, **{name: torch.zeros_like(part) for name, part in payload(up).items()})
+    return dataclasses.replace(
+        up, **{name: torch.zeros_like(part) for name, part in payload(up).items()}
+    )

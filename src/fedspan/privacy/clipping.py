@@ -24,7 +24,8 @@ Message = TypeVar("Message")
 def norms(parts: Sequence[Vector]) -> Vector:
     """The norm of all that each client sends, (runs, clients, 1), in float64; infinite where a number is not finite."""
     squares = sum(
-        (part.double().square().sum(-1, keepdim=True) for part in parts), torch.zeros((), dtype=torch.float64)
+        (part.double().square().sum(-1, keepdim=True) for part in parts),
+        torch.zeros((), dtype=torch.float64),
     )
     found = torch.as_tensor(squares).sqrt()
     return found.masked_fill(found.isnan(), torch.inf)
@@ -44,21 +45,27 @@ def clipped(message: Message, clip: float | Vector) -> tuple[Message, Vector]:
     """(the message with a norm of at most `clip`, its norm before)."""
     parts = payload(message)
     norm = norms(list(parts.values()))
-    return dataclasses.replace(message, **{n: scaled(v, norm, clip) for n, v in parts.items()}), norm  # type: ignore[type-var]
+    return dataclasses.replace(
+        message, **{n: scaled(v, norm, clip) for n, v in parts.items()}
+    ), norm  # type: ignore[type-var]
 
 
 def leaked(method: AnyMethod, state: Any, rnd: Round) -> Any:
     """Client states at the start of a round: controls have shrunk once for each round since the client's last one."""
     if rnd.privacy is None or not rnd.privacy.leak or not method.controls:
         return state
-    kept = torch.from_numpy((1 - rnd.privacy.leak) ** (rnd.t - rnd.last_round.astype(float))).unsqueeze(-1)
+    kept = torch.from_numpy(
+        (1 - rnd.privacy.leak) ** (rnd.t - rnd.last_round.astype(float))
+    ).unsqueeze(-1)
     return shrunk(method, state, kept)
 
 
 def shrunk(method: AnyMethod, state: Any, factor: float | Vector) -> Any:
     """A state of server or clients with its controls times a factor."""
     held = {name: getattr(state, name) for name in method.controls}
-    return dataclasses.replace(state, **{name: (value * factor).to(value.dtype) for name, value in held.items()})
+    return dataclasses.replace(
+        state, **{name: (value * factor).to(value.dtype) for name, value in held.items()}
+    )
 
 
 def after(method: AnyMethod, before: Any, new: Any, down: Any, up: Any, rnd: Round) -> Any:
@@ -95,6 +102,9 @@ def private_work(
 def noised(message: Message, scale: float | Vector) -> Message:
     """The message with the client's own part of the noise, from a new key of its machine."""
     parts = payload(message)
-    noise = {name: normal(new_key(), "client", 0, v.numel()).reshape(v.shape) * scale for name, v in parts.items()}
+    noise = {
+        name: normal(new_key(), "client", 0, v.numel()).reshape(v.shape) * scale
+        for name, v in parts.items()
+    }
     changed = {name: (v.double() + noise[name]).to(v.dtype) for name, v in parts.items()}
     return dataclasses.replace(message, **changed)  # type: ignore[type-var]

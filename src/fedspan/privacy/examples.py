@@ -23,7 +23,9 @@ class ExampleEpsilon(Callback):
     def __init__(self, settings: Privacy, problem: Problem) -> None:
         rate = getattr(problem, "sampling_rate", None)
         if rate is None:
-            raise SpecError("`privacy` of level 'example' needs a task with a torch model; use level 'client'")
+            raise SpecError(
+                "`privacy` of level 'example' needs a task with a torch model; use level 'client'"
+            )
         if problem.buffers0 is not None:
             raise SpecError(
                 "the model has buffers, such as running statistics of BatchNorm, which have no noise; with `privacy` "

@@ -58,7 +58,13 @@ class Mechanism:
     clip: float = 0.0  # C of the next round
 
     @staticmethod
-    def of(settings: Privacy, clients: int, clients_per_round: int, rounds: int, key: bytes | None = None) -> Mechanism:
+    def of(
+        settings: Privacy,
+        clients: int,
+        clients_per_round: int,
+        rounds: int,
+        key: bytes | None = None,
+    ) -> Mechanism:
         """The mechanism of a run; `key` is for tests only."""
         q = clients_per_round / clients
         assert settings.clip is not None
@@ -116,7 +122,11 @@ class Mechanism:
 
     def sent(self, like: Vector) -> Vector | None:
         """What is sent beside the model: the clip, if it is adapted."""
-        return None if self.settings.quantile is None else like.new_full((like.shape[0], 1, 1), self.clip)
+        return (
+            None
+            if self.settings.quantile is None
+            else like.new_full((like.shape[0], 1, 1), self.clip)
+        )
 
     def cohort(self, t: int, runs: int) -> npt.NDArray[np.int64]:
         """Who takes part in round t, (runs, S)."""
@@ -171,7 +181,9 @@ class Mechanism:
         clip, noise = arrays["clip"].tolist()
         adapted = self.settings.quantile is not None and 0 < clip < math.inf
         if not math.isclose(noise, self.noise, rel_tol=1e-3) or not (adapted or clip == self.clip):
-            raise CheckpointError("the checkpoint is damaged: its noise or clip is not that of its settings")
+            raise CheckpointError(
+                "the checkpoint is damaged: its noise or clip is not that of its settings"
+            )
         self.key, self.clip, self.noise = arrays["key"].numpy().tobytes(), clip, noise
 
 

@@ -36,7 +36,9 @@ def uniform(key: bytes, purpose: str, t: int, n: int) -> npt.NDArray[np.float64]
     needs("privacy", "cryptography")
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    own = hashlib.blake2b(t.to_bytes(8, "little"), digest_size=KEY_BYTES, key=key, person=purpose.encode()).digest()
+    own = hashlib.blake2b(
+        t.to_bytes(8, "little"), digest_size=KEY_BYTES, key=key, person=purpose.encode()
+    ).digest()
     stream = Cipher(algorithms.ChaCha20(own, bytes(16)), mode=None).encryptor().update(bytes(8 * n))
     return ((np.frombuffer(stream, np.uint64) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 

@@ -16,10 +16,17 @@ def check_secure(spec: Spec, method: AnyMethod, clients: int, clients_per_round:
     from fedspan.privacy.secure_numbers import FixedPoint  # needs the library
 
     if not needs_mean_only(method):
-        why = next((f"`{name}`" for name in ("extrapolate", "compressor") if getattr(method, name, None)), "")
+        why = next(
+            (f"`{name}`" for name in ("extrapolate", "compressor") if getattr(method, name, None)),
+            "",
+        )
         raise SpecError(
             f"`privacy.secure` gives the server the sum of the replies only, and {name_of(method)} needs each reply"
-            + (f"; leave out {why}" if why else "; use a method such as ssf, subavg, scaffold or fedavg")
+            + (
+                f"; leave out {why}"
+                if why
+                else "; use a method such as ssf, subavg, scaffold or fedavg"
+            )
         )
     aggregator = spec.participation.aggregator
     if aggregator is not None and name_of(aggregator) != "mean":
@@ -38,5 +45,9 @@ def check_secure(spec: Spec, method: AnyMethod, clients: int, clients_per_round:
         )
     assert spec.secure is not None
     if spec.secure.quantile is not None:
-        raise SpecError("`privacy.quantile` needs to know of single clients; leave it out with `secure`")
-    FixedPoint.of(spec.secure).check(clients_per_round if spec.dp is None else clients)  # cohorts vary in size
+        raise SpecError(
+            "`privacy.quantile` needs to know of single clients; leave it out with `secure`"
+        )
+    FixedPoint.of(spec.secure).check(
+        clients_per_round if spec.dp is None else clients
+    )  # cohorts vary in size

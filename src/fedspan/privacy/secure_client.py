@@ -95,10 +95,16 @@ class Session:
     private: torch.Tensor = field(default_factory=_none)  # (3, 32): two private keys and a seed
     threshold: int = 0
     clients: torch.Tensor = field(default_factory=_none)  # that sent keys
-    keys: torch.Tensor = field(default_factory=_none)  # (clients, 104 or 168): what each has announced, its signature
-    roster: torch.Tensor = field(default_factory=_none)  # a hash of all that the clients must have been told alike
+    keys: torch.Tensor = field(
+        default_factory=_none
+    )  # (clients, 104 or 168): what each has announced, its signature
+    roster: torch.Tensor = field(
+        default_factory=_none
+    )  # a hash of all that the clients must have been told alike
     sharers: torch.Tensor = field(default_factory=_none)  # that sent shares
-    shares: torch.Tensor = field(default_factory=_none)  # (sharers, SEALED): what they sent to this client
+    shares: torch.Tensor = field(
+        default_factory=_none
+    )  # (sharers, SEALED): what they sent to this client
     opened_round: int = -1  # the last round whose masks this client helped to remove
     opened: torch.Tensor = field(default_factory=_none)  # whose replies were in its sum
 
@@ -108,7 +114,9 @@ class Session:
             raise ProtocolError("the question is of another session; a new one begins with keys")
         if (number := PHASES.index(phase)) != self.answered:
             answered = "has been answered" if number < self.answered else "comes too early"
-            raise ProtocolError(f"the question {phase!r} of the session {answered}; it is answered once, in its turn")
+            raise ProtocolError(
+                f"the question {phase!r} of the session {answered}; it is answered once, in its turn"
+            )
         _only(phase, message)
 
     def key(self, other: int, purpose: str) -> bytes:
@@ -117,16 +125,23 @@ class Session:
         theirs = self.keys[self.clients.tolist().index(other), mine * KEY : (mine + 1) * KEY]
         clients = {"mask": pair, "to": (self.client, other), "from": (other, self.client)}[purpose]
         kind = "mask" if purpose == "mask" else "shares"
-        return agreed_key(to_bytes(self.private[mine]), to_bytes(theirs), kind, to_bytes(self.roster), *clients)
+        return agreed_key(
+            to_bytes(self.private[mine]), to_bytes(theirs), kind, to_bytes(self.roster), *clients
+        )
 
     def factor(self) -> float:
         """How much this client counts in the sum; 1 on average over the roster."""
-        return factors(dict(zip(self.clients.tolist(), map(count_in, self.keys), strict=True)))[self.client]
+        return factors(dict(zip(self.clients.tolist(), map(count_in, self.keys), strict=True)))[
+            self.client
+        ]
 
     def opened_shares(self) -> list[bytes]:
         """The two shares that each client sent to this one."""
         pairs = zip(self.shares, self.sharers.tolist(), strict=True)
-        return [unseal(self.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2 for sealed, other in pairs]
+        return [
+            unseal(self.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2
+            for sealed, other in pairs
+        ]
 
 
 def width(privacy: Privacy) -> int:
@@ -145,17 +160,23 @@ def factors(counts: Mapping[int, int]) -> dict[int, float]:
     return {client: count * len(counts) / total for client, count in counts.items()}
 
 
-def roster_hash(session: bytes, about: str, threshold: int, clients: list[int], keys: torch.Tensor) -> torch.Tensor:
+def roster_hash(
+    session: bytes, about: str, threshold: int, clients: list[int], keys: torch.Tensor
+) -> torch.Tensor:
     """A hash of what every client of a session must be told alike."""
     text = f"fedspan secure sum 2 roster {session.hex()} {about} {threshold} {clients} ".encode()
     return to_tensor(hashlib.sha256(text + to_bytes(keys.contiguous())).digest())
 
 
-def advertise(message: Arrays, member: Member, t: int = 0, before: Session | None = None) -> tuple[Session, Arrays]:
+def advertise(
+    message: Arrays, member: Member, t: int = 0, before: Session | None = None
+) -> tuple[Session, Arrays]:
     """The first question: begins a session for round t; `before` is the client's last one."""
     _only("keys", message)
     session = _bytes_in(message, "session", (SESSION,))
-    opened = {} if before is None else {"opened_round": before.opened_round, "opened": before.opened}
+    opened = (
+        {} if before is None else {"opened_round": before.opened_round, "opened": before.opened}
+    )
     if before is not None and t < before.opened_round:
         raise ProtocolError(
             f"round {t} is over: this client has taken part in round {before.opened_round}, and sums of one round over "
@@ -173,7 +194,12 @@ def _announced(session: Session, member: Member) -> bytes:
     """What a client says of itself at the first question."""
     first, second, seed = map(to_bytes, session.private)
     count = (1 if member.examples is None else member.examples).to_bytes(COUNT, "little")
-    return public_key(first) + public_key(second) + commitment(seed, to_bytes(session.id), session.client) + count
+    return (
+        public_key(first)
+        + public_key(second)
+        + commitment(seed, to_bytes(session.id), session.client)
+        + count
+    )
 
 
 def share(session: Session, message: Arrays, member: Member) -> tuple[Session, Arrays]:
@@ -184,7 +210,9 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
     keys = _bytes_in(message, "keys", (len(clients), width(privacy)))
     threshold = _whole(message, "threshold")
     if len(clients) < LEAST:
-        raise ProtocolError(f"{len(clients)} clients take part, and a sum of fewer than {LEAST} hides nobody")
+        raise ProtocolError(
+            f"{len(clients)} clients take part, and a sum of fewer than {LEAST} hides nobody"
+        )
     if len(np.unique(keys.numpy(), axis=0)) < len(clients):
         raise ProtocolError("two clients have the same keys")
     if session.client not in clients:
@@ -192,7 +220,9 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
     if to_bytes(keys[clients.index(session.client), :ANNOUNCED]) != _announced(session, member):
         raise ProtocolError("the keys of this client, or its number of examples, were changed")
     if not privacy.survivors(len(clients)) <= threshold <= len(clients):
-        raise ProtocolError(f"the threshold is {threshold} of {len(clients)} clients, outside what the settings allow")
+        raise ProtocolError(
+            f"the threshold is {threshold} of {len(clients)} clients, outside what the settings allow"
+        )
     FixedPoint.of(privacy).check(len(clients))
     for client, row in zip(clients, keys, strict=True):
         most = 1 if member.examples is None else MOST_EXAMPLES
@@ -201,12 +231,28 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
             raise ProtocolError(f"client {client} would count by {count} examples, but {why}")
         if privacy.secure_signed:
             signature = to_bytes(row[ANNOUNCED:])
-            member.signer().check(to_bytes(row[:ANNOUNCED]), signature, to_bytes(session.id), client)
-    roster = roster_hash(to_bytes(session.id), f"{session.round} {member.settings}", threshold, clients, keys)
-    session = replace(session, answered=2, threshold=threshold, clients=torch.tensor(clients), keys=keys, roster=roster)
+            member.signer().check(
+                to_bytes(row[:ANNOUNCED]), signature, to_bytes(session.id), client
+            )
+    roster = roster_hash(
+        to_bytes(session.id), f"{session.round} {member.settings}", threshold, clients, keys
+    )
+    session = replace(
+        session,
+        answered=2,
+        threshold=threshold,
+        clients=torch.tensor(clients),
+        keys=keys,
+        roster=roster,
+    )
     points = [client + 1 for client in clients]
-    both = zip(*(split(to_bytes(session.private[part]), threshold, points) for part in (2, 1)), strict=True)
-    sealed = [seal(session.key(to, "to"), seed + key) for to, (seed, key) in zip(clients, both, strict=True)]
+    both = zip(
+        *(split(to_bytes(session.private[part]), threshold, points) for part in (2, 1)), strict=True
+    )
+    sealed = [
+        seal(session.key(to, "to"), seed + key)
+        for to, (seed, key) in zip(clients, both, strict=True)
+    ]
     return session, {"shares": to_tensor(b"".join(sealed)).reshape(-1, SEALED)}
 
 
@@ -247,7 +293,12 @@ def unmask(session: Session, message: Arrays) -> tuple[Session, Arrays]:
     pairs = zip(session.opened_shares(), session.sharers.tolist(), strict=True)
     answers = [opened[:SHARE] if other in survivors else opened[SHARE:] for opened, other in pairs]
     ended = Session(
-        4, session.id, session.client, session.round, opened_round=session.round, opened=torch.tensor(survivors)
+        4,
+        session.id,
+        session.client,
+        session.round,
+        opened_round=session.round,
+        opened=torch.tensor(survivors),
     )
     return ended, {"shares": to_tensor(b"".join(answers)).reshape(-1, SHARE)}
 
@@ -256,7 +307,9 @@ def _check_those(chosen: list[int], known: list[int], session: Session) -> None:
     if session.client not in chosen or not set(chosen) <= set(known):
         raise ProtocolError("the list of clients is not one of the session's")
     if len(chosen) < session.threshold:
-        raise ProtocolError(f"{len(chosen)} clients are left, fewer than the threshold of {session.threshold}")
+        raise ProtocolError(
+            f"{len(chosen)} clients are left, fewer than the threshold of {session.threshold}"
+        )
 
 
 def to_bytes(array: torch.Tensor) -> bytes:
@@ -285,7 +338,9 @@ def _array(message: Arrays, name: str, dtype: torch.dtype) -> torch.Tensor:
 def _bytes_in(message: Arrays, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     found = _array(message, name, torch.uint8)
     if found.shape != shape:
-        raise ProtocolError(f"array {NAMED + name!r} has shape {tuple(found.shape)!s:.40}, expected {shape}")
+        raise ProtocolError(
+            f"array {NAMED + name!r} has shape {tuple(found.shape)!s:.40}, expected {shape}"
+        )
     return found
 
 

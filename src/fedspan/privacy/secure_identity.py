@@ -37,7 +37,9 @@ class Identity:
         except (ValueError, TypeError, UnsupportedAlgorithm):
             private = None
         if not isinstance(private, Ed25519PrivateKey):
-            raise SpecError(f"identity-key {str(key)!r} is not an Ed25519 key without password; {MAKE_KEY}")
+            raise SpecError(
+                f"identity-key {str(key)!r} is not an Ed25519 key without password; {MAKE_KEY}"
+            )
         return Identity(private, read_roster(roster))
 
     @staticmethod
@@ -59,7 +61,9 @@ class Identity:
         try:
             known.verify(signature, _statement(keys, session, client))
         except InvalidSignature:
-            raise ProtocolError(f"the keys of client {client} are not signed with its key in the roster") from None
+            raise ProtocolError(
+                f"the keys of client {client} are not signed with its key in the roster"
+            ) from None
 
 
 def read_roster(path: Path) -> dict[int, Ed25519PublicKey]:
@@ -67,7 +71,9 @@ def read_roster(path: Path) -> dict[int, Ed25519PublicKey]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise SpecError(f"roster {str(path)!r} cannot be read; give a file with one line per client") from None
+        raise SpecError(
+            f"roster {str(path)!r} cannot be read; give a file with one line per client"
+        ) from None
     found: dict[int, Ed25519PublicKey] = {}
     for line in lines:
         number, _, key = line.strip().partition(" ")
@@ -77,7 +83,11 @@ def read_roster(path: Path) -> dict[int, Ed25519PublicKey]:
             public = load_ssh_public_key(key.strip().encode())
         except (ValueError, UnsupportedAlgorithm):
             public = None
-        if not number.isdecimal() or int(number) in found or not isinstance(public, Ed25519PublicKey):
+        if (
+            not number.isdecimal()
+            or int(number) in found
+            or not isinstance(public, Ed25519PublicKey)
+        ):
             raise SpecError(
                 f"roster {str(path)!r} has the line {line[:60]!r}; write a client's number once, and its Ed25519 "
                 "public key as in its .pub file"

@@ -35,7 +35,9 @@ def public_key(private: bytes) -> bytes:
 def agreed_key(private: bytes, public: bytes, purpose: str, roster: bytes, *clients: int) -> bytes:
     """The key of 32 bytes that two clients agree on for one purpose, where both were given the same roster."""
     try:
-        secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
     except ValueError:  # a point of low order, with which everybody would agree on zero
         raise ProtocolError("a public key is not usable") from None
     return HKDF(SHA256(), KEY, None, _context(purpose, roster, *clients)).derive(secret)

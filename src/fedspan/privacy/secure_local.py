@@ -19,7 +19,9 @@ class LocalClients:
     """Answers the questions of a `SecureSum`."""
 
     privacy: Privacy
-    train: Callable[[list[int]], dict[int, Numbers]]  # the vectors of clients, once it is known who sent shares
+    train: Callable[
+        [list[int]], dict[int, Numbers]
+    ]  # the vectors of clients, once it is known who sent shares
     gone: Callable[[str], Collection[int]] = lambda _: ()  # clients that do not answer a question
     examples: Mapping[int, int] | None = None  # by which each client counts; None: all alike
     sessions: dict[int, Session] = field(default_factory=dict)
@@ -42,7 +44,9 @@ class LocalClients:
                 self.received[client] += bytes_of(answers[client])
         return answers
 
-    def _answer(self, phase: str, client: int, message: Arrays, numbers: dict[int, Numbers]) -> Arrays:
+    def _answer(
+        self, phase: str, client: int, message: Arrays, numbers: dict[int, Numbers]
+    ) -> Arrays:
         own = None if self.examples is None else self.examples[client]
         member = Member(client, self.privacy, self.identities.get(client), own)
         if phase == "keys":

@@ -39,7 +39,9 @@ class FixedPoint:
         """The format that the settings name."""
         private = privacy.clip is not None
         inward = private and privacy.noise_at == "server"
-        return FixedPoint(privacy.secure_bits, privacy.fixed_scale, privacy.fixed_range, not private, inward)
+        return FixedPoint(
+            privacy.secure_bits, privacy.fixed_scale, privacy.fixed_range, not private, inward
+        )
 
     def check(self, clients: int) -> None:
         """Raises where the sum of so many clients could overflow."""
@@ -88,7 +90,9 @@ class Payload:
         """For arrays of these names, shapes and types; `kind` is the class of the reply. Numbers do not matter."""
         for name, array in arrays.items():
             if not array.is_floating_point():
-                raise SpecError(f"a secure sum adds real numbers, and {name!r} of the reply is of type {array.dtype}")
+                raise SpecError(
+                    f"a secure sum adds real numbers, and {name!r} of the reply is of type {array.dtype}"
+                )
         shapes = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
         return Payload(fixed, shapes, ranges_of(kind))
 
@@ -103,12 +107,16 @@ class Payload:
         factors = self._factors(factor, 1)
         whole, clipped = self.fixed.encode(flat * factors)
         count = min(clipped, int(self.fixed.range * self.fixed.scale))
-        return np.append(whole, self.fixed.dtype.type(count)), self._arrays(self.fixed.decode(whole) / factors)
+        return np.append(whole, self.fixed.dtype.type(count)), self._arrays(
+            self.fixed.decode(whole) / factors
+        )
 
     def decode(self, total: Numbers, factors: float, clients: int) -> tuple[wire.Arrays, int]:
         """(the mean of the replies of clients whose weights sum to `factors`, how many values were clipped)."""
         clipped = int(self.fixed.signed(total)[-1])
-        return self._arrays(self.fixed.decode(total[:-1]) / self._factors(factors, clients)), clipped
+        return self._arrays(
+            self.fixed.decode(total[:-1]) / self._factors(factors, clients)
+        ), clipped
 
     def _factors(self, factor: float, clients: int) -> Floats | float:
         """What the numbers of a sum over clients are multiplied by; `factor` for all where there are no statistics."""
@@ -118,7 +126,12 @@ class Payload:
         for name, (shape, _) in self.shapes.items():
             own = np.full(int(np.prod(shape)), factor)
             for place, ends in enumerate(self.statistics.get(name, ())):
-                own[place] = clients * np.floor(fixed.range * fixed.scale) / fixed.scale / max(map(abs, ends))
+                own[place] = (
+                    clients
+                    * np.floor(fixed.range * fixed.scale)
+                    / fixed.scale
+                    / max(map(abs, ends))
+                )
             parts.append(own)
         return np.concatenate(parts)
 

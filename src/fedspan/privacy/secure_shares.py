@@ -20,7 +20,9 @@ MOST_TRIES = 200  # subsets of shares that are tried where some are wrong
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
     """One share for each point, of which `threshold` give the secret."""
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [int.from_bytes(secret, "big")]
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [
+        int.from_bytes(secret, "big")
+    ]
     shares = []
     for point in points:
         value = 0
@@ -44,14 +46,20 @@ def recover(
     Raises:
         ProtocolError: There are too few right shares, or more wrong ones than can be searched for.
     """
-    valid = {point: share for point, share in shares.items() if int.from_bytes(share, "big") < PRIME}
+    valid = {
+        point: share for point, share in shares.items() if int.from_bytes(share, "big") < PRIME
+    }
     for chosen in _subsets(sorted(valid), threshold):
         good = {point: valid[point] for point in chosen}
         secret = combine(good)
         if secret is not None and is_secret(secret):
             others = (point for point in shares if point not in good)
-            return secret, frozenset(p for p in others if _value_at(p, good) != int.from_bytes(shares[p], "big"))
-    raise ProtocolError(f"{len(valid)} shares do not give the secret, of which {threshold} right ones are needed")
+            return secret, frozenset(
+                p for p in others if _value_at(p, good) != int.from_bytes(shares[p], "big")
+            )
+    raise ProtocolError(
+        f"{len(valid)} shares do not give the secret, of which {threshold} right ones are needed"
+    )
 
 
 def _subsets(points: list[int], threshold: int) -> Iterable[tuple[int, ...]]:
@@ -66,10 +74,15 @@ def _subsets(points: list[int], threshold: int) -> Iterable[tuple[int, ...]]:
 
 def _value_at(x: int, shares: Mapping[int, bytes]) -> int:
     weights = _lagrange(x, tuple(shares))
-    return sum(w * int.from_bytes(s, "big") for w, s in zip(weights, shares.values(), strict=True)) % PRIME
+    return (
+        sum(w * int.from_bytes(s, "big") for w, s in zip(weights, shares.values(), strict=True))
+        % PRIME
+    )
 
 
-@functools.lru_cache(maxsize=1024)  # all secrets of a session are recovered from shares at the same points
+@functools.lru_cache(
+    maxsize=1024
+)  # all secrets of a session are recovered from shares at the same points
 def _lagrange(x: int, points: tuple[int, ...]) -> list[int]:
     """Weights of the values at `points` in the value at x."""
     weights = []

@@ -49,8 +49,12 @@ class SecureSum:
     length: int  # whole numbers per client
     privacy: Privacy
     ask: Ask
-    used: set[bytes] = field(default_factory=set)  # public keys of earlier sessions, which nobody may use again
-    weights: Mapping[int, float] | None = None  # client → its share of the examples, as the server knows it
+    used: set[bytes] = field(
+        default_factory=set
+    )  # public keys of earlier sessions, which nobody may use again
+    weights: Mapping[int, float] | None = (
+        None  # client → its share of the examples, as the server knows it
+    )
     about: str = "0 "  # the round and the settings, of which every client must be told the same
     events: list[tuple[int, str]] = field(default_factory=list)  # (client, what it did)
 
@@ -71,10 +75,17 @@ class SecureSum:
         keys = self._keys()
         order = sorted(keys)
         self.factors = factors({client: count_in(keys[client]) for client in order})
-        roster = {"clients": torch.tensor(order), "keys": torch.stack([keys[client] for client in order])}
+        roster = {
+            "clients": torch.tensor(order),
+            "keys": torch.stack([keys[client] for client in order]),
+        }
         roster["threshold"] = torch.tensor([self.threshold])
-        self.roster = to_bytes(roster_hash(self.id, self.about, self.threshold, order, roster["keys"]))
-        sealed = self._question("shares", dict.fromkeys(order, roster), shares=(torch.uint8, (len(order), SEALED)))
+        self.roster = to_bytes(
+            roster_hash(self.id, self.about, self.threshold, order, roster["keys"])
+        )
+        sealed = self._question(
+            "shares", dict.fromkeys(order, roster), shares=(torch.uint8, (len(order), SEALED))
+        )
         sharers = sorted(sealed)
         relayed: dict[int, Arrays] = {}
         for one in sharers:
@@ -88,7 +99,13 @@ class SecureSum:
             total += masked.pop(one)["masked"].numpy().view(self.fixed.dtype)
         asked = {one: {"survivors": torch.tensor(survivors)} for one in survivors}
         answers = self._question("unmask", asked, shares=(torch.uint8, (len(sharers), SHARE)))
-        self._remove_masks(total, keys, sharers, survivors, {one: found["shares"] for one, found in answers.items()})
+        self._remove_masks(
+            total,
+            keys,
+            sharers,
+            survivors,
+            {one: found["shares"] for one, found in answers.items()},
+        )
         return survivors, total
 
     def _question(
@@ -101,7 +118,10 @@ class SecureSum:
             client: session | {f"{NAMED}{name}": array for name, array in message.items()}
             for client, message in messages.items()
         }
-        expected = {name: torch.empty(shape, dtype=kind, device="meta") for name, (kind, shape) in looks.items()}
+        expected = {
+            name: torch.empty(shape, dtype=kind, device="meta")
+            for name, (kind, shape) in looks.items()
+        }
         answers = {}
         for client, answer in self.ask(phase, whole, expected).items():
             if _looks(answer) == _looks(expected):
@@ -122,7 +142,9 @@ class SecureSum:
         """The public keys of each client, and its commitment."""
         found: dict[int, torch.Tensor] = {}
         probe = new_key()
-        answers = self._question("keys", {one: {} for one in self.clients}, keys=(torch.uint8, (width(self.privacy),)))
+        answers = self._question(
+            "keys", {one: {} for one in self.clients}, keys=(torch.uint8, (width(self.privacy),))
+        )
         for client, answer in answers.items():
             keys = to_bytes(answer["keys"])
             own = {keys[:KEY], keys[KEY : 2 * KEY]}
@@ -137,7 +159,9 @@ class SecureSum:
             self.used |= own
             found[client] = answer["keys"]
         for client, count in self._wrong_counts(found).items():
-            self.events.append((client, f"it would count by {count} examples, which is not what the server knows"))
+            self.events.append(
+                (client, f"it would count by {count} examples, which is not what the server knows")
+            )
             del found[client]
         self._enough("keys", len(found))
         return found
@@ -146,9 +170,13 @@ class SecureSum:
         """Client → the number of examples that it announced, where that is not in proportion to its weight."""
         counts = {client: count_in(row) for client, row in keys.items()}
         known = {client: 1.0 if self.weights is None else self.weights[client] for client in keys}
-        per_weight = float(np.median([count / known[client] for client, count in counts.items()] or [1.0]))
+        per_weight = float(
+            np.median([count / known[client] for client, count in counts.items()] or [1.0])
+        )
         return {
-            client: n for client, n in counts.items() if not 0.999 < n / (known[client] * per_weight + 1e-300) < 1.001
+            client: n
+            for client, n in counts.items()
+            if not 0.999 < n / (known[client] * per_weight + 1e-300) < 1.001
         }
 
     def _remove_masks(
@@ -165,18 +193,26 @@ class SecureSum:
             shares = {one + 1: to_bytes(answer[row]) for one, answer in answers.items()}
             alive = client in survivors
             try:
-                secret, points = recover(shares, self.threshold, self._fits(client, alive, to_bytes(keys[client])))
+                secret, points = recover(
+                    shares, self.threshold, self._fits(client, alive, to_bytes(keys[client]))
+                )
             except ProtocolError as error:
-                raise TooFewError(f"the mask of client {client} cannot be removed: {error}") from None
+                raise TooFewError(
+                    f"the mask of client {client} cannot be removed: {error}"
+                ) from None
             wrong.update(point - 1 for point in points)
             if alive:
                 add_mask(total, secret, -1)
                 continue
             for other in survivors:
                 pair = (min(client, other), max(client, other))
-                seed = agreed_key(secret, to_bytes(keys[other][KEY : 2 * KEY]), "mask", self.roster, *pair)
+                seed = agreed_key(
+                    secret, to_bytes(keys[other][KEY : 2 * KEY]), "mask", self.roster, *pair
+                )
                 add_mask(total, seed, -1 if other < client else 1)
-        self.events += [(one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()]
+        self.events += [
+            (one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()
+        ]
 
     def _fits(self, client: int, alive: bool, keys: bytes) -> Callable[[bytes], bool]:
         """Whether a secret is what a client has announced: its seed, or else its private key."""

@@ -25,7 +25,9 @@ class Picked:
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
         if self.index.shape[0] == 1:  # one run: whole columns, which is much faster
-            return v[0].index_select(1, self.index[0, 0]).unsqueeze(0)  # twice as fast as of three axes
+            return (
+                v[0].index_select(1, self.index[0, 0]).unsqueeze(0)
+            )  # twice as fast as of three axes
         return v.gather(2, self.index.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
@@ -35,12 +37,16 @@ class Picked:
         return full.scatter_(2, self.index.expand(-1, z.shape[1], -1), z)
 
     def columns(self) -> torch.Tensor:
-        zero = torch.zeros(self.index.shape[0], self.inputs, self.rank, dtype=self.dtype, device=self.index.device)
+        zero = torch.zeros(
+            self.index.shape[0], self.inputs, self.rank, dtype=self.dtype, device=self.index.device
+        )
         return zero.scatter_(1, self.index, 1.0)
 
     def probe(self) -> torch.Tensor:
         """Σ_k h_k · index_k / d with fixed h."""
-        return (self.index.flatten(1).double() @ fixed_numbers(self.rank)).view(-1, 1, 1) / self.inputs
+        return (self.index.flatten(1).double() @ fixed_numbers(self.rank)).view(
+            -1, 1, 1
+        ) / self.inputs
 
     def cut(self, runs: slice) -> Picked:
         return Picked(self.index[runs], self.inputs, self.dtype)

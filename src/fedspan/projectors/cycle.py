@@ -30,15 +30,26 @@ class Cycle(Coordinate):
             for number, block in enumerate(layout.blocks)
         ]
         probe = torch.zeros(len(epochs) * len(of_runs), 1, 1, dtype=torch.float64)
-        return LinearMap(layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe))
+        return LinearMap(
+            layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe)
+        )
 
-    def _turn(self, number: int, block: Block, dtype: torch.dtype, of_runs: tuple[int, ...], epochs: range) -> Picked:
+    def _turn(
+        self, number: int, block: Block, dtype: torch.dtype, of_runs: tuple[int, ...], epochs: range
+    ) -> Picked:
         """The inputs of one block whose turn it is in each epoch."""
         rank, inputs = self.rank_of(block), block.inputs
         length = -(-inputs // rank)
         cycles = range(epochs[0] // length, epochs[-1] // length + 1)
         keys = seeds.keys_of_rounds(of_runs, "projector", cycles, number)
-        orders = np.argsort(seeds.bits(keys.reshape(-1), inputs), -1, kind="stable").reshape(*keys.shape, inputs)
+        orders = np.argsort(seeds.bits(keys.reshape(-1), inputs), -1, kind="stable").reshape(
+            *keys.shape, inputs
+        )
         places = [(epoch % length * rank + np.arange(rank)) % inputs for epoch in epochs]
-        turns = [orders[epoch // length - cycles[0]][:, at] for epoch, at in zip(epochs, places, strict=True)]
-        return Picked(torch.from_numpy(np.sort(np.concatenate(turns), -1)).unsqueeze(1), inputs, dtype)
+        turns = [
+            orders[epoch // length - cycles[0]][:, at]
+            for epoch, at in zip(epochs, places, strict=True)
+        ]
+        return Picked(
+            torch.from_numpy(np.sort(np.concatenate(turns), -1)).unsqueeze(1), inputs, dtype
+        )

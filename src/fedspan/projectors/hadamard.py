@@ -44,7 +44,9 @@ class Walsh:
         return torch.empty_like(mixed).scatter_(2, self.shuffle.expand(mixed.shape), mixed)
 
     def columns(self) -> torch.Tensor:
-        eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device).expand(self.rows.shape[0], -1, -1)
+        eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device).expand(
+            self.rows.shape[0], -1, -1
+        )
         return self.up(eye).mT
 
     def probe(self) -> torch.Tensor:

@@ -50,7 +50,9 @@ def in_words(t: int, events: Sequence[Event]) -> list[str]:
             told.append(f"round {t}: {event}")
         elif event.client == same[0]:
             named = ", ".join(map(str, same[:NAMED]))
-            told.append(f"round {t}: clients {named} and {len(same) - NAMED} more: {one_line(event.what)}")
+            told.append(
+                f"round {t}: clients {named} and {len(same) - NAMED} more: {one_line(event.what)}"
+            )
     return told
 
 

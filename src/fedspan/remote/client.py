@@ -65,7 +65,9 @@ class StateFile:
         try:
             run_states.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot keep states in {str(run_states)!r}: {error.strerror}") from None
+            raise DataError(
+                f"cannot keep states in {str(run_states)!r}: {error.strerror}"
+            ) from None
         return StateFile(run_states / f"{client}.safetensors")
 
     def load(self, accepted: int, mark: int, kind: type, fingerprint: str) -> Replica:
@@ -77,14 +79,26 @@ class StateFile:
         except CheckpointError:
             raise StateLostError(f"the file {str(self.path)!r} is damaged") from None
         if meta["fingerprint"] != fingerprint:
-            raise StateLostError("the state on disk is of a run with another method, model, seed or other settings")
+            raise StateLostError(
+                "the state on disk is of a run with another method, model, seed or other settings"
+            )
         if accepted not in meta["accepted"]:
-            raise StateLostError(f"the state on disk is after {meta['accepted']} updates, the server counts {accepted}")
+            raise StateLostError(
+                f"the state on disk is after {meta['accepted']} updates, the server counts {accepted}"
+            )
         version = meta["accepted"].index(accepted)
         if meta["marks"][version] != mark:
-            raise StateLostError("the state on disk follows from an update that the server has not accepted")
-        own = {k.removeprefix(f"{version}."): v for k, v in arrays.items() if k.startswith(f"{version}.")}
-        state: Any = wire.unpack(kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")})
+            raise StateLostError(
+                "the state on disk follows from an update that the server has not accepted"
+            )
+        own = {
+            k.removeprefix(f"{version}."): v
+            for k, v in arrays.items()
+            if k.startswith(f"{version}.")
+        }
+        state: Any = wire.unpack(
+            kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
+        )
         return Replica(state, own.get("x"), meta["last_round"][version])
 
     def save(self, message: RoundMessage, mark: int, before: Replica, after: Replica) -> None:
@@ -95,7 +109,10 @@ class StateFile:
                 continue  # nobody asks for the initial state
             arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
             arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
-        meta = {"fingerprint": message.fingerprint, "accepted": [message.accepted, message.accepted + 1]}
+        meta = {
+            "fingerprint": message.fingerprint,
+            "accepted": [message.accepted, message.accepted + 1],
+        }
         meta |= {"marks": [message.mark, mark], "last_round": [before.last_round, after.last_round]}
         checkpoint.save(self.path, arrays, meta)
 
@@ -131,7 +148,9 @@ class RemoteClient:
         try:
             self.agreement.check(message)
             if message.client != self.client:
-                raise ProtocolError(f"the message is for client {message.client}, this is client {self.client}")
+                raise ProtocolError(
+                    f"the message is for client {message.client}, this is client {self.client}"
+                )
             return replace(reply, status="ok", arrays=self.answer(message))
         except StateLostError as error:
             return replace(reply, status="lost", reason=str(error)[:MAX_REASON])
@@ -142,7 +161,9 @@ class RemoteClient:
         except ProtocolError as error:
             return replace(reply, status="refused", reason=str(error)[:MAX_REASON])
         except Exception as error:
-            return replace(reply, status="failed", reason=f"{type(error).__name__}: {error}"[:MAX_REASON])
+            return replace(
+                reply, status="failed", reason=f"{type(error).__name__}: {error}"[:MAX_REASON]
+            )
 
     def answer(self, message: RoundMessage) -> wire.Arrays:
         """The arrays of the reply; the client's new state is on disk before it leaves."""
@@ -153,14 +174,20 @@ class RemoteClient:
         done = self._train(message)
         sent = round_arrays(done.up, message.reply_dtype)
         after = done.after
-        if sent is not done.up:  # the client's state must follow from the rounded numbers, as the server's copy does
+        if (
+            sent is not done.up
+        ):  # the client's state must follow from the rounded numbers, as the server's copy does
             arrived = restore_arrays(sent, message.reply_dtype, self.problem.layout.dtype)
             after = replace(after, state=self._settle(done, arrived))
         self.state_file.save(message, mark_of(sent), done.before, after)
         return sent
 
     def _train(self, message: RoundMessage) -> _Trained:
-        down = {name: array for name, array in message.arrays.items() if not name.startswith((RESTORE, "secure."))}
+        down = {
+            name: array
+            for name, array in message.arrays.items()
+            if not name.startswith((RESTORE, "secure."))
+        }
         before = self._replica(message)
         rnd = replace(self._round(message.t), last_round=np.array([[before.last_round]]))
         after, up = answer(self.method, self.problem, before, down, rnd)
@@ -183,17 +210,23 @@ class RemoteClient:
 
     def _settle(self, done: _Trained, arrived: wire.Arrays) -> Any:
         """The state that follows from a reply as the server reads it."""
-        up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS})
+        up: Any = wire.unpack(
+            self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS}
+        )
         down = opened(self.method, done.before, done.down, done.rnd)
         before = leaked(self.method, done.before.state, done.rnd)
         return after_reply(self.method, before, done.after.state, down, up, done.rnd)
 
     def _replica(self, message: RoundMessage) -> Replica:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""
-        brought = {k.removeprefix(RESTORE): v for k, v in message.arrays.items() if k.startswith(RESTORE)}
+        brought = {
+            k.removeprefix(RESTORE): v for k, v in message.arrays.items() if k.startswith(RESTORE)
+        }
         kind = self.method.types()[1]
         if message.accepted and not brought:
-            return self.state_file.load(message.accepted, message.mark, kind, self.agreement.fingerprint)
+            return self.state_file.load(
+                message.accepted, message.mark, kind, self.agreement.fingerprint
+            )
         first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if not brought:
             return Replica(first, self._start() if self.known_start else None)

@@ -26,13 +26,26 @@ class Copies:
     """One table per public field of the states; or none at all, where the server keeps no copies."""
 
     def __init__(
-        self, method: AnyMethod, first: Any, clients: int, *, kept: bool, folder: Path | None, resume: bool
+        self,
+        method: AnyMethod,
+        first: Any,
+        clients: int,
+        *,
+        kept: bool,
+        folder: Path | None,
+        resume: bool,
     ) -> None:
         self.method, self.first, self.kept = method, first, kept
         self.memory, self.private = restorable(method), private_fields(method)
-        fields = {n: v[0] for n, v in wire.pack(first).items() if kept and v.numel() and n not in self.private}
+        fields = {
+            n: v[0]
+            for n, v in wire.pack(first).items()
+            if kept and v.numel() and n not in self.private
+        }
         self.tables: dict[str, States] = {
-            name: OnDisk(folder / f"{name}.states", start, clients, start.dtype, resume=resume, own=True)
+            name: OnDisk(
+                folder / f"{name}.states", start, clients, start.dtype, resume=resume, own=True
+            )
             if folder
             else InMemory(start, clients)
             for name, start in fields.items()
@@ -59,7 +72,9 @@ class Copies:
             table.put(rnd.ids[0], new[name][0])
 
     def _take(self, client: int) -> wire.Arrays:
-        return {name: table.take(np.array([client])).unsqueeze(0) for name, table in self.tables.items()}
+        return {
+            name: table.take(np.array([client])).unsqueeze(0) for name, table in self.tables.items()
+        }
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the copies."""
@@ -71,7 +86,13 @@ class Copies:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Returns to what `save` gave; other arrays are left alone."""
-        own = {name.removeprefix("copy."): array for name, array in arrays.items() if name.startswith("copy.")}
+        own = {
+            name.removeprefix("copy."): array
+            for name, array in arrays.items()
+            if name.startswith("copy.")
+        }
         if self.tables and not own:
-            raise SpecError("the checkpoint has no copies of the clients' states; resume with backup = false")
+            raise SpecError(
+                "the checkpoint has no copies of the clients' states; resume with backup = false"
+            )
         load_states(self.tables, own)

@@ -23,7 +23,12 @@ from fedspan.core.layout import Layout, Vector
 
 PROTOCOL = 3
 Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
-QUESTIONS: tuple[Status, ...] = ("train", "keys", "shares", "unmask")  # the last three are of secure sums
+QUESTIONS: tuple[Status, ...] = (
+    "train",
+    "keys",
+    "shares",
+    "unmask",
+)  # the last three are of secure sums
 STATUSES: tuple[Status, ...] = (*QUESTIONS, "ok", "lost", "refused", "failed")
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
@@ -31,7 +36,9 @@ HEADER: dict[str, type] = {
 }  # fmt: skip
 REPLY_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_REASON = 300  # characters
-KNOWN_START = "participation.known_start"  # whose value in an agreement is a hash of the initial model
+KNOWN_START = (
+    "participation.known_start"  # whose value in an agreement is a hash of the initial model
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +68,9 @@ class RoundMessage:
         """A message from what came over the network; every value is checked."""
         for name, kind in HEADER.items():
             if type(header.get(name)) is not kind:
-                raise ProtocolError(f"the header's {name!r} must be {kind.__name__}, got {header.get(name)!r:.60}")
+                raise ProtocolError(
+                    f"the header's {name!r} must be {kind.__name__}, got {header.get(name)!r:.60}"
+                )
         if header["protocol"] != PROTOCOL:
             raise ProtocolError(
                 f"the other end speaks protocol {header['protocol']} (fedspan {header['version']:.20}), this one "
@@ -108,7 +117,11 @@ class Agreement:
     @staticmethod
     def of(settings: Mapping[str, Any], layout: Layout, seed: int) -> Agreement:
         """From nested plain values. `layout` stands for the model's tensors and its frozen weights."""
-        return Agreement(json.dumps(_flatten(settings) | {"seed": seed, "model": layout.fingerprint}, sort_keys=True))
+        return Agreement(
+            json.dumps(
+                _flatten(settings) | {"seed": seed, "model": layout.fingerprint}, sort_keys=True
+            )
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -132,9 +145,13 @@ class Agreement:
         differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
         if not differing:
             return message.reason
-        others = [key for key in differing if key not in ("model", KNOWN_START)]  # which explain why these differ
+        others = [
+            key for key in differing if key not in ("model", KNOWN_START)
+        ]  # which explain why these differ
         if "model" in differing and not others:
-            return "the model differs: give both ends the same tensors, projection and frozen weights"
+            return (
+                "the model differs: give both ends the same tensors, projection and frozen weights"
+            )
         if not others and KNOWN_START in here and KNOWN_START in there:
             return (
                 f"the initial model differs, and with `{KNOWN_START}` clients are not sent it; give both ends the same "
@@ -145,7 +162,9 @@ class Agreement:
             return f"{KNOWN_START} is {client} on the client and {server} on the server; give both the same spec"
         key = others[0]
         client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))
-        return f"{key} is {client} on the client and {server} on the server; give both the same spec"
+        return (
+            f"{key} is {client} on the client and {server} on the server; give both the same spec"
+        )
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -170,7 +189,11 @@ def round_arrays(arrays: wire.Arrays, reply_dtype: str) -> wire.Arrays:
 def restore_arrays(arrays: wire.Arrays, reply_dtype: str, dtype: torch.dtype) -> wire.Arrays:
     """Rounded arrays back in the model's type."""
     rounded = REPLY_DTYPES[reply_dtype]
-    return arrays if rounded is None else {n: a.to(dtype) if a.dtype == rounded else a for n, a in arrays.items()}
+    return (
+        arrays
+        if rounded is None
+        else {n: a.to(dtype) if a.dtype == rounded else a for n, a in arrays.items()}
+    )
 
 
 def check_arrays(arrays: wire.Arrays, expected: wire.Arrays) -> None:
@@ -181,5 +204,9 @@ def check_arrays(arrays: wire.Arrays, expected: wire.Arrays) -> None:
         if array.shape != expected[name].shape or array.dtype != expected[name].dtype:
             there, here = ((tuple(a.shape), a.dtype) for a in (array, expected[name]))
             raise ProtocolError(f"array {name!r} is {there}, expected {here}")
-        if array.is_floating_point() and not math.isfinite(float(array.sum())) and not torch.isfinite(array).all():
+        if (
+            array.is_floating_point()
+            and not math.isfinite(float(array.sum()))
+            and not torch.isfinite(array).all()
+        ):
             raise ProtocolError(f"array {name!r} has values that are not finite")

@@ -35,7 +35,9 @@ class Roster:
         known = all(type(node) is int and 0 <= node < 1 << 64 for node in table["nodes"].values())
         if not known or not all(map(str.isdecimal, table["nodes"])):
             raise CheckpointError(f"{str(path)!r} does not name the node of each client; {REMEDY}")
-        return Roster(path, {int(client): node for client, node in table["nodes"].items()}, table["run"])
+        return Roster(
+            path, {int(client): node for client, node in table["nodes"].items()}, table["run"]
+        )
 
     def belongs(self, run: str) -> None:
         """Raise where the file is of another run; a new one is this run's from now on."""

@@ -82,9 +82,13 @@ class SecureClient(RemoteClient):
         with self.session_file.locked():
             if message.status == "keys":
                 before = self.session_file.before()
-                session, answer = secure_client.advertise(message.arrays, self.member, message.t, before)
+                session, answer = secure_client.advertise(
+                    message.arrays, self.member, message.t, before
+                )
             elif message.status == "shares":
-                session, answer = secure_client.share(self._session(message), message.arrays, self.member)
+                session, answer = secure_client.share(
+                    self._session(message), message.arrays, self.member
+                )
             else:
                 session, answer = secure_client.unmask(self._session(message), message.arrays)
             self.session_file.save(session)
@@ -94,7 +98,9 @@ class SecureClient(RemoteClient):
         """The session on disk, if the message is of its round."""
         found = self.session_file.load()
         if found.round != message.t:
-            raise ProtocolError(f"the session is of round {found.round}, the question of round {message.t}")
+            raise ProtocolError(
+                f"the session is of round {found.round}, the question of round {message.t}"
+            )
         return found
 
     def _masked(self, message: RoundMessage) -> wire.Arrays:
@@ -107,7 +113,9 @@ class SecureClient(RemoteClient):
             reply[BUFFERS] = reply[BUFFERS] - done.down[BUFFERS]
         payload = Payload.of(FixedPoint.of(self.secure), reply, self.method.types()[3])
         numbers, counted = payload.encode(reply, session.factor())
-        after = done.after  # with noise of the clients it follows from the reply without it, see `privacy.mechanism`
+        after = (
+            done.after
+        )  # with noise of the clients it follows from the reply without it, see `privacy.mechanism`
         if self.privacy is None or not self.privacy.noise:
             after = replace(after, state=self._settle(done, counted))
         with self.session_file.locked():

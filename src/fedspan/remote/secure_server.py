@@ -35,24 +35,36 @@ class SecureTransport(RemoteTransport):
 
     secure: Privacy = field(default_factory=lambda: Privacy(secure=True))
 
-    def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
+    def __post_init__(
+        self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
+    ) -> None:
         if backup:
             raise SpecError(
                 "`privacy.secure` hides replies, from which a server would make its copies of the clients' states; set "
                 "backup = false"
             )
         if self.reply_dtype != "float32":
-            raise SpecError(f"`privacy.secure` sends whole numbers; leave out the reply dtype {self.reply_dtype!r}")
+            raise SpecError(
+                f"`privacy.secure` sends whole numbers; leave out the reply dtype {self.reply_dtype!r}"
+            )
         super().__post_init__(x0, clients, backup, copies_dir, resume)
         self._used: set[bytes] = set()
 
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays) -> Replies:
         self.over, ids = False, rnd.ids[0].tolist()
-        payload = Payload.of(FixedPoint.of(self.secure), self._expect(rnd, down, extra), self.method.types()[3])
+        payload = Payload.of(
+            FixedPoint.of(self.secure), self._expect(rnd, down, extra), self.method.types()[3]
+        )
         session = _Session(self, rnd, down, extra, Collected({}, np.zeros(len(ids), np.int64)))
-        shares = None if rnd.weights is None else dict(zip(ids, rnd.weights[0, :, 0].tolist(), strict=True))
+        shares = (
+            None
+            if rnd.weights is None
+            else dict(zip(ids, rnd.weights[0, :, 0].tolist(), strict=True))
+        )
         about = f"{rnd.t} {self.agreement.fingerprint}"
-        one = SecureSum(ids, payload.length, self.secure, session.ask, self._used, weights=shares, about=about)
+        one = SecureSum(
+            ids, payload.length, self.secure, session.ask, self._used, weights=shares, about=about
+        )
         one.threshold = max(one.threshold, self.min_replies)
         found = session.found
         try:
@@ -61,12 +73,22 @@ class SecureTransport(RemoteTransport):
             found.events += [Event(*event) for event in one.events]
             self.over = one.asked == "unmask"  # clients help to open a round once
             events = [*in_words(rnd.t, found.events), f"round {rnd.t}: {error}; nothing counted"]
-            return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
+            return Replies(
+                np.array([], np.int64),
+                None,
+                extra.get(BUFFERS),
+                found.sent[None],
+                events=tuple(events),
+            )
         found.events += [Event(*event) for event in one.events]
         places = np.array([ids.index(client) for client in survivors])
         places.sort()
-        mean, clipped = payload.decode(total, sum(one.factors[client] for client in survivors), len(places))
-        events = in_words(rnd.t, found.events) + ([clipped_values(rnd.t, clipped, self.secure)] if clipped else [])
+        mean, clipped = payload.decode(
+            total, sum(one.factors[client] for client in survivors), len(places)
+        )
+        events = in_words(rnd.t, found.events) + (
+            [clipped_values(rnd.t, clipped, self.secure)] if clipped else []
+        )
         buffers = extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
         self.accepted[rnd.ids[0, places]] += 1
         self.marks[rnd.ids[0, places]] = [found.marks[place] for place in places.tolist()]
@@ -93,14 +115,20 @@ class _Session:
     found: Collected
     received: Counter[int] = field(default_factory=Counter)  # bytes from each place
 
-    def ask(self, phase: str, messages: dict[int, wire.Arrays], expected: wire.Arrays) -> dict[int, wire.Arrays]:
+    def ask(
+        self, phase: str, messages: dict[int, wire.Arrays], expected: wire.Arrays
+    ) -> dict[int, wire.Arrays]:
         """The answers to one question, by client; whoever is silent or wrong is an event."""
         places = {client: place for place, client in enumerate(self.rnd.ids[0].tolist())}
         part = replace(self.found, expected=expected, replies={}, received={}, marks={}, lost=[])
         own = {places[client]: message for client, message in messages.items()}
-        self.end._collect({p: self._message(phase, p, one, expected) for p, one in own.items()}, part, self.rnd)
+        self.end._collect(
+            {p: self._message(phase, p, one, expected) for p, one in own.items()}, part, self.rnd
+        )
         lost = part.lost if phase == "train" else ()
-        again = {p: self.end._restore(self.rnd, p, self.down, self.extra | own[p], part) for p in lost}
+        again = {
+            p: self.end._restore(self.rnd, p, self.down, self.extra | own[p], part) for p in lost
+        }
         self.end._collect({p: one for p, one in again.items() if one is not None}, part, self.rnd)
         named = {event.client for event in part.events}
         for client, place in places.items():
@@ -112,7 +140,9 @@ class _Session:
         clients = self.rnd.ids[0].tolist()
         return {clients[place]: arrays for place, arrays in part.replies.items()}
 
-    def _message(self, phase: str, place: int, arrays: wire.Arrays, expected: wire.Arrays) -> RoundMessage:
+    def _message(
+        self, phase: str, place: int, arrays: wire.Arrays, expected: wire.Arrays
+    ) -> RoundMessage:
         if phase == "train":
             arrays = wire.pack(wire.pick(self.down, place)) | self.extra | arrays
         return self.end._message(self.rnd, place, arrays, expected, cast(Status, phase))

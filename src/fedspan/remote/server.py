@@ -76,15 +76,21 @@ class RemoteTransport:
     channel: Channel
     agreement: Agreement
     min_replies: int = 1  # a round with fewer accepted replies changes nothing
-    pause: float = 0.0  # seconds for which such a round is tried again before the run stops; 0: it is counted
-    reply_dtype: str = "float32"  # type of the numbers in replies; "bfloat16" and "float16" halve their bytes
+    pause: float = (
+        0.0  # seconds for which such a round is tried again before the run stops; 0: it is counted
+    )
+    reply_dtype: str = (
+        "float32"  # type of the numbers in replies; "bfloat16" and "float16" halve their bytes
+    )
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
     on_round: Callable[[Round, Replies], None] | None = None  # called after every round
     participation: Participation = field(default_factory=Participation)
 
-    def __post_init__(self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool) -> None:
+    def __post_init__(
+        self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
+    ) -> None:
         at_least("min_replies", self.min_replies, 1)
         one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
         self.screen = Screen(self.participation.screen)
@@ -98,8 +104,12 @@ class RemoteTransport:
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
         self.first = without_zeros(self.method.init_client(self._x0, self.layout))
         self.over = False  # whether the last round cannot be tried again
-        self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the server's message
-        self.copies = Copies(self.method, self.first, clients, kept=backup, folder=copies_dir, resume=resume)
+        self._expected: dict[
+            tuple[int, ...], wire.Arrays
+        ] = {}  # by the sizes of the server's message
+        self.copies = Copies(
+            self.method, self.first, clients, kept=backup, folder=copies_dir, resume=resume
+        )
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Send a round's messages and wait for the replies; clients that lost their state get a second message."""
@@ -117,7 +127,9 @@ class RemoteTransport:
             before, replies = replies, self._exchange(rnd, down, extra)
             assert before.sent is not None
             assert replies.sent is not None
-            replies = replace(replies, sent=before.sent + replies.sent, events=before.events + replies.events)
+            replies = replace(
+                replies, sent=before.sent + replies.sent, events=before.events + replies.events
+            )
         if self.on_round is not None:
             self.on_round(rnd, replies)
         return replies
@@ -126,10 +138,14 @@ class RemoteTransport:
         cohort = rnd.ids.shape[1]
         found = Collected(self._expect(rnd, down, extra), np.zeros(cohort, np.int64))
         downloads = [wire.pack(wire.pick(down, place)) for place in range(cohort)]
-        messages = {p: self._message(rnd, p, own | extra, found.expected) for p, own in enumerate(downloads)}
+        messages = {
+            p: self._message(rnd, p, own | extra, found.expected) for p, own in enumerate(downloads)
+        }
         self._collect(messages, found, rnd)
         again = {place: self._restore(rnd, place, down, extra, found) for place in found.lost}
-        self._collect({place: message for place, message in again.items() if message is not None}, found, rnd)
+        self._collect(
+            {place: message for place, message in again.items() if message is not None}, found, rnd
+        )
         self._leave_out(rnd, found)
         named = {event.client for event in found.events}
         for place, client in enumerate(rnd.ids[0].tolist()):
@@ -137,12 +153,25 @@ class RemoteTransport:
                 found.events.append(Event(client, "no reply in time"))
         events = in_words(rnd.t, found.events)
         if (count := len(found.replies)) < self.min_replies:
-            events.append(f"round {rnd.t}: {count} of {cohort} replies, fewer than {self.min_replies}; nothing counted")
-            return Replies(np.array([], np.int64), None, extra.get(BUFFERS), found.sent[None], events=tuple(events))
+            events.append(
+                f"round {rnd.t}: {count} of {cohort} replies, fewer than {self.min_replies}; nothing counted"
+            )
+            return Replies(
+                np.array([], np.int64),
+                None,
+                extra.get(BUFFERS),
+                found.sent[None],
+                events=tuple(events),
+            )
         return self._accept(rnd, down, found, tuple(events))
 
     def _message(
-        self, rnd: Round, place: int, arrays: wire.Arrays, expected: wire.Arrays, question: Status = "train"
+        self,
+        rnd: Round,
+        place: int,
+        arrays: wire.Arrays,
+        expected: wire.Arrays,
+        question: Status = "train",
     ) -> RoundMessage:
         client = int(rnd.ids[0, place])
         most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
@@ -185,7 +214,11 @@ class RemoteTransport:
         for kind in range(2) if self.screen.factor is not None and found.replies else ():
             places = sorted(found.replies)
             apart = ranges_of(self.method.types()[3])
-            names = [n for n in found.replies[places[0]] if (n == BUFFERS) == bool(kind) and n not in apart]
+            names = [
+                n
+                for n in found.replies[places[0]]
+                if (n == BUFFERS) == bool(kind) and n not in apart
+            ]
             own = [[found.replies[place][name] for name in names] for place in places]
             if any(own):
                 for outlier in self.screen.judge([[norms(arrays)[0][0] for arrays in own]], kind):
@@ -198,7 +231,10 @@ class RemoteTransport:
             raise ProtocolError(f"refused: {self.agreement.explain(reply)}")
         if reply.status == "failed":
             raise ProtocolError(f"failed: {reply.reason}")
-        if any(getattr(reply, one) != getattr(message, one) for one in ("t", "client", "accepted", "mark")):
+        if any(
+            getattr(reply, one) != getattr(message, one)
+            for one in ("t", "client", "accepted", "mark")
+        ):
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
         if again:
             raise ProtocolError("a second reply was dropped")
@@ -233,13 +269,19 @@ class RemoteTransport:
         """Raise where the server's own step could not take a reply; whole numbers may point outside a vector."""
         if all(array.is_floating_point() for array in arrays.values()):
             return
-        up: Any = wire.unpack(self.method.types()[3], {k: v for k, v in arrays.items() if k != BUFFERS})
+        up: Any = wire.unpack(
+            self.method.types()[3], {k: v for k, v in arrays.items() if k != BUFFERS}
+        )
         try:
             self.method.server_step(self._first_server, up, rnd)
         except Exception as error:
-            raise ProtocolError(f"reply refused: it cannot be decoded ({one_line(error, 80)})") from None
+            raise ProtocolError(
+                f"reply refused: it cannot be decoded ({one_line(error, 80)})"
+            ) from None
 
-    def _restore(self, rnd: Round, place: int, down: Any, extra: wire.Arrays, found: Collected) -> RoundMessage | None:
+    def _restore(
+        self, rnd: Round, place: int, down: Any, extra: wire.Arrays, found: Collected
+    ) -> RoundMessage | None:
         """A message that brings a client's state back, and x in full."""
         client = int(rnd.ids[0, place])
         state, last_round, words = self.copies.restored(client, int(rnd.last_round[0, place]))
@@ -258,7 +300,9 @@ class RemoteTransport:
         ids = accepted.ids[0]
         replies = gathering(self.method, accepted, self.participation.aggregator)
         beside = []
-        for number, place in enumerate(places.tolist()):  # one at a time: a large reply is not kept beside the mean
+        for number, place in enumerate(
+            places.tolist()
+        ):  # one at a time: a large reply is not kept beside the mean
             arrays = found.replies.pop(place)
             beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
             up: Any = wire.unpack(self.method.types()[3], arrays)
@@ -276,16 +320,23 @@ class RemoteTransport:
 
         Messages of the same sizes have replies of the same shapes. A method whose rounds alternate has several.
         """
-        sizes = tuple(value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor))
+        sizes = tuple(
+            value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor)
+        )
         if sizes not in self._expected:
             one = replace(rnd.subset(np.array([0])), overwrite=False)
             _, up = self.method.client_step(self.first, down, Flat(), one)
-            self._expected[sizes] = {name: array.to("meta") for name, array in (wire.pack(up) | extra).items()}
+            self._expected[sizes] = {
+                name: array.to("meta") for name, array in (wire.pack(up) | extra).items()
+            }
         return self._expected[sizes]
 
     def save(self) -> wire.Arrays:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
-        counts = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
+        counts = {
+            "accepted": torch.from_numpy(self.accepted),
+            "marks": torch.from_numpy(self.marks),
+        }
         return counts | {"usual": self.screen.save()} | self.copies.save()
 
     def saved(self) -> None:

@@ -50,13 +50,17 @@ def call_as_text(named: Mapping[str, AnyMethod], model: Any, settings: Mapping[s
 def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> dict[str, AnyMethod]:
     """Label → method; methods without labels have their names, numbered where one occurs twice."""
     if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
-        raise SpecError(f"`methods` must be a dictionary of label → method or a list of methods, got {shown(methods)}")
+        raise SpecError(
+            f"`methods` must be a dictionary of label → method or a list of methods, got {shown(methods)}"
+        )
     if not methods:
         raise SpecError("`methods` is empty; give at least one method")
     if isinstance(methods, Mapping):
         for label in map(str, methods):
             if not label.strip() or not label.isprintable() or len(label) > 100:
-                raise SpecError(f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}")
+                raise SpecError(
+                    f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
+                )
         return {str(label): as_method(one) for label, one in methods.items()}
     found: dict[str, AnyMethod] = {}
     for one in map(as_method, methods):
@@ -66,7 +70,9 @@ def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> d
     return found
 
 
-def shared_spec(model: Any, clients: Any, loss: Any, method: Any, settings: Mapping[str, Any]) -> Spec:
+def shared_spec(
+    model: Any, clients: Any, loss: Any, method: Any, settings: Mapping[str, Any]
+) -> Spec:
     """The spec that all methods share."""
     if isinstance(model, nn.Module):
         if clients is None:
@@ -74,7 +80,9 @@ def shared_spec(model: Any, clients: Any, loss: Any, method: Any, settings: Mapp
         check_names(settings, {*inspect.signature(spec_of).parameters, *FIELDS} - RESERVED, method)
         return spec_of(model, clients, loss, method=method, **settings)
     if clients is not None or loss is not None:
-        raise SpecError(f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}")
+        raise SpecError(
+            f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}"
+        )
     if not isinstance(model, Spec | Mapping | str | PathLike):
         raise SpecError(f"`model` must be a torch.nn.Module or a spec, got {shown(model)}")
     check_names(settings, FIELDS - RESERVED, method)
@@ -86,7 +94,14 @@ def variants_of(named: Mapping[str, AnyMethod], tune: Grid) -> list[Variant]:
     """One variant per method with its grid."""
     grids = _grids(named, tune)
     return [
-        Variant(label, label, COLORS[n % len(COLORS)], {"method": building.describe(one)}, grids[label], one)
+        Variant(
+            label,
+            label,
+            COLORS[n % len(COLORS)],
+            {"method": building.describe(one)},
+            grids[label],
+            one,
+        )
         for n, (label, one) in enumerate(named.items())
     ]
 
@@ -94,7 +109,9 @@ def variants_of(named: Mapping[str, AnyMethod], tune: Grid) -> list[Variant]:
 def _grids(named: Mapping[str, AnyMethod], tune: Grid) -> dict[str, dict[str, list[Any]]]:
     """Label → dotted key → values; a grid of one label replaces that for all."""
     if not isinstance(tune, Mapping) or not all(isinstance(key, str) for key in tune):
-        raise SpecError(f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}")
+        raise SpecError(
+            f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}"
+        )
     shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
     for label in tune:
         if label in shared and label in named:
@@ -103,7 +120,9 @@ def _grids(named: Mapping[str, AnyMethod], tune: Grid) -> dict[str, dict[str, li
             )
         if label not in shared and label not in named:
             near = did_you_mean(label, named)
-            raise SpecError(f"`tune` has a grid for {label!r}, which is no label; one of {', '.join(named)}{near}")
+            raise SpecError(
+                f"`tune` has a grid for {label!r}, which is no label; one of {', '.join(named)}{near}"
+            )
     grids = {}
     for label, method in named.items():
         known = [one.name for one in dataclasses.fields(method)] + ["epochs"]  # type: ignore[arg-type]
@@ -111,11 +130,16 @@ def _grids(named: Mapping[str, AnyMethod], tune: Grid) -> dict[str, dict[str, li
         for key, values in (shared | dict(tune.get(label, {}))).items():
             top = key.partition(".")[0]
             if top not in known:
-                near = did_you_mean(top, known) or f"; give {{'LABEL': {{{top!r}: […]}}}} for the methods that have it"
+                near = (
+                    did_you_mean(top, known)
+                    or f"; give {{'LABEL': {{{top!r}: […]}}}} for the methods that have it"
+                )
                 raise SpecError(f"`tune`: {label} has no setting {top!r}{near}")
             values = [values] if isinstance(values, str | int | float) else _values(key, values)
             if not values:
-                raise SpecError(f"`tune` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]")
+                raise SpecError(
+                    f"`tune` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+                )
             grid[key if key == "epochs" else f"method.{key}"] = values
         grids[label] = grid
     return grids
@@ -125,8 +149,12 @@ def _values(key: str, values: Any) -> list[Any]:
     """The values of a grid's key as plain numbers and words."""
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, bytes | Mapping) or not hasattr(values, "__iter__"):
-        raise SpecError(f"`tune` needs a list of values for {key!r}, such as [0.03, 0.1, 0.3], got {shown(values)}")
+        raise SpecError(
+            f"`tune` needs a list of values for {key!r}, such as [0.03, 0.1, 0.3], got {shown(values)}"
+        )
     found = [one.item() if hasattr(one, "item") else one for one in values]
     if len(found) > MOST_POINTS:
-        raise SpecError(f"`tune` has {len(found):,} values for {key!r}; give at most {MOST_POINTS:,}")
+        raise SpecError(
+            f"`tune` has {len(found):,} values for {key!r}; give at most {MOST_POINTS:,}"
+        )
     return found

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 LONG = 44  # characters of what is being run
 
@@ -46,7 +53,9 @@ def progress_of(what: str, console: Console) -> Iterator[Bar]:
         BarColumn(bar_width=None),
         TextColumn("{task.percentage:.0f} %"),
     ]
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, expand=True) as progress:
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, expand=True
+    ) as progress:
         bar = Bar(progress, progress.add_task(what, total=None))
         yield bar
         bar.doing(what)

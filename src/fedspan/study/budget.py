@@ -46,11 +46,15 @@ class Budget:
         texts = [given] if isinstance(given, str) else () if given is None else given
         limits: dict[Axis, float] = {}
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise SpecError(f"`budget` must be a text such as 'up=10MB', or a list of such, got {shown(given)}")
+            raise SpecError(
+                f"`budget` must be a text such as 'up=10MB', or a list of such, got {shown(given)}"
+            )
         for text in texts:
             kind, sign, amount = (part.strip() for part in text.partition("="))
             if not sign:
-                raise SpecError(f"a budget is written up=10MB, total=50MB or rounds=200, got {shown(text)}")
+                raise SpecError(
+                    f"a budget is written up=10MB, total=50MB or rounds=200, got {shown(text)}"
+                )
             one_of("budget", kind, KINDS)
             if KINDS[kind] in limits:
                 raise SpecError(f"a budget of {kind!r} is given twice; give it once")
@@ -65,16 +69,25 @@ class Budget:
     def words(self) -> str:
         """In words: 10 MB up."""
         ends = {"round": " rounds", "up": " up", "total": " both ways"}
-        return " and ".join(f"{v:g}{ends[a]}" if a == "round" else sized(v) + ends[a] for a, v in self.limits.items())
+        return " and ".join(
+            f"{v:g}{ends[a]}" if a == "round" else sized(v) + ends[a]
+            for a, v in self.limits.items()
+        )
 
     def within(self, curve: Curve) -> Curve:
         """The rows of a curve at which every seed is within the budget; at least the first."""
-        rows = min(int(np.searchsorted(curve.most(axis), most, side="right")) for axis, most in self.limits.items())
+        rows = min(
+            int(np.searchsorted(curve.most(axis), most, side="right"))
+            for axis, most in self.limits.items()
+        )
         return curve.until(int(curve.rounds[max(rows, 1) - 1]))
 
     def rounds(self, spec: Spec) -> int:
         """The rounds of a spec that the budget allows; bytes are planned from packed messages."""
-        rounds = [int(most) if axis == "round" else _affordable(spec, axis, most) for axis, most in self.limits.items()]
+        rounds = [
+            int(most) if axis == "round" else _affordable(spec, axis, most)
+            for axis, most in self.limits.items()
+        ]
         if min(rounds) < 1:
             first = price(dataclasses.replace(spec, rounds=1))
             raise SpecError(
@@ -115,11 +128,15 @@ def _bytes(text: str) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]{1,3})?)\s*([A-Za-z]+)", text)
     number, unit = found.groups() if found else (text, "")
     if unit not in UNITS:
-        raise SpecError(f"bytes are written with one of the units {', '.join(UNITS)}, such as 10MB, got {text!r}")
+        raise SpecError(
+            f"bytes are written with one of the units {', '.join(UNITS)}, such as 10MB, got {text!r}"
+        )
     try:
         value = float(number) * UNITS[unit]
     except ValueError:
-        raise SpecError(f"bytes are written as a number and a unit, such as 10MB, got {text!r}") from None
+        raise SpecError(
+            f"bytes are written as a number and a unit, such as 10MB, got {text!r}"
+        ) from None
     if not 1 <= value < MOST_BYTES:
         raise SpecError(f"a budget must be at least 1 B and below 1e12 GB, got {text!r}")
     return value
@@ -127,7 +144,9 @@ def _bytes(text: str) -> float:
 
 def _rounds(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,30}", text):
-        raise SpecError(f"a budget of rounds is a whole number such as rounds=200, got {shown(text)}")
+        raise SpecError(
+            f"a budget of rounds is a whole number such as rounds=200, got {shown(text)}"
+        )
     at_least("rounds", int(text), 1)
     at_most("rounds", int(text), FAR)
     return float(text)

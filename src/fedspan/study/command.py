@@ -31,7 +31,9 @@ from fedspan.study.verdict import verdict_of
 COMPARE = ("html", "md", "csv")
 
 
-def run(study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()) -> None:
+def run(
+    study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()
+) -> None:
     """Make the runs of a study: tuning in stages, and all seeds of a variant as soon as its point is chosen."""
     runs = Runs(study, place)
     given = any(part.given is not None for part in study.parts)
@@ -96,11 +98,19 @@ def _refuse_failure(study: Study, place: Path) -> None:
     """End a study of which every run failed."""
     failures = [job.failure() for job in Runs(study, place).jobs()]
     if failures and None not in failures:
-        raise FedspanError(f"every run failed, the first one so: {failures[0]}; the runs are in {str(place)!r}")
+        raise FedspanError(
+            f"every run failed, the first one so: {failures[0]}; the runs are in {str(place)!r}"
+        )
 
 
 def produce(
-    study: Study, out: Path, *, jobs: int, line: str, console: Console, plugins: tuple[Path, ...] = ()
+    study: Study,
+    out: Path,
+    *,
+    jobs: int,
+    line: str,
+    console: Console,
+    plugins: tuple[Path, ...] = (),
 ) -> Results:
     """Run a study in `out` and write its results there as data. Complete runs are kept."""
     check(study)
@@ -133,7 +143,9 @@ def reproduce(name: str, out: Path, *, scale: str | None, seeds: int | None, job
         check(study)  # nothing is deleted if the study cannot run
         shutil.rmtree(out / RUNS, ignore_errors=True)
     asked = {"scale": scale, "seeds": seeds, "jobs": jobs, "out": out.name}
-    options = [f"--{key} {shlex.quote(str(value))}" for key, value in asked.items() if value is not None]
+    options = [
+        f"--{key} {shlex.quote(str(value))}" for key, value in asked.items() if value is not None
+    ]
     line = " ".join(["fedspan reproduce", name, *options])
     return make(study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console)
 
@@ -146,11 +158,14 @@ def announce(part: Part, console: Console) -> None:
         lengths = sorted({part.spec(variant, point).rounds for point in points})
         rounds = "–".join(f"{t:,}" for t in dict.fromkeys((lengths[0], lengths[-1])))
         grid = "; ".join(
-            f"{key.removeprefix('method.')} {', '.join(map(str, values))}" for key, values in variant.grid.items()
+            f"{key.removeprefix('method.')} {', '.join(map(str, values))}"
+            for key, values in variant.grid.items()
         )
         sizes = projected(part.spec(variant, points[0]))
         inside = "" if sizes is None else f"{sizes[0]:,} of {sizes[2]:,}"
-        rows.append([escape(text) for text in (variant.label, str(len(points)), rounds, grid, inside)])
+        rows.append(
+            [escape(text) for text in (variant.label, str(len(points)), rounds, grid, inside)]
+        )
     heads = ("method", "points", "rounds", "grid", "parameters projected")
     console.print(table(heads, rows, width=console.width))
 
@@ -171,7 +186,10 @@ def _warn_of_objectives(part: Part) -> None:
 def show(part: Part, entries: Sequence[Entry], console: Console) -> None:
     """Print the main table of a part; the terminal has room for one line per variant and few columns."""
     grid = tables.results(part, entries)
-    lines = [grid.header, *([cell if isinstance(cell, str) else cell.main for cell in row] for row in grid.rows)]
+    lines = [
+        grid.header,
+        *([cell if isinstance(cell, str) else cell.main for cell in row] for row in grid.rows),
+    ]
     if len(part.rows) > 1:
         first = len(lines[0]) - len({entry.variant for entry in entries})
         lines = [[" ".join(line[:first]), *line[first:]] for line in lines]

@@ -17,7 +17,14 @@ from fedspan.core.errors import SpecError, at_least, at_most, path_of, shown, tr
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.study import command
-from fedspan.study.arguments import Grid, MethodLike, call_as_text, named_methods, shared_spec, variants_of
+from fedspan.study.arguments import (
+    Grid,
+    MethodLike,
+    call_as_text,
+    named_methods,
+    shared_spec,
+    variants_of,
+)
 from fedspan.study.budget import Budget
 from fedspan.study.comparison import Comparison, Tuned
 from fedspan.study.model import Part, Study
@@ -117,8 +124,17 @@ def compare(
         )
     if jobs > 1 and spec.torch_device.type != "cpu":
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
-    options = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal, "tail": tail}
-    line = call_as_text(named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)})
+    options = {
+        "tune": tune,
+        "seeds": seeds,
+        "budget": budget,
+        "metric": metric,
+        "goal": goal,
+        "tail": tail,
+    }
+    line = call_as_text(
+        named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)}
+    )
     console = Console(stderr=True, quiet=not progress)
     with _place(run_dir) as place:
         results = command.produce(study, place, jobs=jobs, line=line, console=console)

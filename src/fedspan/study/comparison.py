@@ -20,7 +20,12 @@ from fedspan.study.model import Part, with_settings
 from fedspan.study.results import Entry, Results
 from fedspan.study.verdict import verdict
 
-AXES: dict[str, Axis] = {"round": "round", "up_bytes": "up", "total_bytes": "total", "seconds": "seconds"}
+AXES: dict[str, Axis] = {
+    "round": "round",
+    "up_bytes": "up",
+    "total_bytes": "total",
+    "seconds": "seconds",
+}
 WIDTH = 80  # columns of a terminal, in which no word is to be broken
 
 
@@ -65,7 +70,11 @@ class Comparison:
         chosen = {}
         for entry in self._entries:
             variant = self._part.variant(entry.variant)
-            values = {key.removeprefix("method."): value for key, value in entry.point.items() if key != "epochs"}
+            values = {
+                key.removeprefix("method."): value
+                for key, value in entry.point.items()
+                if key != "epochs"
+            }
             chosen[entry.series.label] = with_settings(variant.method, values | _found(entry))
         return chosen
 
@@ -123,7 +132,9 @@ class Comparison:
 
         path = path_of("path", path)
         if path.is_dir():
-            raise SpecError(f"`path` {str(path)!r} is a directory; give a file such as 'out/index.html'")
+            raise SpecError(
+                f"`path` {str(path)!r} is a directory; give a file such as 'out/index.html'"
+            )
         make_dir(path.parent)
         write_atomic(path, page.render(Report.of_study(self.results)).encode())
         return path
@@ -133,7 +144,8 @@ class Comparison:
         lines = [grid.header[:3], *([_text(cell) for cell in row[:3]] for row in grid.rows)]
         widths = [max(len(line[n]) for line in lines) for n in range(3)]
         text = [
-            " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+            " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
         ]
         return plain("\n".join([*text, *self._notes(), textwrap.fill(self.verdict(), WIDTH)]))
 
@@ -141,9 +153,14 @@ class Comparison:
         """The main table and the verdict, for notebooks."""
         grid = tables.results(self._part, self._entries)
         heads = "".join(f"<th>{html.escape(text)}</th>" for text in grid.header)
-        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in grid.texts())
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>"
+            for row in grid.texts()
+        )
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return table + "".join(f"<p>{html.escape(text)}</p>" for text in (*self._notes(), self.verdict()))
+        return table + "".join(
+            f"<p>{html.escape(text)}</p>" for text in (*self._notes(), self.verdict())
+        )
 
     def _notes(self) -> list[str]:
         """What went wrong in the runs, such as a reply that was left out."""

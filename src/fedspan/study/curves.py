@@ -48,12 +48,20 @@ class Curve:
         by_round = [{row["round"]: row for row in rows} for rows in runs]
         ends = [max(rows, default=-1) for rows in by_round]
         every: set[int] = set().union(*by_round)
-        rounds = sorted(t for t in every if all(t in rows or end < t for rows, end in zip(by_round, ends, strict=True)))
+        rounds = sorted(
+            t
+            for t in every
+            if all(t in rows or end < t for rows, end in zip(by_round, ends, strict=True))
+        )
         lasts = [rows[-1] if rows else {} for rows in runs]
-        up, down, seconds = (_mean(by_round, rounds, name) for name in ("up_bytes", "down_bytes", "seconds"))
+        up, down, seconds = (
+            _mean(by_round, rounds, name) for name in ("up_bytes", "down_bytes", "seconds")
+        )
         return Curve(
             rounds=np.array(rounds or [0], float),
-            values=np.array([[_value(rows.get(t), metric) for t in rounds or [0]] for rows in by_round]),
+            values=np.array(
+                [[_value(rows.get(t), metric) for t in rounds or [0]] for rows in by_round]
+            ),
             up=up,
             down=down,
             seconds=seconds,
@@ -65,7 +73,12 @@ class Curve:
 
     def spent(self, axis: Axis) -> Floats:
         """What was spent up to each row."""
-        return {"round": self.rounds, "up": self.up, "total": self.up + self.down, "seconds": self.seconds}[axis]
+        return {
+            "round": self.rounds,
+            "up": self.up,
+            "total": self.up + self.down,
+            "seconds": self.seconds,
+        }[axis]
 
     def most(self, axis: Axis) -> Floats:
         """What any seed has spent at most up to each row."""
@@ -88,7 +101,11 @@ class Curve:
 
     def alive(self) -> list[int]:
         """The seeds that neither diverged nor failed."""
-        return [n for n, (t, lost) in enumerate(zip(self.diverged, self.failed, strict=True)) if t is None and not lost]
+        return [
+            n
+            for n, (t, lost) in enumerate(zip(self.diverged, self.failed, strict=True))
+            if t is None and not lost
+        ]
 
     def ends(self, last: int) -> Floats:
         """Mean over the last evaluations, for each seed that is alive; nan if none is."""
@@ -155,7 +172,9 @@ def metrics_of(rows: Sequence[Line]) -> list[str]:
 def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
     """Mean, lowest and highest over the seeds that have a row; nan if none has."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows in which every seed has diverged are all nan
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # rows in which every seed has diverged are all nan
         return np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
 
 
@@ -179,5 +198,7 @@ def _mean(by_round: list[dict[int, Line]], rounds: list[int], name: str) -> Floa
 
 def _most(by_round: list[dict[int, Line]], rounds: list[int], *names: str) -> Floats:
     """The largest sum of some costs over the seeds that have a round; it never falls."""
-    tops = [max(sum(rows[t][name] for name in names) for rows in by_round if t in rows) for t in rounds]
+    tops = [
+        max(sum(rows[t][name] for name in names) for rows in by_round if t in rows) for t in rounds
+    ]
     return np.maximum.accumulate(np.array(tops or [0.0], float))

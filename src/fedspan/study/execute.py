@@ -47,7 +47,9 @@ Seen = Callable[[Path, int], None]  # run directory, round
 Begun = Callable[[Iterable[Job]], None]  # the runs that are being made
 Reports = SimpleQueue[tuple[Path, int]]
 _reports: Reports  # in a worker process: how far its run is
-_shared: Shared[dict[str, Job]] | None  # in a worker process: jobs with objects, which it is told by name
+_shared: (
+    Shared[dict[str, Job]] | None
+)  # in a worker process: jobs with objects, which it is told by name
 _stop: Event  # in a worker process: stop the current run, and start no other
 GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
 _working = threading.Lock()  # held while a worker process has a run
@@ -93,12 +95,16 @@ def execute(
             bar.show()
 
         def begun(running: Iterable[Job]) -> None:
-            bar.doing(f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}")
+            bar.doing(
+                f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}"
+            )
 
         number = 0
         try:
             ends = (
-                _here(todo, seen, begun) if processes == 1 else _apart(todo, processes, objects, plugins, seen, begun)
+                _here(todo, seen, begun)
+                if processes == 1
+                else _apart(todo, processes, objects, plugins, seen, begun)
             )
             for job, end in ends:
                 if end == "stopped":
@@ -147,7 +153,9 @@ def _apart(
                 places = {job.run_dir for job in running.values()}
                 if len(running) < processes and (job := todo.take(places)) is not None:
                     with without_script():
-                        running[pool.submit(_run_apart, job if objects is None else _name(job))] = job
+                        running[pool.submit(_run_apart, job if objects is None else _name(job))] = (
+                            job
+                        )
                     begun(running.values())
                     continue
                 if not running:
@@ -160,14 +168,18 @@ def _apart(
                     yield job, future.result()
                     todo.done(job)
         except BrokenProcessPool:
-            raise FedspanError("a process was killed, most likely because memory ran out; use fewer jobs") from None
+            raise FedspanError(
+                "a process was killed, most likely because memory ran out; use fewer jobs"
+            ) from None
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...], objects: Shared[dict[str, Job]] | None) -> None:
+def _ready(
+    reports: Reports, stop: Event, plugins: tuple[Path, ...], objects: Shared[dict[str, Job]] | None
+) -> None:
     """Prepare a worker process: one thread, the user's plugins and objects, and where to report to.
 
     The parent process handles Ctrl-C. SIGTERM ends the run of this process, which then says that it was stopped.
@@ -224,7 +236,9 @@ def _run(job: Job, seen: Seen) -> End:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     try:
         with warnings.catch_warnings(), _unlogged():
-            warnings.filterwarnings("ignore", "the run of seed")  # a divergence, which the tables show
+            warnings.filterwarnings(
+                "ignore", "the run of seed"
+            )  # a divergence, which the tables show
             callbacks = [_Reporter(job.run_dir, seen)]
             result = run(
                 job.spec,
@@ -238,12 +252,18 @@ def _run(job: Job, seen: Seen) -> End:
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
         job.run_dir.mkdir(parents=True, exist_ok=True)
-        failed.write_text(f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8")
+        failed.write_text(
+            f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8"
+        )
         return "failed"
     if not job.complete():  # nothing may wait for it
-        failed.write_text(f"the run ended before its {job.spec.rounds} rounds ({result.status})\n", "utf-8")
+        failed.write_text(
+            f"the run ended before its {job.spec.rounds} rounds ({result.status})\n", "utf-8"
+        )
         return "failed"
-    if time.monotonic() - began > 1:  # a shorter run leaves little behind, and takes less time than this
+    if (
+        time.monotonic() - began > 1
+    ):  # a shorter run leaves little behind, and takes less time than this
         gc.collect()
         release_memory()
     return "finished"

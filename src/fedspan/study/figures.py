@@ -24,7 +24,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "fedspan",
 }
-MARKERS = "os^DvP*"  # as on the page: lines are told by color and marker, so that no one needs the color
+MARKERS = (
+    "os^DvP*"  # as on the page: lines are told by color and marker, so that no one needs the color
+)
 ACROSS = 3  # panels side by side
 BYTES: tuple[Axis, ...] = ("up", "total")
 AXES: tuple[Axis, ...] = ("round", "up", "total")
@@ -33,7 +35,9 @@ AXES: tuple[Axis, ...] = ("round", "up", "total")
 def panels(down: int, across: int, share: bool = False) -> tuple[Any, Any]:
     """A figure of panels of equal size; with `share` those side by side have one y axis."""
     size = (1.2 + 3.5 * across, 0.3 + 2.9 * down)
-    figure = Figure(figsize=size, layout="constrained")  # not of pyplot: no window, and nothing to close
+    figure = Figure(
+        figsize=size, layout="constrained"
+    )  # not of pyplot: no window, and nothing to close
     return figure, figure.subplots(down, across, squeeze=False, sharey="row" if share else False)
 
 
@@ -41,7 +45,9 @@ def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
     """Write PNG and SVG with a legend of label → handle; the path of the SVG."""
     if legend:
         columns = max(1, int(figure.get_figwidth() / 2.1))
-        figure.legend(legend.values(), legend.keys(), fontsize=8, loc="outside lower center", ncols=columns)
+        figure.legend(
+            legend.values(), legend.keys(), fontsize=8, loc="outside lower center", ncols=columns
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
@@ -51,7 +57,11 @@ def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
 def handles(axes: Any) -> dict[str, Any]:
     """Label → handle over several panels."""
     found = [axis.get_legend_handles_labels() for axis in np.ravel(axes)]
-    return {label: handle for lines, labels in found for label, handle in zip(labels, lines, strict=True)}
+    return {
+        label: handle
+        for lines, labels in found
+        for label, handle in zip(labels, lines, strict=True)
+    }
 
 
 def band(axis: Any, x: Any, values: Any, color: str, label: str, **look: Any) -> Any:
@@ -74,7 +84,10 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
         figure, axes = panels(-(-len(cells) // across), across, share=len(rows) > 1)
         starts: dict[Any, list[float]] = {}
         for place, (kind, row) in enumerate(cells):
-            axis, here = axes[place // across][place % across], [entry for entry in entries if entry.row == row]
+            axis, here = (
+                axes[place // across][place % across],
+                [entry for entry in entries if entry.row == row],
+            )
             axis.set_title(part.rows[row].label)
             if kind in AXES:
                 starts[axis] = _curves(axis, part, here, kind, *unit_of(part, entries))
@@ -92,7 +105,11 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
 def _limit(starts: dict[Any, list[float]]) -> None:
     """A run that diverges leaves its panel. After all are drawn, because panels may share their limits."""
     for axis in starts:
-        beside = [one for peer in axis.get_shared_y_axes().get_siblings(axis) for one in starts.get(peer, [])]
+        beside = [
+            one
+            for peer in axis.get_shared_y_axes().get_siblings(axis)
+            for one in starts.get(peer, [])
+        ]
         if beside:
             axis.set_ylim(top=min(axis.get_ylim()[1], 3 * max(beside)))
 
@@ -125,7 +142,9 @@ def _looks(part: Part) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis, unit: str, size: float) -> list[float]:
+def _curves(
+    axis: Any, part: Part, entries: Sequence[Entry], kind: Axis, unit: str, size: float
+) -> list[float]:
     """The metric of every variant against a cost; a cross marks where a seed diverged. Returns the first values."""
     looks = _looks(part)
     scale = 1 / size if kind in BYTES else 1.0
@@ -136,11 +155,26 @@ def _curves(axis: Any, part: Part, entries: Sequence[Entry], kind: Axis, unit: s
         curve = entry.series.curve(part.metric)
         x, values = curve.spent(kind) * scale, scale_of(part.metric) * curve.values
         whole = (x > 0) | (kind == "round")
-        middle = band(axis, x[whole], values[:, whole], entry.series.color, entry.series.label, **looks[entry.variant])
+        middle = band(
+            axis,
+            x[whole],
+            values[:, whole],
+            entry.series.color,
+            entry.series.label,
+            **looks[entry.variant],
+        )
         tops += [float(middle[0])] if len(middle) and np.isfinite(middle[0]) else []
         if any(t is not None for t in curve.diverged) and np.isfinite(middle).any():
             last = int(np.flatnonzero(np.isfinite(middle))[-1])
-            axis.plot(x[whole][last], tops[-1], marker="x", color=entry.series.color, ms=7, mew=2, clip_on=False)
+            axis.plot(
+                x[whole][last],
+                tops[-1],
+                marker="x",
+                color=entry.series.color,
+                ms=7,
+                mew=2,
+                clip_on=False,
+            )
     axis.set_xlabel(TITLES[kind].format(unit))
     return tops
 
@@ -151,7 +185,11 @@ def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
     for entry in entries:
         points = [(one.point[key], one.end) for one in entry.tried if key in one.point]
         ends = [scale_of(part.tune_metric) * end.mean if end.whole else np.nan for _, end in points]
-        look = looks[entry.variant] | {"markevery": None, "color": entry.series.color, "label": entry.series.label}
+        look = looks[entry.variant] | {
+            "markevery": None,
+            "color": entry.series.color,
+            "label": entry.series.label,
+        }
         axis.plot([x for x, _ in points], ends, lw=1.4, **look)
     axis.set_xscale("log")
     axis.set_yscale("linear" if part.goal == "max" else "log")

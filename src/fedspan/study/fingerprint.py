@@ -26,7 +26,9 @@ from fedspan.core.task import Task
 from fedspan.tasks.custom import Custom, Objects, _digest
 
 FILE = "fingerprint.json"
-SAMPLED = 1 << 20  # bytes of a large file that are looked at: at its start, in its middle and at its end
+SAMPLED = (
+    1 << 20
+)  # bytes of a large file that are looked at: at its start, in its middle and at its end
 _of_tasks: dict[str, dict[str, str]] = {}  # what a spec file names is read once per process
 
 
@@ -50,7 +52,11 @@ def digest(found: Mapping[str, str]) -> str:
 def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
     """What has changed since the runs in a directory were made. Notes the new fingerprint there."""
     path = runs / FILE
-    before = read_table(path, remedy="put it back, or delete it and the runs beside it") if path.exists() else {}
+    before = (
+        read_table(path, remedy="put it back, or delete it and the runs beside it")
+        if path.exists()
+        else {}
+    )
     if found:
         runs.mkdir(parents=True, exist_ok=True)
         write_table(path, {**before, **found})
@@ -61,7 +67,11 @@ def _of_objects(given: Objects) -> dict[str, str]:
     """Of a model and data in Python."""
     found = vars(given).get("fingerprint")
     if found is None:
-        data = {"clients' data": given.clients, "test data": given.test, "validation data": given.validation}
+        data = {
+            "clients' data": given.clients,
+            "test data": given.test,
+            "validation data": given.validation,
+        }
         weights = {"initial weights": dict(given.model.state_dict())}
         found = {name: _digest(one) for name, one in (weights | data).items()}
         vars(given)["fingerprint"] = found  # every run of a comparison asks for it
@@ -70,7 +80,11 @@ def _of_objects(given: Objects) -> dict[str, str]:
 
 def _of_files(table: Mapping[str, Any]) -> dict[str, str]:
     """Of the files that a task names."""
-    named = {str(value): Path(value) for value in flat(table).values() if isinstance(value, str) and len(value) < 1000}
+    named = {
+        str(value): Path(value)
+        for value in flat(table).values()
+        if isinstance(value, str) and len(value) < 1000
+    }
     return {f"file {name!r}": _of_file(path) for name, path in named.items() if path.is_file()}
 
 
@@ -101,7 +115,9 @@ def _choices(value: Any) -> Iterator[Any]:
         for inner in value:
             yield from _choices(inner)
     elif dataclasses.is_dataclass(value):
-        if registry.kind_of(type(value)) is not None and not type(value).__module__.startswith("fedspan."):
+        if registry.kind_of(type(value)) is not None and not type(value).__module__.startswith(
+            "fedspan."
+        ):
             yield value
         for one in dataclasses.fields(value):
             yield from _choices(getattr(value, one.name))

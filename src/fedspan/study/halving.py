@@ -20,7 +20,9 @@ STAGES = {0.25: 0.5, 0.5: 0.7}  # share of the rounds → share of the best one'
 EVALUATIONS = 8  # of a whole run, below which it is not worth it
 
 
-def stages(part: Part, variant: Variant, specs: Sequence[Spec]) -> list[tuple[list[int], float, float]]:
+def stages(
+    part: Part, variant: Variant, specs: Sequence[Spec]
+) -> list[tuple[list[int], float, float]]:
     """(rounds of each point, share of the rounds, share of progress) of every stage.
 
     There are none, and all points run to the end, where there are few points or evaluations, where the whole grid is
@@ -28,7 +30,11 @@ def stages(part: Part, variant: Variant, specs: Sequence[Spec]) -> list[tuple[li
     """
     whole = len(specs) < 3 or not variant.grid.keys().isdisjoint(part.figure.get("x", ()))
     for spec in specs:
-        whole |= spec.length_decides or isinstance(spec.method.lr, str) or spec.rounds < EVALUATIONS * spec.eval_every
+        whole |= (
+            spec.length_decides
+            or isinstance(spec.method.lr, str)
+            or spec.rounds < EVALUATIONS * spec.eval_every
+        )
     if whole:
         return []
     return [
@@ -41,7 +47,11 @@ def hopeless(part: Part, curves: Mapping[int, Curve], share: float, behind: floa
     """The points to drop, from their curves up to a share of the rounds. One that has diverged has ended anyway."""
     values = {n: _progress(part, curve) for n, curve in curves.items() if curve.tail(1).whole}
     best = max((float(made[-1]) for made in values.values()), default=0.0)
-    return {n for n, made in values.items() if made[-1] < behind * best and _at_the_end(made, share) < best}
+    return {
+        n
+        for n, made in values.items()
+        if made[-1] < behind * best and _at_the_end(made, share) < best
+    }
 
 
 def _progress(part: Part, curve: Curve) -> Floats:

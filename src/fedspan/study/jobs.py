@@ -39,7 +39,10 @@ class Job:
     def complete(self) -> bool:
         """Whether every seed has a history that is long enough, has diverged, or was ended by a callback."""
         ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
-        enough = [bool(end) and (end[0]["round"] >= self.spec.rounds or bool(end[0].get("diverged"))) for end in ends]
+        enough = [
+            bool(end) and (end[0]["round"] >= self.spec.rounds or bool(end[0].get("diverged")))
+            for end in ends
+        ]
         return len(enough) == self.seeds and (all(enough) or self._stopped())
 
     def _stopped(self) -> bool:
@@ -57,7 +60,11 @@ class Job:
     def failure(self) -> str | None:
         """Why the run failed, in one line; None: it did not."""
         path = self.run_dir / FAILED
-        return path.read_text("utf-8", "replace").partition("\n")[0] if path.exists() and not self.complete() else None
+        return (
+            path.read_text("utf-8", "replace").partition("\n")[0]
+            if path.exists() and not self.complete()
+            else None
+        )
 
     def forget_failure(self) -> None:
         """The run is to be tried again."""
@@ -76,7 +83,12 @@ def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "") -> list[Job]:
         return [Job(spec, place / f"{seeds}-seeds", seeds, what=what)]
     every = range(spec.seed, spec.seed + seeds)
     return [
-        Job(dataclasses.replace(spec, seed=seed), place / f"seed-{seed}", 1, what=f"{what}, seed {seed}")
+        Job(
+            dataclasses.replace(spec, seed=seed),
+            place / f"seed-{seed}",
+            1,
+            what=f"{what}, seed {seed}",
+        )
         for seed in every
     ]
 
@@ -88,7 +100,9 @@ def place_of(spec: Spec, runs: Path) -> Path:
     """
     own = fingerprint(spec)
     parts = [registry.name_of(spec.method), spec.identity(), *([digest(own)] if own else [])]
-    return runs / "-".join([*parts, *([f"{spec.rounds}-rounds"] if isinstance(spec.method.lr, str) else [])])
+    return runs / "-".join(
+        [*parts, *([f"{spec.rounds}-rounds"] if isinstance(spec.method.lr, str) else [])]
+    )
 
 
 def identity_of(table: dict[str, Any]) -> str:

@@ -43,9 +43,17 @@ class Follower:
     def _stamp(self) -> str:
         """Changes when a history or the data of a study does."""
         names = (history.NAME, results.STUDY, results.CURVES)
-        files = [path for place in self.places for path in ([place] if place.is_file() else place.rglob("*.*"))]
+        files = [
+            path
+            for place in self.places
+            for path in ([place] if place.is_file() else place.rglob("*.*"))
+        ]
         known = sorted(path for path in files if path.name in names)
-        states = [(str(path), status.st_mtime_ns, status.st_size) for path in known for status in (path.stat(),)]
+        states = [
+            (str(path), status.st_mtime_ns, status.st_size)
+            for path in known
+            for status in (path.stat(),)
+        ]
         return hashlib.sha256(json.dumps(states).encode()).hexdigest()[:16]
 
     def _read(self) -> tuple[Report, str]:
@@ -55,12 +63,21 @@ class Follower:
         except ChangedError:
             raise
         except CheckpointError:
-            return Report(self._title() or "No evaluation yet", [], [], self.command), f"Waiting for {where}"
+            return Report(
+                self._title() or "No evaluation yet", [], [], self.command
+            ), f"Waiting for {where}"
         if title := self._title():
             report = dataclasses.replace(report, title=title)
         series = [entry.series for section in report.sections for entry in section.entries]
-        runs, going = sum(len(one.seeds) for one in series), sum(len(one.unfinished) for one in series)
-        finished = f"{runs - going} of {runs} runs finished" if going else f"{runs} run{'s' * (runs > 1)} finished"
+        runs, going = (
+            sum(len(one.seeds) for one in series),
+            sum(len(one.unfinished) for one in series),
+        )
+        finished = (
+            f"{runs - going} of {runs} runs finished"
+            if going
+            else f"{runs} run{'s' * (runs > 1)} finished"
+        )
         return report, f"Following {where}: {finished}"
 
     def _title(self) -> str:
@@ -80,10 +97,16 @@ class Follower:
         """The state, and the page's content if it has changed since a stamp."""
         self.refresh()
         state = {"stamp": self.stamp, "status": self.status}
-        return state if stamp == self.stamp else state | {"main": page.main_of(page.render(self.report))}
+        return (
+            state
+            if stamp == self.stamp
+            else state | {"main": page.main_of(page.render(self.report))}
+        )
 
 
-def serve(places: Sequence[Path], metric: str | None, command: str, port: int) -> ThreadingHTTPServer:
+def serve(
+    places: Sequence[Path], metric: str | None, command: str, port: int
+) -> ThreadingHTTPServer:
     """A server of the live page, which `serve_forever` starts.
 
     Raises:
@@ -130,11 +153,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, kind: str, make: Callable[[], str]) -> None:
         try:
             data = make().encode()
-        except (FedspanError, OSError) as error:  # such as a file that is being replaced; the page asks again
+        except (
+            FedspanError,
+            OSError,
+        ) as error:  # such as a file that is being replaced; the page asks again
             self.send_error(503, str(error))
             return
         self.send_response(200)
-        for name, value in (("Content-Type", f"{kind}; charset=utf-8"), ("Content-Length", str(len(data)))):
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(data))),
+        ):
             self.send_header(name, value)
         self.send_header("Cache-Control", "no-store")
         self.end_headers()

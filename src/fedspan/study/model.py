@@ -18,7 +18,15 @@ from typing import Any, Literal
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.callbacks.training_loss import TrainingLoss
-from fedspan.core.errors import SpecError, at_least, at_most, did_you_mean, not_negative, number, one_of
+from fedspan.core.errors import (
+    SpecError,
+    at_least,
+    at_most,
+    did_you_mean,
+    not_negative,
+    number,
+    one_of,
+)
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine.judging import HELD_OUT, sign_of
@@ -30,7 +38,9 @@ Goal = Literal["max", "min"]
 # Okabe and Ito's colors, which color-blind readers can tell apart; without yellow, which is too faint for a line.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56B4E9")
 # Top-level keys of a spec that a variant may change.
-CHANGEABLE = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in ("rounds", "seed", "eval_every"))
+CHANGEABLE = tuple(
+    f.name for f in dataclasses.fields(Spec) if f.name not in ("rounds", "seed", "eval_every")
+)
 
 
 NAMES = {  # what metrics are called in words, where their own name is none
@@ -68,11 +78,16 @@ class Variant:
     color: str
     table: Table  # laid over the base spec
     grid: dict[str, list[Any]]  # dotted key → values
-    method: Method[Any, Any, Any, Any] | None = None  # the method as an object, in a part with a `given` spec
+    method: Method[Any, Any, Any, Any] | None = (
+        None  # the method as an object, in a part with a `given` spec
+    )
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""
-        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        return [
+            dict(zip(self.grid, values, strict=True))
+            for values in itertools.product(*self.grid.values())
+        ]
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,9 @@ class Row:
     """One repetition of a part's comparison."""
 
     values: Table = field(default_factory=dict)  # name → what `$name` stands for
-    published: dict[str, Any] = field(default_factory=dict)  # variant → number, "nan", point, or [final, best]
+    published: dict[str, Any] = field(
+        default_factory=dict
+    )  # variant → number, "nan", point, or [final, best]
     target: float | None = None  # a level of the metric whose cost is shown instead of the result
     variants: list[str] | None = None  # those that take part; None: all
 
@@ -107,13 +124,21 @@ class Part:
     tune_by: str = ""  # the metric that decides the tuning; empty: `metric`
     metric: str = "accuracy"
     goal: Goal = "max"
-    tail: float = 1  # last evaluations whose mean is the result; below 1: as a share of all evaluations
+    tail: float = (
+        1  # last evaluations whose mean is the result; below 1: as a share of all evaluations
+    )
     budget: Budget | None = None  # None: all variants run for the base's rounds
     claims: list[list[str]] = field(default_factory=list)  # variants in a claimed order, best first
     within: float = 0.0  # a result this close to the published number, relative to it, reproduces it; 0: not judged
-    tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the row with the same values
-    figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: numbers of the rows to draw
-    given: Spec | None = None  # the base as an object, in place of its table; set by `fedspan.compare`
+    tuned_in: str = (
+        ""  # "part.variant" whose chosen point every variant takes, in the row with the same values
+    )
+    figure: Table = field(
+        default_factory=dict
+    )  # x: axes or a grid's key; rows: numbers of the rows to draw
+    given: Spec | None = (
+        None  # the base as an object, in place of its table; set by `fedspan.compare`
+    )
 
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
@@ -137,9 +162,16 @@ class Part:
 
     def cells(self) -> list[tuple[Row, Variant]]:
         """Every row with every variant that takes part in it."""
-        return [(r, v) for r in self.rows for v in self.variants if r.variants is None or v.name in r.variants]
+        return [
+            (r, v)
+            for r in self.rows
+            for v in self.variants
+            if r.variants is None or v.name in r.variants
+        ]
 
-    def spec(self, variant: Variant, point: Point, row: Row | None = None, rounds: int | None = None) -> Spec:
+    def spec(
+        self, variant: Variant, point: Point, row: Row | None = None, rounds: int | None = None
+    ) -> Spec:
         """The spec of one point of a variant's grid; by default it is as long as the budget allows."""
         if self.given is None:
             table = with_values(laid_over(self.base, variant.table), self.set | point)
@@ -156,7 +188,9 @@ class Part:
         """The same, as long as a run of the tuning."""
         spec = self.spec(variant, point, row)
         return (
-            spec if self.tune_rounds is None else dataclasses.replace(spec, rounds=min(self.tune_rounds, spec.rounds))
+            spec
+            if self.tune_rounds is None
+            else dataclasses.replace(spec, rounds=min(self.tune_rounds, spec.rounds))
         )
 
     @property
@@ -182,7 +216,9 @@ class Part:
 
     def last(self, evaluations: int) -> int:
         """How many of the last evaluations make up a result."""
-        return max(1, min(evaluations, int(self.tail if self.tail >= 1 else evaluations * self.tail)))
+        return max(
+            1, min(evaluations, int(self.tail if self.tail >= 1 else evaluations * self.tail))
+        )
 
 
 @dataclass(frozen=True)
@@ -215,7 +251,11 @@ def with_settings(value: Any, settings: Mapping[str, Any]) -> Any:
     nested: dict[str, Table] = {}
     for path, inner in settings.items():
         key, _, rest = path.partition(".")
-        fields = [one.name for one in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+        fields = (
+            [one.name for one in dataclasses.fields(value)]
+            if dataclasses.is_dataclass(value)
+            else []
+        )
         if key not in fields:
             known = f"{did_you_mean(key, fields)}; it has {', '.join(fields)}" if fields else ""
             raise SpecError(f"{type(value).__name__} has no setting {key!r}{known}")

@@ -20,7 +20,15 @@ from fedspan.study.report import Report, Section
 from fedspan.study.tables import Cell, Grid
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("dom", "drawing", "reading", "download", "chart", "tables", "page")  # in the order of their definitions
+SCRIPTS = (
+    "dom",
+    "drawing",
+    "reading",
+    "download",
+    "chart",
+    "tables",
+    "page",
+)  # in the order of their definitions
 
 
 def render(report: Report, live: str = "") -> str:
@@ -83,14 +91,29 @@ def _section(section: Section) -> dict[str, Any]:
     memory = by_memory(section.part, section.entries)
     charts += [] if memory is None else [(" marks", f"{section.title}, by client memory", memory)]
     first = [entry for entry in section.entries if entry.row == 0]
-    specs = [(e.series.label, tomli_w.dumps({k: v for k, v in e.series.spec.items() if k != "seed"})) for e in first]
-    words = {"title": section.title, "about": section.about, "verdict": section.verdict, "notes": section.notes}
+    specs = [
+        (e.series.label, tomli_w.dumps({k: v for k, v in e.series.spec.items() if k != "seed"}))
+        for e in first
+    ]
+    words = {
+        "title": section.title,
+        "about": section.about,
+        "verdict": section.verdict,
+        "notes": section.notes,
+    }
     return words | {"grids": section.grids, "charts": charts, "specs": specs}
 
 
 def _complete(section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with everything that the template reads."""
-    usual: dict[str, Any] = {"verdict": [], "notes": [], "charts": [], "grids": [], "drawings": [], "specs": []}
+    usual: dict[str, Any] = {
+        "verdict": [],
+        "notes": [],
+        "charts": [],
+        "grids": [],
+        "drawings": [],
+        "specs": [],
+    }
     found = usual | dict(section)
     found["about"] = coded(found["about"])
     found |= {key: [coded(text) for text in found[key]] for key in ("verdict", "notes")}
@@ -102,15 +125,23 @@ def _complete(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _drawing(path: Path) -> Markup:
     """A figure of matplotlib in the page's own ink and on its own paper, which a theme may change."""
-    text = path.read_text("utf-8").replace("#000000", "currentColor").replace("fill: #ffffff", "fill: none")
+    text = (
+        path.read_text("utf-8")
+        .replace("#000000", "currentColor")
+        .replace("fill: #ffffff", "fill: none")
+    )
     return Markup(f"<svg{text.partition('<svg')[2]}")  # noqa: S704 (our own file)
 
 
 def _grid(grid: Grid) -> Grid:
-    rows: list[list[Cell | str]] = [[Cell(c) if isinstance(c, str) else c for c in row] for row in grid.rows]
+    rows: list[list[Cell | str]] = [
+        [Cell(c) if isinstance(c, str) else c for c in row] for row in grid.rows
+    ]
     return Grid(grid.header, rows, grid.title)
 
 
 def _data(value: dict[str, Any]) -> Markup:
     """JSON in which no text can end the script element."""
-    return Markup(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"))  # noqa: S704
+    return Markup(  # noqa: S704
+        json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    )

@@ -55,7 +55,9 @@ def _at(line: tuple[Floats, Floats], cost: float) -> float:
     return float(np.interp(cost, costs, worth)) if inside else -np.inf
 
 
-def reach(series: Sequence[Series], metric: str, goal: Goal, axis: Axis) -> dict[int, tuple[float, float]]:
+def reach(
+    series: Sequence[Series], metric: str, goal: Goal, axis: Axis
+) -> dict[int, tuple[float, float]]:
     """Number of a series → (cheapest, most expensive) of its Pareto-optimal rows."""
     out: dict[int, tuple[float, float]] = {}
     for stop in pareto(series, metric, goal, axis):

@@ -29,7 +29,17 @@ from typing import Any
 from fedspan.core.errors import SpecError, at_least, number, one_of, shown
 from fedspan.core.spec import read_toml
 from fedspan.study.budget import Budget
-from fedspan.study.model import CHANGEABLE, COLORS, Part, Row, Study, Table, Variant, goal_of, laid_over
+from fedspan.study.model import (
+    CHANGEABLE,
+    COLORS,
+    Part,
+    Row,
+    Study,
+    Table,
+    Variant,
+    goal_of,
+    laid_over,
+)
 
 SPECS = Path(__file__).parent / "specs"
 WORDS = ("name", "title", "about", "variants", "given")  # fields of a part that are not handed down
@@ -70,18 +80,26 @@ def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -
     found = [_part(name, one, table, size, seeds) for name, one in parts.items() if name in wanted]
     if not found:
         raise SpecError("a comparison has no part; give [base] and [variants.NAME]")
-    about = " ".join(text.strip() for text in (texts["about"], _typed("about", size.get("about", ""), str)) if text)
+    about = " ".join(
+        text.strip()
+        for text in (texts["about"], _typed("about", size.get("about", ""), str))
+        if text
+    )
     return Study(texts["name"] or "comparison", found, texts["title"], about)
 
 
 def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None) -> Part:
     _known(f"[parts.{name}]", table, (*WORDS[:-1], "own", "grid", *SETTINGS))
     levels = [shared, table, size, _tables("scales.….parts", size.get("parts", {})).get(name, {})]
-    chosen: Table = reduce(laid_over, ({k: v for k, v in one.items() if k in SETTINGS} for one in levels), {})
+    chosen: Table = reduce(
+        laid_over, ({k: v for k, v in one.items() if k in SETTINGS} for one in levels), {}
+    )
     for key, kind in TYPES.items():
         if key in chosen:
             _typed(key, chosen[key], kind)
-    known = _variants("variants", shared.get("variants", {})) | _variants(f"parts.{name}.own", table.get("own", {}))
+    known = _variants("variants", shared.get("variants", {})) | _variants(
+        f"parts.{name}.own", table.get("own", {})
+    )
     own = table.get("variants", list(known))
     if isinstance(own, dict):
         known = _variants(f"parts.{name}.variants", own)
@@ -93,7 +111,9 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
     metric = chosen.get("metric", "accuracy")
     if "goal" in chosen and not metric:
         raise SpecError(f"`goal` {chosen['goal']!r} needs the `metric` that it is of; give both")
-    goal = chosen.get("goal") or (goal_of(metric, chosen["base"].get("metrics", ())) if metric else "max")
+    goal = chosen.get("goal") or (
+        goal_of(metric, chosen["base"].get("metrics", ())) if metric else "max"
+    )
     typed: Table = {"metric": metric} | chosen | {"goal": goal}
     typed["budget"] = Budget.parse(chosen.get("budget", ()))
     typed["rows"] = [_row(one) for one in chosen.get("rows", [{}])]
@@ -101,7 +121,9 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
     if (points := size.get("points")) is not None:
         at_least("points", points, 1)
     variants = [_thinned(known[one], _grid(f"parts.{name}", table), points) for one in wanted]
-    texts = {key: _typed(f"parts.{name}.{key}", table.get(key, ""), str) for key in ("title", "about")}
+    texts = {
+        key: _typed(f"parts.{name}.{key}", table.get(key, ""), str) for key in ("title", "about")
+    }
     return Part(name=name, variants=variants, **texts, **typed)
 
 
@@ -114,7 +136,10 @@ def _typed(where: str, value: Any, kind: type) -> Any:
 
 def _tables(where: str, value: Any) -> Table:
     """Refuses what is not a table of tables."""
-    return {name: _typed(f"{where}.{name}", one, dict) for name, one in _typed(where, value, dict).items()}
+    return {
+        name: _typed(f"{where}.{name}", one, dict)
+        for name, one in _typed(where, value, dict).items()
+    }
 
 
 def _grid(where: str, table: Table) -> dict[str, list[Any]]:
@@ -122,7 +147,9 @@ def _grid(where: str, table: Table) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = _typed(f"{where}.grid", table.get("grid", {}), dict)
     for key, values in grid.items():
         if not _typed(f"{where}.grid: {key}", values, list):
-            raise SpecError(f"`{where}.grid` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]")
+            raise SpecError(
+                f"`{where}.grid` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+            )
     return dict(grid)
 
 
@@ -133,7 +160,9 @@ def _variants(where: str, table: Any) -> dict[str, Variant]:
         _known(f"[variants.{name}]", one, (*CHANGEABLE, "label", "color", "grid"))
         changes = {key: one[key] for key in CHANGEABLE if key in one}
         words = {"label": name, "color": COLORS[place % len(COLORS)]} | one
-        label, color = (_typed(f"{where}.{name}.{key}", words[key], str) for key in ("label", "color"))
+        label, color = (
+            _typed(f"{where}.{name}.{key}", words[key], str) for key in ("label", "color")
+        )
         out[name] = Variant(name, label, color, changes, _grid(f"{where}.{name}", one))
     return out
 
@@ -145,7 +174,11 @@ def _row(table: Any) -> Row:
             _typed(f"rows: {key}", table[key], kind)
     if "target" in table:
         number("rows: target", table["target"])
-    own = {f.name: table[f.name] for f in dataclasses.fields(Row) if f.name != "values" and f.name in table}
+    own = {
+        f.name: table[f.name]
+        for f in dataclasses.fields(Row)
+        if f.name != "values" and f.name in table
+    }
     return Row({key: value for key, value in table.items() if key not in own}, **own)
 
 
@@ -168,11 +201,23 @@ def table_of(study: Study) -> Table:
 
 
 def _table(part: Part) -> Table:
-    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name not in ("name", "given")}
+    fields = {
+        f.name: getattr(part, f.name)
+        for f in dataclasses.fields(part)
+        if f.name not in ("name", "given")
+    }
     plain = {key: value for key, value in fields.items() if value not in (None, "", [], {})}
-    plain["variants"] = {v.name: {"label": v.label, "color": v.color, "grid": v.grid} | v.table for v in part.variants}
+    plain["variants"] = {
+        v.name: {"label": v.label, "color": v.color, "grid": v.grid} | v.table
+        for v in part.variants
+    }
     plain["rows"] = [
-        row.values | {k: v for k, v in dataclasses.asdict(row).items() if k != "values" and v not in (None, {})}
+        row.values
+        | {
+            k: v
+            for k, v in dataclasses.asdict(row).items()
+            if k != "values" and v not in (None, {})
+        }
         for row in part.rows
     ]
     if plain["rows"] == [{}]:

@@ -46,8 +46,14 @@ class Link:
                 found[key] = float(amount.removesuffix(unit)) * UNITS.get(unit, 1.0)
             except ValueError:
                 found[key] = -1.0
-            if not sign or not found[key] >= 0 or (key in ("up", "down")) != bool(unit and found[key]):
-                raise SpecError(f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}")
+            if (
+                not sign
+                or not found[key] >= 0
+                or (key in ("up", "down")) != bool(unit and found[key])
+            ):
+                raise SpecError(
+                    f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}"
+                )
         return Link(**found)
 
     def seconds(self, up: float, down: float, local_steps: int) -> float:
@@ -74,15 +80,27 @@ class Candidate:
 
     def row(self, metric: str) -> dict[str, Any]:
         """Plain values."""
-        costs = {"up_bytes_round": self.up_round, "down_bytes_round": self.down_round, "seconds": self.seconds}
-        seen = {"lr": self.lr, "rounds": self.spec.rounds, "share": self.share, metric: self.value, "why": self.why}
+        costs = {
+            "up_bytes_round": self.up_round,
+            "down_bytes_round": self.down_round,
+            "seconds": self.seconds,
+        }
+        seen = {
+            "lr": self.lr,
+            "rounds": self.spec.rounds,
+            "share": self.share,
+            metric: self.value,
+            "why": self.why,
+        }
         return self.point | seen | costs
 
     @property
     def name(self) -> str:
         """Such as: rank 0.1, 8 bits, 10 local steps."""
         words = {"rank": "rank {}", "bits": "{} bits", "local_steps": "{} local steps"}
-        return ", ".join(words.get(key, key + " {}").format(value) for key, value in self.point.items())
+        return ", ".join(
+            words.get(key, key + " {}").format(value) for key, value in self.point.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -134,12 +152,23 @@ def told(found: Proposal) -> tuple[list[str], list[list[str]]]:
     """Headings and texts of a table of the settings that were tried; seconds are shown where there is a link."""
     keys = list(found.tried[0].point)
     timed = any(one.seconds for one in found.tried)
-    heads = [*(HEADS.get(key, key) for key in keys), "lr", "rounds", "up", "down", *["seconds"] * timed]
+    heads = [
+        *(HEADS.get(key, key) for key in keys),
+        "lr",
+        "rounds",
+        "up",
+        "down",
+        *["seconds"] * timed,
+    ]
     rows = []
     for one in found.tried:
         settings = [str(one.point[key]) for key in keys]
-        lr, value = (f"{number:.3g}" if math.isfinite(number) else "" for number in (one.lr, one.value))
+        lr, value = (
+            f"{number:.3g}" if math.isfinite(number) else "" for number in (one.lr, one.value)
+        )
         costs = [sized(one.up_round), sized(one.down_round), *[f"{one.seconds:.3g}"] * timed]
-        end = [f"{one.share:.1%}".replace(".0%", "%"), value] if one.share else ["", "too few rounds"]
+        end = (
+            [f"{one.share:.1%}".replace(".0%", "%"), value] if one.share else ["", "too few rounds"]
+        )
         rows.append([*settings, lr, str(one.spec.rounds), *costs, *end])
     return [*heads, "tried", found.metric.replace("_", " ")], rows

@@ -54,9 +54,13 @@ def _propose(room: _Room, grid: dict[str, list[Any]], more: bool) -> Proposal:
     k = room.method.local_steps
     steps = grid.pop("local_steps", [k])
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    best = room.race([room.candidate(point | {"local_steps": n}) for point in points for n in steps])
+    best = room.race(
+        [room.candidate(point | {"local_steps": n}) for point in points for n in steps]
+    )
     if more:
-        near = [room.candidate(best.point | {"local_steps": n}) for n in {max(1, k // 2), 2 * k} - {k}]
+        near = [
+            room.candidate(best.point | {"local_steps": n}) for n in {max(1, k // 2), 2 * k} - {k}
+        ]
         best = room.final([best, *near])
     return room.proposal(best)
 
@@ -78,7 +82,13 @@ class _Room:
         each = self.link.seconds(cost.up_round, cost.down_round, spec.method.local_steps)
         rounds = self.affordable(spec)
         rounds = min(rounds, int(self.most / each)) if self.most < math.inf else rounds
-        found = Candidate(dataclasses.replace(spec, rounds=max(rounds, 1)), point, cost.up_round, cost.down_round, 0.0)
+        found = Candidate(
+            dataclasses.replace(spec, rounds=max(rounds, 1)),
+            point,
+            cost.up_round,
+            cost.down_round,
+            0.0,
+        )
         found.seconds = found.spec.rounds * each
         found.why = "" if rounds >= FEWEST else f"only {rounds} rounds within the budget"
         self.tried.append(found)
@@ -95,8 +105,15 @@ class _Room:
         """The best after the last stage; the worse half is out after each."""
         left = [one for one in candidates if not one.why]
         if not left:
-            raise SpecError(f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks")
-        self.bar.more(sum(max(min(2, len(left)), math.ceil(len(left) / 2**stage)) for stage in range(len(SHARES))))
+            raise SpecError(
+                f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks"
+            )
+        self.bar.more(
+            sum(
+                max(min(2, len(left)), math.ceil(len(left) / 2**stage))
+                for stage in range(len(SHARES))
+            )
+        )
         for share in SHARES:
             left = sorted((self.run(one, share) for one in left), key=lambda one: one.value)
             kept = len(left) if share == SHARES[-1] else max(2, math.ceil(len(left) / 2))
@@ -122,7 +139,9 @@ class _Room:
         """A setting for a share of its rounds, at the learning rate that a search finds for it."""
         method, rounds = one.spec.method, max(4, int(share * one.spec.rounds))
         counted = self.spec.participation
-        trials = TrialRunner(method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None, counted)
+        trials = TrialRunner(
+            method, self.problem, self.cohort, one.spec.rounds, (), lambda _: None, counted
+        )
         self.metric = trials.metric
         self.bar.doing(f"{one.name}: searching lr")
         one.lr = self.rate(one)
@@ -138,32 +157,55 @@ class _Room:
         key = tuple((name, str(value)) for name, value in one.point.items() if name != "bits")
         if key not in self.rates:
             spec, counted = one.spec, self.spec.participation
-            found = search(spec.method, self.problem, self.cohort, spec.rounds, spec.search, participation=counted)
+            found = search(
+                spec.method,
+                self.problem,
+                self.cohort,
+                spec.rounds,
+                spec.search,
+                participation=counted,
+            )
             self.rates[key] = found.lr
             self.spent += found.rounds
         return self.rates[key]
 
     def proposal(self, best: Candidate) -> Proposal:
-        others = sorted((one for one in self.tried if one is not best), key=lambda one: (-one.share, one.value))
-        next_best = f"; next {others[0].name} with {others[0].value:.4g}" if others and others[0].share else ""
-        best.why = f"lowest {self.metric} at {best.share:.0%} of the budget: {best.value:.4g}{next_best}"
+        others = sorted(
+            (one for one in self.tried if one is not best), key=lambda one: (-one.share, one.value)
+        )
+        next_best = (
+            f"; next {others[0].name} with {others[0].value:.4g}"
+            if others and others[0].share
+            else ""
+        )
+        best.why = (
+            f"lowest {self.metric} at {best.share:.0%} of the budget: {best.value:.4g}{next_best}"
+        )
         method: Any = dataclasses.replace(best.spec.method, lr=best.lr)  # type: ignore[type-var]
         words = [self.budget.words()] if self.budget.limits else []
         words += [f"{self.most:g} s"] if self.most < math.inf else []
-        return Proposal(method, best.spec.rounds, self.metric, (best, *others), self.spent, " and ".join(words))
+        return Proposal(
+            method, best.spec.rounds, self.metric, (best, *others), self.spent, " and ".join(words)
+        )
 
 
 def _limits(budget: str | Sequence[str] | None, link: Link) -> tuple[Budget, float]:
     """The budget of bytes or rounds, and that of seconds."""
     texts = [budget] if isinstance(budget, str) else [] if budget is None else budget
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise SpecError(f"`budget` must be a text such as 'total=50MB', or a list of such, got {shown(budget)}")
+        raise SpecError(
+            f"`budget` must be a text such as 'total=50MB', or a list of such, got {shown(budget)}"
+        )
     for text in texts:
         if text.partition("=")[0].strip() not in (*KINDS, "seconds") or "=" not in text:
-            raise SpecError(f"a budget is written total=50MB, up=10MB, rounds=200 or seconds=3600, got {shown(text)}")
+            raise SpecError(
+                f"a budget is written total=50MB, up=10MB, rounds=200 or seconds=3600, got {shown(text)}"
+            )
     times = [text for text in texts if text.strip().startswith("seconds")]
     if not texts or (times and link == Link()):
-        raise SpecError("`budget` needs bytes such as 'total=50MB'; one of seconds needs a `link` as well")
+        raise SpecError(
+            "`budget` needs bytes such as 'total=50MB'; one of seconds needs a `link` as well"
+        )
     parsed = Budget.parse([text for text in texts if text not in times]) or Budget({})
     return parsed, _seconds(times[0]) if times else math.inf
 
@@ -175,7 +217,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         found = 0.0
     if not found > 0:
-        raise SpecError(f"a budget of seconds is a positive number such as seconds=3600, got {shown(text)}")
+        raise SpecError(
+            f"a budget of seconds is a positive number such as seconds=3600, got {shown(text)}"
+        )
     return found
 
 
@@ -186,13 +230,19 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     known = fields | ({"bits"} if "compressor" in fields and not own else set())
     usual = {key: values for key, values in {"rank": RANKS, "bits": BITS}.items() if key in known}
     if vary is not None and not isinstance(vary, Mapping):
-        raise SpecError(f"`vary` must be a table such as {{'rank': [0.05, 0.1]}}, got {shown(vary)}")
+        raise SpecError(
+            f"`vary` must be a table such as {{'rank': [0.05, 0.1]}}, got {shown(vary)}"
+        )
     if own and "bits" in (vary or ()):
-        raise SpecError(f"`vary` of 'bits' would replace `{own[0]}` of the method; leave one of them out")
+        raise SpecError(
+            f"`vary` of 'bits' would replace `{own[0]}` of the method; leave one of them out"
+        )
     for key in vary or ():
         one_of("vary", key, sorted(known))
     given = (usual if vary is None else vary).items()
-    return {key: list(values) if isinstance(values, list | tuple) else [values] for key, values in given}
+    return {
+        key: list(values) if isinstance(values, list | tuple) else [values] for key, values in given
+    }
 
 
 def _method(method: Method[Any, Any, Any, Any], point: Mapping[str, Any]) -> Any:
@@ -201,7 +251,10 @@ def _method(method: Method[Any, Any, Any, Any], point: Mapping[str, Any]) -> Any
     bits = point.get("bits", 32)
     if bits != 32:
         levels = 2 ** (_whole(bits) - 1) - 1
-        code = as_choice("compressor", {"name": "qsgd", "levels": levels, "bucket": min(2048, max(1, levels**2 // 2))})
+        code = as_choice(
+            "compressor",
+            {"name": "qsgd", "levels": levels, "bucket": min(2048, max(1, levels**2 // 2))},
+        )
         fields = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
         own |= {key: code for key in ("compressor", "down_compressor") if key in fields}
     return dataclasses.replace(method, **own)  # type: ignore[type-var]
@@ -221,5 +274,7 @@ def varied(texts: Sequence[str] | None) -> dict[str, list[Any]] | None:
         try:
             found[key] = [json.loads(value) for value in values.split(",")]
         except json.JSONDecodeError:
-            raise SpecError(f"values are written key=1,2,3, as in rank=0.05,0.1, got {shown(text)}") from None
+            raise SpecError(
+                f"values are written key=1,2,3, as in rank=0.05,0.1, got {shown(text)}"
+            ) from None
     return found or None

@@ -62,7 +62,9 @@ def score(results: Results) -> tuple[dict[str, tuple[int, int]], list[str]]:
     for part in results.study.parts:
         for entry in results.entries[part.name]:
             verdict = judge(part, entry)
-            if verdict.holds is None or isinstance(part.rows[entry.row].published[entry.variant], dict):
+            if verdict.holds is None or isinstance(
+                part.rows[entry.row].published[entry.variant], dict
+            ):
                 continue
             label = entry.series.label
             good, total = counts.get(label, (0, 0))

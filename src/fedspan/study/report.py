@@ -67,7 +67,9 @@ class Section:
         sure = [name for name in known if higher_is_better(name, given) is not None]
         metric = metric or main_metric(sure or known, given)
         goal = goal_of(metric, given, option="")
-        for rank, place in enumerate(best_first(series, metric, goal)):  # the best ones get the most distinct colors
+        for rank, place in enumerate(
+            best_first(series, metric, goal)
+        ):  # the best ones get the most distinct colors
             series[place] = dataclasses.replace(series[place], color=COLORS[rank % len(COLORS)])
         variants = [Variant(one.label, one.label, one.color, {}, {}) for one in series]
         part = Part(name="runs", base=series[0].spec, variants=variants, metric=metric, goal=goal)
@@ -82,10 +84,19 @@ class Section:
 
     def markdown(self) -> str:
         """The section as Markdown."""
-        parts = [f"## {self.title}\n", *(f"{text}\n" for text in (self.about, " ".join(self.verdict)) if text)]
-        parts += [f"{f'### {grid.title}' if grid.title else ''}\n\n{grid.markdown()}".lstrip() for grid in self.grids]
+        parts = [
+            f"## {self.title}\n",
+            *(f"{text}\n" for text in (self.about, " ".join(self.verdict)) if text),
+        ]
+        parts += [
+            f"{f'### {grid.title}' if grid.title else ''}\n\n{grid.markdown()}".lstrip()
+            for grid in self.grids
+        ]
         memory = any(entry.client_memory is not None for entry in self.entries)
-        parts += ["".join(f"- {note}\n" for note in self.notes), f"{tables.MEMORY_NOTE}\n" if memory else ""]
+        parts += [
+            "".join(f"- {note}\n" for note in self.notes),
+            f"{tables.MEMORY_NOTE}\n" if memory else "",
+        ]
         return "\n".join(part for part in parts if part)
 
 
@@ -93,7 +104,9 @@ def _found(one: Series, part: Part) -> Entry:
     curve = one.curve(part.metric)
     found = Entry(0, one.label, one.thin(), curve.tail(1), curve.best(part.goal))
     state, memory = data.client_state(one.spec), client_memory(one.spec)
-    return dataclasses.replace(found, client_state=state, client_memory=memory, **data.known_of(one.spec))
+    return dataclasses.replace(
+        found, client_state=state, client_memory=memory, **data.known_of(one.spec)
+    )
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,9 @@ class Report:
     command: str
     missed: list[str] = field(default_factory=list)  # published numbers that do not reproduce
     footer: str = ""
-    verdict: list[str] = field(default_factory=list)  # what the results say, in sentences; stands first
+    verdict: list[str] = field(
+        default_factory=list
+    )  # what the results say, in sentences; stands first
 
     @staticmethod
     def of_study(results: Results) -> Report:
@@ -114,13 +129,19 @@ class Report:
         study = results.study
         sections = [Section.of_part(part, results.entries[part.name]) for part in study.parts]
         made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
-        footer = f"{results.minutes:.1f} core-minutes of computing. {made}" if results.minutes >= 0.1 else made
+        footer = (
+            f"{results.minutes:.1f} core-minutes of computing. {made}"
+            if results.minutes >= 0.1
+            else made
+        )
         title = study.title or titled(study.parts[0])
         told = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
         if len(sections) == 1:  # its verdict stands above it
             told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
         told = [text for text in (score_line(results), *told) if text]
-        return Report(title, [study.about], sections, results.command, score(results)[1], footer, told)
+        return Report(
+            title, [study.about], sections, results.command, score(results)[1], footer, told
+        )
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
         """Write the report in the given formats; the files."""
@@ -130,14 +151,22 @@ class Report:
 
             texts["index.html"] = page.render(self)
         if "md" in formats:
-            head = [f"# {self.title}\n", *(f"{text}\n" for text in (*self.verdict, *self.lead) if text)]
-            texts["tables.md"] = "\n".join([*head, *(section.markdown() for section in self.sections)])
+            head = [
+                f"# {self.title}\n",
+                *(f"{text}\n" for text in (*self.verdict, *self.lead) if text),
+            ]
+            texts["tables.md"] = "\n".join(
+                [*head, *(section.markdown() for section in self.sections)]
+            )
         if "csv" in formats:
             texts |= self._csv()
         make_dir(out)
         for name, text in texts.items():
             write_atomic(out / name, text.encode())
-        return [*(out / name for name in texts), *(self._figures(out / "figures") if "png" in formats else [])]
+        return [
+            *(out / name for name in texts),
+            *(self._figures(out / "figures") if "png" in formats else []),
+        ]
 
     def _csv(self) -> dict[str, str]:
         found, curves = [], []
@@ -152,7 +181,9 @@ class Report:
     def _figures(self, place: Path) -> list[Path]:
         from fedspan.study import figures
 
-        drawn = [figures.draw(one.part, one.entries, place / one.part.name) for one in self.sections]
+        drawn = [
+            figures.draw(one.part, one.entries, place / one.part.name) for one in self.sections
+        ]
         return [path.with_suffix(".png") for path in drawn]
 
 
@@ -166,7 +197,9 @@ def check(formats: Sequence[str]) -> None:
         needs("plot", "matplotlib")
 
 
-def report(places: Sequence[Path], out: Path, formats: Sequence[str], metric: str | None, command: str) -> list[Path]:
+def report(
+    places: Sequence[Path], out: Path, formats: Sequence[str], metric: str | None, command: str
+) -> list[Path]:
     """Show what some directories hold; the files that were written."""
     check(formats)
     if out.exists() and not out.is_dir():
@@ -178,7 +211,9 @@ def check_places(places: Sequence[Path]) -> None:
     """Refuse directories that do not exist."""
     for place in places:
         if not path_of("RUN_DIRS", place).exists():
-            raise SpecError(f"{str(place)!r} does not exist; give directories that runs were written to")
+            raise SpecError(
+                f"{str(place)!r} does not exist; give directories that runs were written to"
+            )
 
 
 def of_places(places: Sequence[Path], metric: str | None, command: str) -> Report:
@@ -189,14 +224,20 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
         return studies[0]
     others = [place for place in places if not data.has_data(place)]
     sections = [section for study in studies for section in study.sections]
-    sections += [Section.of_runs(title, series, metric) for title, series in find(others)] if others else []
+    sections += (
+        [Section.of_runs(title, series, metric) for title, series in find(others)] if others else []
+    )
     count = sum(len(entry.series.seeds) for section in sections for entry in section.entries)
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(map(str, places))}."
     footer = ", ".join(f"{name} {number}" for name, number in versions().items())
-    title = f"{count} runs on {len(sections)} tasks" if len(sections) > 1 else _of_methods(sections[0])
+    title = (
+        f"{count} runs on {len(sections)} tasks" if len(sections) > 1 else _of_methods(sections[0])
+    )
     told = [text for study in studies for text in study.verdict]
     told += [standing(one.part, one.entries) for one in sections if not studies]
-    return Report(title, [lead], sections, command, footer=footer, verdict=[text for text in told if text])
+    return Report(
+        title, [lead], sections, command, footer=footer, verdict=[text for text in told if text]
+    )
 
 
 def _of_methods(section: Section) -> str:

@@ -46,7 +46,9 @@ def requested(
     """The comparison that a command line asks for, with every spec of it checked."""
     study = _study(specs, methods, budget, changes)
     if len(study.parts) > 1:
-        raise SpecError(f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one")
+        raise SpecError(
+            f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
+        )
     part = study.parts[0]
     options = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
@@ -110,13 +112,17 @@ def _check_callbacks(part: Part, known: Sequence[str], metric: str, goal: Goal) 
             )
 
 
-def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]) -> Study:
+def _study(
+    specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]
+) -> Study:
     """Base and variants; the metric is empty if it is not given."""
     tables = [(path, read_toml(path)) for path in specs]
     for path, table in tables:
         if "variants" in table or "parts" in table:
             if len(specs) > 1 or methods:
-                raise SpecError(f"{str(path)!r} is a complete comparison; give it without other specs and --methods")
+                raise SpecError(
+                    f"{str(path)!r} is a complete comparison; give it without other specs and --methods"
+                )
             base = table.get("base", {})
             if not isinstance(base, dict):
                 raise SpecError(f"`base` must be a table, got {shown(base)}")
@@ -128,13 +134,18 @@ def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str],
                     f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"
                 )
             return study_of({"name": path.stem, "metric": ""} | table | {"base": base})
-    found = [(str(path), Spec.from_table(with_changes(table, tuple(changes)))) for path, table in tables]
+    found = [
+        (str(path), Spec.from_table(with_changes(table, tuple(changes)))) for path, table in tables
+    ]
     if methods:
         if len(found) > 1:
             raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
         base, variants = found[0][1].table(), _of_methods(found[0][1], methods)
     else:
-        _agree(found, {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])})
+        _agree(
+            found,
+            {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])},
+        )
         base = {key: value for key, value in found[0][1].table().items() if key not in OWN}
         variants = _of_specs([spec for _, spec in found])
     return Study("comparison", [Part(name="comparison", base=base, variants=variants, metric="")])
@@ -143,7 +154,9 @@ def _study(specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str],
 def _agree(found: Sequence[tuple[str, Spec]], free: set[str]) -> None:
     (first, one), *others = found
     for name, other in others:
-        a, b = (flat({k: v for k, v in spec.table().items() if k not in free}) for spec in (one, other))
+        a, b = (
+            flat({k: v for k, v in spec.table().items() if k not in free}) for spec in (one, other)
+        )
         for key in dict.fromkeys([*a, *b]):
             if a.get(key) != b.get(key):
                 raise SpecError(
@@ -177,9 +190,15 @@ def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]
     for method, _, _ in found:
         count = sum(re.sub(r"-\d+$", "", name) == method for name in names)
         names.append(f"{method}-{count + 1}" if count else method)
-    same = [label for n, (_, label, _) in enumerate(found) if label in [other for _, other, _ in found[:n]]]
+    same = [
+        label
+        for n, (_, label, _) in enumerate(found)
+        if label in [other for _, other, _ in found[:n]]
+    ]
     if same:
-        raise SpecError(f"two methods have the label {same[0]!r}; give one of them another with `… as LABEL`")
+        raise SpecError(
+            f"two methods have the label {same[0]!r}; give one of them another with `… as LABEL`"
+        )
     return [
         Variant(name, label, COLORS[n % len(COLORS)], table, {})
         for n, (name, (_, label, table)) in enumerate(zip(names, found, strict=True))
@@ -194,17 +213,26 @@ def with_grids(variants: Sequence[Variant], texts: Sequence[str]) -> list[Varian
         left, sign, values = text.partition("=")
         owner, colon, key = left.rpartition(":")
         if not sign or not key.strip() or not values.strip():
-            raise SpecError(f"--grid needs key=value,value,… or method:key=value,value,…, got {text!r}")
+            raise SpecError(
+                f"--grid needs key=value,value,… or method:key=value,value,…, got {text!r}"
+            )
         key = _grid_key(key.strip())
-        chosen = [v for v in variants if not colon or owner.strip() in (v.name, v.label, _method(v))]
+        chosen = [
+            v for v in variants if not colon or owner.strip() in (v.name, v.label, _method(v))
+        ]
         if not chosen:
-            raise SpecError(f"--grid {text!r} is for {owner!r}, which is not compared; one of {_names(variants)}")
+            raise SpecError(
+                f"--grid {text!r} is for {owner!r}, which is not compared; one of {_names(variants)}"
+            )
         for variant in chosen:
             if colon or (variant.name, key) not in own:
                 grids[variant.name][key] = [toml_value(value) for value in split(values)]
             if colon:
                 own.add((variant.name, key))
-    return [dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name])) for v in variants]
+    return [
+        dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name]))
+        for v in variants
+    ]
 
 
 def _for_grid(table: dict[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -222,7 +250,9 @@ def _grid_key(key: str) -> str:
     top = key.partition(".")[0]
     fields = {field.name for field in dataclasses.fields(Spec)} - {"method", "epochs"}
     if top in fields:
-        raise SpecError(f"--grid tunes the method, and {key!r} is not a setting of it; change it for all with --set")
+        raise SpecError(
+            f"--grid tunes the method, and {key!r} is not a setting of it; change it for all with --set"
+        )
     return key if top in ("method", "epochs") else f"method.{key}"
 
 
@@ -264,7 +294,9 @@ def _settings(parts: Sequence[str], text: str) -> dict[str, Any]:
     for part in parts:
         key, sign, value = (piece.strip() for piece in part.partition("="))
         if not sign or not key or not value or key == "name":
-            raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
+            raise SpecError(
+                f"a method's settings are written name:key=value,key=value, got {text!r}"
+            )
         if key in found:
             raise SpecError(f"{text!r} sets {key!r} twice; set it once")
         found[key] = toml_value(value)

@@ -52,7 +52,9 @@ class Entry:
     point: Point = field(default_factory=dict)
     at_edge: bool = False  # whether the point lies at an end of its grid
     until: int | None = None  # the last round within the budget; None: all rounds count
-    ends: list[float] = field(default_factory=list)  # the result of each seed; nan: it diverged or failed
+    ends: list[float] = field(
+        default_factory=list
+    )  # the result of each seed; nan: it diverged or failed
     found_lr: list[float] = field(default_factory=list)  # what `lr = "search"` found, per run
     at: dict[str, Tail] = field(default_factory=dict)  # heading of a column → result at that cost
     reached: list[float] | None = None  # rounds, bytes up and bytes both ways to the row's target
@@ -61,8 +63,12 @@ class Entry:
     client_state: int | None = None  # bytes
     client_memory: int | None = None  # bytes
     test_examples: int | None = None  # of the test set
-    projected: list[int] | None = None  # parameters that are projected, values that are sent, all parameters
-    events: list[str] = field(default_factory=list)  # the first event of each kind and seed, and how many
+    projected: list[int] | None = (
+        None  # parameters that are projected, values that are sent, all parameters
+    )
+    events: list[str] = field(
+        default_factory=list
+    )  # the first event of each kind and seed, and how many
 
     @property
     def notes(self) -> list[str]:
@@ -97,7 +103,11 @@ def collect(study: Study, place: Path, command: str) -> Results:
 
 def _entry(cell: Cell, runs: Runs) -> Entry:
     part, row, variant = cell
-    series, curve, spec = runs.series(cell), runs.curve(cell), part.spec(variant, runs.point(cell), row)
+    series, curve, spec = (
+        runs.series(cell),
+        runs.curve(cell),
+        part.spec(variant, runs.point(cell), row),
+    )
     number = next(n for n, one in enumerate(part.rows) if one is row)
     return Entry(
         number, variant.name, series.thin(), final(part, curve), within(part, curve).best(part.goal),
@@ -120,11 +130,19 @@ def _at(cell: Cell, runs: Runs) -> dict[str, Tail]:
     if part.budget is None:
         costs = {axis: runs.equal_cost(part, row, axis) for axis in axes}
         words = {"up": "up", "total": "both ways"}
-        return {f"at {sized(cost)} {words[axis]}": runs.at(cell, axis, cost) for axis, cost in costs.items()}
+        return {
+            f"at {sized(cost)} {words[axis]}": runs.at(cell, axis, cost)
+            for axis, cost in costs.items()
+        }
     limits = part.budget.limits
-    costs = {axis: runs.equal_cost(part, row, axis) for axis in ("total", "round") if set(limits) != {axis}}
+    costs = {
+        axis: runs.equal_cost(part, row, axis)
+        for axis in ("total", "round")
+        if set(limits) != {axis}
+    }
     return {
-        f"{Budget({axis: cost}).words()}, best of grid": runs.tuned_at(cell, axis, cost) for axis, cost in costs.items()
+        f"{Budget({axis: cost}).words()}, best of grid": runs.tuned_at(cell, axis, cost)
+        for axis, cost in costs.items()
     }
 
 
@@ -142,7 +160,10 @@ def known_of(spec: Spec | Table) -> Table:
     try:
         spec = spec if isinstance(spec, Spec) else Spec.from_table(spec)
         sizes = projected(spec)
-        return {"test_examples": outline(spec).test_examples, "projected": None if sizes is None else list(sizes)}
+        return {
+            "test_examples": outline(spec).test_examples,
+            "projected": None if sizes is None else list(sizes),
+        }
     except (FedspanError, OSError, ImportError):
         return {}
 
@@ -159,7 +180,11 @@ def announce(study: Study, out: Path, line: str) -> str:
     make_dir(out)
     (out / CURVES).unlink(missing_ok=True)
     text = tomli_w.dumps(table_of(study))
-    before = (out / STUDY).read_text("utf-8") if (out / STUDY).exists() and "--resume" in line.split() else ""
+    before = (
+        (out / STUDY).read_text("utf-8")
+        if (out / STUDY).exists() and "--resume" in line.split()
+        else ""
+    )
     lines = [one.removeprefix(MADE_BY) for one in before.splitlines() if one.startswith(MADE_BY)]
     if not lines:
         lines = [line.replace(" --resume", "")]
@@ -172,9 +197,16 @@ def announce(study: Study, out: Path, line: str) -> str:
 def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
-    parts = {name: [_entry_table(one, runs) for one in entries] for name, entries in results.entries.items()}
+    parts = {
+        name: [_entry_table(one, runs) for one in entries]
+        for name, entries in results.entries.items()
+    }
     about: Table = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
-    about |= {"command": results.command, "minutes": round(results.minutes, 1), "versions": results.versions}
+    about |= {
+        "command": results.command,
+        "minutes": round(results.minutes, 1),
+        "versions": results.versions,
+    }
     text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(
         out / CURVES, gzip.compress(text.encode(), mtime=0)
@@ -183,13 +215,22 @@ def save(results: Results, out: Path) -> None:
 
 def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
     run = runs.setdefault(_json(entry.series.to_json()), len(runs))
-    plain = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name != "series"}
-    plain |= {"final": _numbers(entry.final), "best": _numbers(entry.best), "ends": _short(entry.ends)}
+    plain = {
+        f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name != "series"
+    }
+    plain |= {
+        "final": _numbers(entry.final),
+        "best": _numbers(entry.best),
+        "ends": _short(entry.ends),
+    }
     plain["at"] = {name: _numbers(tail) for name, tail in entry.at.items()}
     plain["tried"] = [
-        [one.point, one.rounds, _numbers(one.end), *([True] if one.dropped else [])] for one in entry.tried
+        [one.point, one.rounds, _numbers(one.end), *([True] if one.dropped else [])]
+        for one in entry.tried
     ]
-    return {"run": run} | {key: value for key, value in plain.items() if value not in (None, [], {}, False)}
+    return {"run": run} | {
+        key: value for key, value in plain.items() if value not in (None, [], {}, False)
+    }
 
 
 def has_data(place: Path) -> bool:
@@ -203,25 +244,35 @@ def load(place: Path) -> Results:
     try:
         data = json.loads(gzip.decompress((place / CURVES).read_bytes()))
         if data.get("study", digest := _digest(place / STUDY)) != digest:
-            raise ValueError("they are of another study, or it was changed; run the comparison again")
+            raise ValueError(
+                "they are of another study, or it was changed; run the comparison again"
+            )
         entries = {
             part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
             for part in study.parts
         }
         return Results(study, entries, data["command"], data["minutes"], data["versions"])
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
-        raise CheckpointError(f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}") from None
+        raise CheckpointError(
+            f"{str(place / CURVES)!r} does not hold the results of {STUDY}: {error!r}"
+        ) from None
 
 
 def _digest(path: Path) -> str:
     """A hash of what a study's file says, without its comments."""
-    return hashlib.blake2b(json.dumps(tomllib.loads(path.read_text("utf-8"))).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(tomllib.loads(path.read_text("utf-8"))).encode(), digest_size=6
+    ).hexdigest()
 
 
 def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
     variant: Variant = part.variant(table["variant"])
     plain: dict[str, Any] = {key: value for key, value in table.items() if key != "run"}
-    plain |= {"final": _tail(table["final"]), "best": _tail(table["best"]), "row": table.get("row", 0)}
+    plain |= {
+        "final": _tail(table["final"]),
+        "best": _tail(table["best"]),
+        "row": table.get("row", 0),
+    }
     plain["ends"] = [math.nan if value is None else value for value in table.get("ends", [])]
     plain["at"] = {name: _tail(numbers) for name, numbers in table.get("at", {}).items()}
     plain["tried"] = [
@@ -237,7 +288,9 @@ def _numbers(tail: Tail) -> list[float | None]:
 
 def _short(values: Iterable[float]) -> list[float | None]:
     short = (float(f"{value:.8g}") for value in values)
-    return [None if value != value else int(value) if value.is_integer() else value for value in short]
+    return [
+        None if value != value else int(value) if value.is_integer() else value for value in short
+    ]
 
 
 def _tail(numbers: list[float | None]) -> Tail:

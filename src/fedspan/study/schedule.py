@@ -29,7 +29,9 @@ class Schedule:
         self.waiting: dict[Path, Job] = {}
         self.more, self.count = more, 0
         self.asked: dict[Path, int] = {}  # run directory → its rounds
-        self.spent: dict[str, tuple[float, float]] = {}  # method → seconds and units of work of finished runs
+        self.spent: dict[
+            str, tuple[float, float]
+        ] = {}  # method → seconds and units of work of finished runs
         self._add(jobs)
         self._ask()
 
@@ -41,7 +43,11 @@ class Schedule:
     def take(self, running: Collection[Path] = (), in_order: bool = False) -> Job | None:
         """The next run, whose directory no other one is using; None if there is none at the moment."""
         while free := [job for place, job in self.waiting.items() if place not in running]:
-            chosen = free[0] if in_order else max(free, key=lambda job: (job.keep, self.expected(job), work(job)))
+            chosen = (
+                free[0]
+                if in_order
+                else max(free, key=lambda job: (job.keep, self.expected(job), work(job)))
+            )
             self.waiting.pop(chosen.run_dir)
             if not chosen.complete():  # by another job in the same directory
                 return chosen

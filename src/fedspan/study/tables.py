@@ -50,7 +50,10 @@ class Grid:
     def markdown(self) -> str:
         """The table as Markdown."""
         lines = [self.header, ["---"] * len(self.header), *self.texts()]
-        return "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |\n" for line in lines)
+        return "".join(
+            f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |\n"
+            for line in lines
+        )
 
 
 def _text(cell: Cell | str) -> str:
@@ -67,7 +70,9 @@ def scale_of(metric: str) -> int:
 def shown(metric: str, tail: Tail) -> str:
     """A result in words: accuracies in percent, metrics of `fedspan.metrics` as they are, errors as 6.23e-3."""
     if in_percent(metric) or metric == "perplexity":
-        return tail.text(f"{scale_of(metric) * tail.mean:.1f}", f"{scale_of(metric) * tail.spread:.1f}")
+        return tail.text(
+            f"{scale_of(metric) * tail.mean:.1f}", f"{scale_of(metric) * tail.spread:.1f}"
+        )
     if metric.removeprefix("validation_") in registry.choices("metric"):
         return tail.text(f"{tail.mean:.4g}", f"{tail.spread:.2g}")
     return tail.text(number(tail.mean), number(tail.spread, 0))
@@ -100,15 +105,28 @@ def results(part: Part, entries: Sequence[Entry]) -> Grid:
 def ranked(part: Part, entries: Sequence[Entry]) -> list[Entry]:
     """The entries from the best result to the worst; those without a result in every seed come last."""
     sign = -1 if part.goal == "max" else 1
-    return sorted(entries, key=lambda one: (not one.final.whole, sign * one.final.mean if one.final.whole else 0.0))
+    return sorted(
+        entries,
+        key=lambda one: (not one.final.whole, sign * one.final.mean if one.final.whole else 0.0),
+    )
 
 
 def _by_variant(part: Part, entries: Sequence[Entry]) -> Grid:
     """The result, the best evaluation, results at equal cost, and what was spent; the best method first."""
     entries = ranked(part, entries)
     unit = ", %" if in_percent(part.metric) else ""
-    length = f"after {part.base['rounds']} rounds" if part.budget is None else f"at {part.budget.words()}"
-    header = ["method", "tuned", f"{name_of(part.metric)} {length}{unit}", _best(part.metric), *entries[0].at]
+    length = (
+        f"after {part.base['rounds']} rounds"
+        if part.budget is None
+        else f"at {part.budget.words()}"
+    )
+    header = [
+        "method",
+        "tuned",
+        f"{name_of(part.metric)} {length}{unit}",
+        _best(part.metric),
+        *entries[0].at,
+    ]
     byte, size = unit_of(part, entries)
     header += [*(["rounds"] if part.budget else []), f"{byte} up", f"{byte} both ways"]
     header += ["published, final", "published, best"]
@@ -128,7 +146,9 @@ def _by_variant(part: Part, entries: Sequence[Entry]) -> Grid:
 
 def unit_of(part: Part, entries: Sequence[Entry]) -> tuple[str, float]:
     """The unit of bytes in the tables and on the axes of a part, and its size: that of the most that was sent."""
-    most = max((float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0)
+    most = max(
+        (float(one.series.curve(part.metric).spent("total")[-1]) for one in entries), default=0.0
+    )
     return next((one for one in reversed(UNITS.items()) if most >= one[1]), ("B", 1.0))
 
 
@@ -140,7 +160,11 @@ def projected(entry: Entry) -> str:
 def _by_row(part: Part, entries: Sequence[Entry]) -> Grid:
     """The values of every row, and the result of every variant there."""
     names = list(dict.fromkeys(key for row in part.rows for key in row.values))
-    shown_ = [variant for variant in part.variants if any(entry.variant == variant.name for entry in entries)]
+    shown_ = [
+        variant
+        for variant in part.variants
+        if any(entry.variant == variant.name for entry in entries)
+    ]
     targets = any(row.target is not None for row in part.rows)
     byte, size = unit_of(part, entries)
     rows: list[list[Cell | str]] = []
@@ -148,20 +172,34 @@ def _by_row(part: Part, entries: Sequence[Entry]) -> Grid:
         here = {entry.variant: entry for entry in entries if entry.row == place}
         values: list[Cell | str] = [_plain(row.values.get(name, "")) for name in names]
         values += [_plain(row.target)] if targets else []
-        rows.append([*values, *(_cell(part, here[v.name], size) if v.name in here else "" for v in shown_)])
+        rows.append(
+            [*values, *(_cell(part, here[v.name], size) if v.name in here else "" for v in shown_)]
+        )
     extra = [f"{name_of(part.metric)} to reach"] if targets else []
-    return Grid([*names, *extra, *(f"{v.label}, {byte}" if targets else v.label for v in shown_)], rows)
+    return Grid(
+        [*names, *extra, *(f"{v.label}, {byte}" if targets else v.label for v in shown_)], rows
+    )
 
 
 def _cell(part: Part, entry: Entry, size: float) -> Cell:
     """The result of an entry, the settings it was tuned to, and the published number."""
     if part.rows[entry.row].target is not None:
         found = entry.reached
-        return Cell("not reached" if found is None else f"{found[1] / size:.3g} up, {found[2] / size:.3g} both ways")
+        return Cell(
+            "not reached"
+            if found is None
+            else f"{found[1] / size:.3g} up, {found[2] / size:.3g} both ways"
+        )
     verdict = judge(part, entry)
-    published = " ".join(text for text in (SIGNS[verdict.holds], f"published {verdict.published}") if text)
+    published = " ".join(
+        text for text in (SIGNS[verdict.holds], f"published {verdict.published}") if text
+    )
     small = [point_of(entry)] if entry.tried else []
-    small += [", ".join(text for text in (published, verdict.distance) if text)] if verdict.published else []
+    small += (
+        [", ".join(text for text in (published, verdict.distance) if text)]
+        if verdict.published
+        else []
+    )
     mark = {True: "yes", False: "no", None: ""}[verdict.holds]
     return Cell(shown(part.metric, entry.final), "; ".join(small), mark)
 
@@ -174,8 +212,19 @@ def tuning(part: Part, entries: Sequence[Entry]) -> Grid:
             words = ", ".join(f"{key} = {_plain(value)}" for key, value in one.point.items())
             mark = "chosen" if one.point == entry.point else "stopped early" if one.dropped else ""
             where = part.rows[entry.row].label
-            rows.append([where, entry.series.label, words, str(one.rounds), shown(part.tune_metric, one.end), mark])
-    return _without_empty(["row", "method", "settings", "rounds", titled(part.tune_metric), ""], rows, title="Tuning")
+            rows.append(
+                [
+                    where,
+                    entry.series.label,
+                    words,
+                    str(one.rounds),
+                    shown(part.tune_metric, one.end),
+                    mark,
+                ]
+            )
+    return _without_empty(
+        ["row", "method", "settings", "rounds", titled(part.tune_metric), ""], rows, title="Tuning"
+    )
 
 
 def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -183,20 +232,40 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     out = []
     for row in range(len(part.rows)):
         here = [entry for entry in entries if entry.row == row]
-        fronts = {axis: reach([e.series for e in here], part.metric, part.goal, axis) for axis in PARETO}
+        fronts = {
+            axis: reach([e.series for e in here], part.metric, part.goal, axis) for axis in PARETO
+        }
         for place, entry in enumerate(here):
             curve = entry.series.curve(part.metric)
             last, verdict = curve.tail(1), judge(part, entry)
-            record: dict[str, Any] = {"row": part.rows[row].label, "run": entry.series.label, "seeds": last.seeds}
-            record |= {"diverged": last.diverged, "failed": last.failed, "nan": last.undefined or None}
+            record: dict[str, Any] = {
+                "row": part.rows[row].label,
+                "run": entry.series.label,
+                "seeds": last.seeds,
+            }
+            record |= {
+                "diverged": last.diverged,
+                "failed": last.failed,
+                "nan": last.undefined or None,
+            }
             record |= {"rounds": int(curve.rounds[-1])}
-            record |= {"last": last, "best": entry.best, "tuned": point_of(entry), "result": entry.final}
+            record |= {
+                "last": last,
+                "best": entry.best,
+                "tuned": point_of(entry),
+                "result": entry.final,
+            }
             record |= {"up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1])}
-            record |= {"client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory}
+            record |= {
+                "client_state_bytes": entry.client_state,
+                "client_memory_bytes": entry.client_memory,
+            }
             record |= {"seconds": float(curve.seconds[-1])}
             record |= {f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in PARETO}
             out.append(record | {"published": verdict.published, "reproduced": verdict.holds})
-    return [{key: one[key] for key in one if any(r[key] not in (None, "") for r in out)} for one in out]
+    return [
+        {key: one[key] for key in one if any(r[key] not in (None, "") for r in out)} for one in out
+    ]
 
 
 def runs(part: Part, entries: Sequence[Entry]) -> Grid:
@@ -210,7 +279,10 @@ def runs(part: Part, entries: Sequence[Entry]) -> Grid:
         row = [one.get("row", ""), *(str(one[key]) for key in ("run", "seeds", "rounds"))]
         row += [shown(part.metric, one["last"]), shown(part.metric, one["best"])]
         row += [_scaled(one[key], size) for key in ("up_bytes", "down_bytes")]
-        row += [_scaled(one.get("client_state_bytes"), 1e3), _scaled(one.get("client_memory_bytes"), 1e6)]
+        row += [
+            _scaled(one.get("client_state_bytes"), 1e3),
+            _scaled(one.get("client_memory_bytes"), 1e6),
+        ]
         row += [
             f"{one['seconds']:.1f}".replace("nan", ""),
             *(_range(one.get(f"pareto_{axis}_bytes"), size) for axis in PARETO),
@@ -271,7 +343,9 @@ def _range(ends: tuple[float, float] | None, unit: float) -> str:
     return "" if ends is None else " – ".join(f"{end / unit:.3g}" for end in dict.fromkeys(ends))
 
 
-def _without_empty(header: list[str], rows: list[list[Cell | str]], keep: int = 0, title: str = "") -> Grid:
+def _without_empty(
+    header: list[str], rows: list[list[Cell | str]], keep: int = 0, title: str = ""
+) -> Grid:
     """Without the columns that are empty, but for the first `keep`."""
     wanted = [n for n in range(len(header)) if n < keep or any(row[n] for row in rows)]
     return Grid([header[n] for n in wanted], [[row[n] for n in wanted] for row in rows], title)

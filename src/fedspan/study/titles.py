@@ -11,7 +11,12 @@ from fedspan.study.results import Entry
 from fedspan.study.tables import shown
 
 FEW = 5  # methods that a title names
-DATA = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+DATA = {
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+}
 
 
 def titled(part: Part) -> str:
@@ -47,15 +52,23 @@ def described(part: Part) -> str:
     seeds = f"{part.seeds} seed{'s' if part.seeds > 1 else ''}, the same for all"
     first = f"first {part.tuning_seeds} seeds" if part.tuning_seeds > 1 else "first seed"
     parts = [
-        f"Every method runs under {seeds}; ± is the standard deviation over them." if part.seeds > 1 else "One seed."
+        f"Every method runs under {seeds}; ± is the standard deviation over them."
+        if part.seeds > 1
+        else "One seed."
     ]
     if tuned:
-        by = {"": "", TRAIN_LOSS: " by the training loss"}.get(part.tune_by, f" by {name_of(part.tune_by)}")
-        parts.append(f"Each is tuned over its own grid{by} on the {first}; * marks a value at the end of its grid.")
+        by = {"": "", TRAIN_LOSS: " by the training loss"}.get(
+            part.tune_by, f" by {name_of(part.tune_by)}"
+        )
+        parts.append(
+            f"Each is tuned over its own grid{by} on the {first}; * marks a value at the end of its grid."
+        )
     if part.budget is not None:
         parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
         if tuned:
-            parts.append(f"Columns at another cost show the best point of the same grid there, on the {first}.")
+            parts.append(
+                f"Columns at another cost show the best point of the same grid there, on the {first}."
+            )
     if part.tail > 1:
         parts.append(f"A result is the mean of the last {part.tail:g} evaluations.")
     return " ".join(parts)

@@ -47,8 +47,12 @@ class Runs:
         self.study, self.place = study, place
         self._tried: dict[tuple[str, int, str], list[Tried]] = {}
         self._series: dict[tuple[str, int, str], Series] = {}
-        self._decided: dict[tuple[str, int, str], list[int]] = {}  # rounds of each point, where no stage is left
-        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells()]  # runs that cells wait for
+        self._decided: dict[
+            tuple[str, int, str], list[int]
+        ] = {}  # rounds of each point, where no stage is left
+        self._awaited: list[tuple[Cell, list[Job]]] = [
+            (cell, []) for cell in self.cells()
+        ]  # runs that cells wait for
 
     def cells(self) -> Iterator[Cell]:
         """Every variant in every row of every part."""
@@ -69,7 +73,9 @@ class Runs:
         part, row, variant = cell
         point = _candidates(*cell)[n]
         spec = dataclasses.replace(part.tuning_spec(variant, point, row), rounds=rounds)
-        jobs = jobs_of(spec, self.place, part.tuning_seeds, f"tuning {variant.label}, {settings(point)}")
+        jobs = jobs_of(
+            spec, self.place, part.tuning_seeds, f"tuning {variant.label}, {settings(point)}"
+        )
         return [dataclasses.replace(job, keep=True) for job in jobs]  # a longer run may continue it
 
     def _lengths(self, cell: Cell) -> list[int]:
@@ -106,8 +112,16 @@ class Runs:
         found = []
         for cell in self.cells():
             specs = _specs(cell)
-            lengths = [[spec.rounds for spec in specs], *(one[0] for one in stages(cell[0], cell[2], specs))]
-            found += [job for rounds in lengths for n, t in enumerate(rounds) for job in self._trial(cell, n, t)]
+            lengths = [
+                [spec.rounds for spec in specs],
+                *(one[0] for one in stages(cell[0], cell[2], specs)),
+            ]
+            found += [
+                job
+                for rounds in lengths
+                for n, t in enumerate(rounds)
+                for job in self._trial(cell, n, t)
+            ]
             found += [job for point in cell[2].points() for job in self._seeds(cell, point)]
         return found
 
@@ -144,7 +158,9 @@ class Runs:
         A point at which any seed diverged or failed is the last to be taken.
         """
         part, _, variant = cell = self._source(cell)
-        best = max(self.tried(cell), key=lambda one: (not one.dropped, rank(part, one.end)), default=None)
+        best = max(
+            self.tried(cell), key=lambda one: (not one.dropped, rank(part, one.end)), default=None
+        )
         return best.point if best is not None else variant.points()[0]
 
     def _source(self, cell: Cell) -> Cell:
@@ -189,7 +205,9 @@ class Runs:
         """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
         part = cell[0]
         there = [one for one in self.tried(cell) if not (one.dropped and one.spent(axis) < cost)]
-        ends = [(one, _at(part, one.deciding, axis, cost)) for one in there if one.deciding is not None]
+        ends = [
+            (one, _at(part, one.deciding, axis, cost)) for one in there if one.deciding is not None
+        ]
         best, _ = max(ends, key=lambda pair: rank(part, pair[1]), default=(None, None))
         if best is None or best.curve is None or best.point == self.point(cell):
             return self.at(cell, axis, cost)
@@ -202,12 +220,19 @@ class Runs:
         curve = self.curve(cell)
         mean = curve.values.mean(0)
         there = np.flatnonzero(mean < row.target if part.goal == "min" else mean > row.target)
-        return [float(curve.spent(axis)[there[0]]) for axis in ("round", "up", "total")] if len(there) else None
+        return (
+            [float(curve.spent(axis)[there[0]]) for axis in ("round", "up", "total")]
+            if len(there)
+            else None
+        )
 
     def failures(self, cell: Cell) -> list[str]:
         """Runs of a variant that failed, and why."""
         chosen, found = self.point(cell), []
-        for point, jobs in [*zip(_candidates(*cell), self.trying(cell), strict=True), (chosen, self.running(cell))]:
+        for point, jobs in [
+            *zip(_candidates(*cell), self.trying(cell), strict=True),
+            (chosen, self.running(cell)),
+        ]:
             name = ", ".join([cell[2].label, *([settings(point)] if point else [])])
             found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
         return list(dict.fromkeys(found))
@@ -241,8 +266,16 @@ def rank(part: Part, end: Tail) -> float:
 
 def edges(variant: Variant, point: Point) -> Point:
     """The settings of a point that lie at an end of their grid, so that a better value may lie beyond it."""
-    numbers = {k: v for k, v in variant.grid.items() if len(v) > 1 and all(isinstance(x, int | float) for x in v)}
-    return {key: point[key] for key, values in numbers.items() if point.get(key) in (min(values), max(values))}
+    numbers = {
+        k: v
+        for k, v in variant.grid.items()
+        if len(v) > 1 and all(isinstance(x, int | float) for x in v)
+    }
+    return {
+        key: point[key]
+        for key, values in numbers.items()
+        if point.get(key) in (min(values), max(values))
+    }
 
 
 def within(part: Part, curve: Curve) -> Curve:

@@ -58,16 +58,24 @@ def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
             winners.append(max(here, key=lambda one: _sign(part) * one.final.mean).series.label)
     if not winners:
         return []
-    counts = sorted(((winners.count(label), label) for label in dict.fromkeys(winners)), key=lambda pair: -pair[0])
+    counts = sorted(
+        ((winners.count(label), label) for label in dict.fromkeys(winners)),
+        key=lambda pair: -pair[0],
+    )
     all_rows = f"all {len(winners)}" if len(counts) == 1 else ""
     named = [f"{label} in {all_rows or count}" for count, label in counts]
-    most, of_rows = "Highest" if part.goal == "max" else "Lowest", "" if all_rows else f" of {len(winners)}"
+    most, of_rows = (
+        "Highest" if part.goal == "max" else "Lowest",
+        "" if all_rows else f" of {len(winners)}",
+    )
     return [f"{most} mean {name_of(part.metric)}: {_listed(named)}{of_rows} rows."]
 
 
 def _choice(part: Part, entries: Sequence[Entry]) -> str:
     """Which method to take."""
-    ranked = sorted((one for one in entries if one.final.whole), key=lambda one: -_sign(part) * one.final.mean)
+    ranked = sorted(
+        (one for one in entries if one.final.whole), key=lambda one: -_sign(part) * one.final.mean
+    )
     if not ranked:
         return "No method has a result in every seed."
     best, others = ranked[0], ranked[1:]
@@ -75,7 +83,9 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
     value = f"{name_of(part.metric)} {_value(part, best)}"
     if not others:
         return f"{best.series.label}{where}: {value}{_over(seeds)}."
-    if not all(math.isfinite(end) for one in ranked[:2] for end in _ends(part, one)):  # only means were kept
+    if not all(
+        math.isfinite(end) for one in ranked[:2] for end in _ends(part, one)
+    ):  # only means were kept
         most = "highest" if part.goal == "max" else "lowest"
         return f"{best.series.label} has the {most} mean{where}: {value}; next is {_named(part, others[0])}."
     if seeds == 1 and best.final.mean == others[0].final.mean:
@@ -86,7 +96,11 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
         return _undecided(part, best, mixed)
     second = f"{value}, {_gap(part, best, others[0])} than {_named(part, others[0])}"
     if not apart[0]:
-        spread = f"in each of the {seeds} seeds, but {_interval(part, best, others[0])}" if seeds > 1 else "in one seed"
+        spread = (
+            f"in each of the {seeds} seeds, but {_interval(part, best, others[0])}"
+            if seeds > 1
+            else "in one seed"
+        )
         return f"{best.series.label} is ahead{where}: {second} {spread}."
     noisy = [_named(part, one) for one, told in zip(others, apart, strict=True) if not told]
     but = f" (less so against {_listed(noisy)}: results spread widely there)" if noisy else ""
@@ -96,7 +110,10 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
 def _undecided(part: Part, best: Entry, others: Sequence[Entry]) -> str:
     """Methods of which no one is ahead in every seed, and the cheapest of them."""
     listed = _listed([_named(part, one) for one in others])
-    seeds, first = len(_ends(part, best)), f"{best.series.label} ({name_of(part.metric)} {_value(part, best)})"
+    seeds, first = (
+        len(_ends(part, best)),
+        f"{best.series.label} ({name_of(part.metric)} {_value(part, best)})",
+    )
     text = f"The {seeds} seeds do not tell {first} apart from {listed}{_where(part)}"
     least = min([best, *others], key=lambda one: _sent(part, one))
     if _sent(part, least) < CHEAPER * max(_sent(part, one) for one in (best, *others)):
@@ -119,7 +136,9 @@ def _half(part: Part, one: Entry, gaps: Floats) -> float:
     """Half of the 95 % interval of a mean difference."""
     rounding = 0.0
     if part.metric == "accuracy" and one.test_examples is not None:
-        rounding = 1 / (6 * one.test_examples**2)  # of two accuracies, each a multiple of 1/n: 2 (1/n)²/12
+        rounding = 1 / (
+            6 * one.test_examples**2
+        )  # of two accuracies, each a multiple of 1/n: 2 (1/n)²/12
     deviation = math.sqrt(float(gaps.var(ddof=1)) + rounding)
     return STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * deviation / math.sqrt(len(gaps))
 
@@ -128,7 +147,11 @@ def _interval(part: Part, one: Entry, other: Entry) -> str:
     gaps = _sign(part) * _gaps(part, one, other)
     mean, half = float(gaps.mean()), _half(part, one, gaps)
     low, high = mean - half, mean + half
-    ends = f"{100 * low:.1f} to {100 * high:.1f} points" if in_percent(part.metric) else f"{low:.2g} to {high:.2g}"
+    ends = (
+        f"{100 * low:.1f} to {100 * high:.1f} points"
+        if in_percent(part.metric)
+        else f"{low:.2g} to {high:.2g}"
+    )
     return f"the 95 % interval of the difference, {ends}, contains zero".replace("-", "−")
 
 
@@ -162,7 +185,11 @@ def _edge(part: Part, entries: Sequence[Entry]) -> str:
         found += [f"{one.series.label} ({settings(at_end)})"] if at_end else []
     if not found:
         return ""
-    verb = "is best at the end of its grid" if len(found) == 1 else "are best at the ends of their grids"
+    verb = (
+        "is best at the end of its grid"
+        if len(found) == 1
+        else "are best at the ends of their grids"
+    )
     return f"{_listed(found)} {verb}: a better value may lie beyond."
 
 
@@ -176,7 +203,9 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
             what = word if word != "NaN" else f"has no number as {name_of(part.metric)}"
             found.append(f"{label} {what}{many}{_reason(one) if word == 'failed' else ''}")
         if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
-            found.append(f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is")
+            found.append(
+                f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is"
+            )
     return f"{'; '.join(found)}." if found else ""
 
 
@@ -190,7 +219,9 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
         share = "none" if not projected else f"{projected:,}"
         if not projected or sent >= LITTLE * parameters:
             gain = "nothing" if not projected else "little"
-            found.append(f"{one.series.label} projects {share} of the {parameters:,} parameters and has {gain} to gain")
+            found.append(
+                f"{one.series.label} projects {share} of the {parameters:,} parameters and has {gain} to gain"
+            )
     if not found:
         return ""
     return f"{'; '.join(found)}: biases, small tensors and the output head are sent in full."
@@ -212,7 +243,11 @@ def _how(part: Part, entries: Sequence[Entry]) -> str:
     if not tuned:
         validated = part.tune_metric.startswith("validation_")
         return f"Step sizes were searched by {'the validation loss' if validated else by}."
-    same = ", the metric of the results" if part.tune_metric == part.metric else ", not by the test set"
+    same = (
+        ", the metric of the results"
+        if part.tune_metric == part.metric
+        else ", not by the test set"
+    )
     return f"Settings were chosen by {by} on {_first_seeds(part)}{same}."
 
 
@@ -249,7 +284,9 @@ def _sent(part: Part, entry: Entry) -> float:
 def _share(part: Part, entry: Entry) -> float:
     """The part of the budget that was spent where the result is read, on the axis that is used up first."""
     assert part.budget is not None
-    return max(float(entry.curve(part).spent(axis)[-1]) / most for axis, most in part.budget.limits.items())
+    return max(
+        float(entry.curve(part).spent(axis)[-1]) / most for axis, most in part.budget.limits.items()
+    )
 
 
 def _sign(part: Part) -> int:
@@ -257,7 +294,11 @@ def _sign(part: Part) -> int:
 
 
 def _where(part: Part) -> str:
-    return f" at {part.budget.words()}" if part.budget is not None else f" after {part.base['rounds']} rounds"
+    return (
+        f" at {part.budget.words()}"
+        if part.budget is not None
+        else f" after {part.base['rounds']} rounds"
+    )
 
 
 def _over(seeds: int) -> str:

@@ -19,7 +19,12 @@ from fedspan.core.plugins import execute_file
 from fedspan.core.seeds import torch_generator
 
 T = TypeVar("T")
-EXTRAS = {"sklearn": "vision", "PIL": "vision", "pandas": "pandas", "transformers": "nlp"}  # module → extra that has it
+EXTRAS = {
+    "sklearn": "vision",
+    "PIL": "vision",
+    "pandas": "pandas",
+    "transformers": "nlp",
+}  # module → extra that has it
 
 
 def load_module(name: str, folder: str | None, key: str = "task.module") -> ModuleType:
@@ -76,7 +81,9 @@ def _loaded(load: Callable[[], T], name: str, key: str) -> T:
         remedy = f"; pip install 'fedspan[{extra}]'" if extra else ""
         raise SpecError(f"`{key}` {name!r} cannot be imported: {error}{remedy}") from None
     except SystemExit as error:
-        raise SpecError(f"`{key}` {name!r} calls sys.exit when it is imported; remove the call") from error
+        raise SpecError(
+            f"`{key}` {name!r} calls sys.exit when it is imported; remove the call"
+        ) from error
     except Exception as error:
         raise SpecError(f"`{key}` {name!r} cannot be imported: {one_line(error)}") from error
 
@@ -103,7 +110,9 @@ def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
         frame = (own or frames)[-1]  # of the user's file, not of a library that it calls
         place = f"line {frame.lineno} of {Path(frame.filename).name}"
         missing = bool(arguments) and isinstance(error, FileNotFoundError)
-        hint = "; set `clients` in the spec to the number of clients that have data" if missing else ""
+        hint = (
+            "; set `clients` in the spec to the number of clients that have data" if missing else ""
+        )
         raise SpecError(f"{what}() fails in {place}: {one_line(error)}{hint}") from error
 
 

@@ -41,14 +41,20 @@ class RegressionProblem(Problem):
         if batch != "full":  # drawn with replacement, so that it may exceed the rows of a client
             check_memory(8 * len(of_runs) * batch * (d + m), f"make `batch_size` {batch} smaller")
         self.seeds, self.batch, self.reg = of_runs, batch, reg
-        self.ahead: tuple[object, tuple[torch.Tensor, ...]] | None = None  # mini-batches of several rounds
+        self.ahead: tuple[object, tuple[torch.Tensor, ...]] | None = (
+            None  # mini-batches of several rounds
+        )
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = settings.participation.shares(self.counts)
-        self.steps_per_epoch = 1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
+        self.steps_per_epoch = (
+            1 if batch == "full" else max(1, round(float(self.counts.mean()) / batch))
+        )
         # Rows are scaled by 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch.
         self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
-        joined = np.stack([np.concatenate([a, -b], -1) for a, b, _ in data]) * self.scale[:, None, None]
+        joined = (
+            np.stack([np.concatenate([a, -b], -1) for a, b, _ in data]) * self.scale[:, None, None]
+        )
         self.data = torch.from_numpy(joined).to(dtype)  # [A −B], (runs, N, n, d + m)
         self.by_client, self.by_row = self.data.flatten(0, 1), self.data.flatten(0, 2)
         self.x0 = torch.zeros(len(of_runs), 1, d * m, dtype=dtype)
@@ -61,13 +67,25 @@ class RegressionProblem(Problem):
         return int(self.counts[client])
 
     def picks(
-        self, of_runs: tuple[int, ...], rounds: range, part: int, ids: npt.NDArray[np.int64], steps: int
+        self,
+        of_runs: tuple[int, ...],
+        rounds: range,
+        part: int,
+        ids: npt.NDArray[np.int64],
+        steps: int,
     ) -> torch.Tensor:
         """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
         assert self.batch != "full"
         keys = seeds.keys_of_rounds(of_runs, "batch", rounds, part)[..., None]
-        drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None])
-        return torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch).transpose(1, 2).contiguous()
+        drawn = seeds.integers(
+            seeds.children(keys, ids), steps * self.batch, self.counts[ids][..., None]
+        )
+        return (
+            torch.from_numpy(drawn)
+            .view(len(rounds), -1, steps, self.batch)
+            .transpose(1, 2)
+            .contiguous()
+        )
 
     def index(
         self, of_runs: tuple[int, ...], rounds: Schedule, part: int, steps: int, inside: bool
@@ -76,13 +94,17 @@ class RegressionProblem(Problem):
         numbers = range(rounds.first, rounds.first + len(rounds.ids))
         clients = np.arange(rounds.rows.shape[1])[None] if inside else rounds.rows
         first = torch.from_numpy(clients * self.samples)[:, None, :, None]
-        return self.picks(of_runs, numbers, part, rounds.ids, steps).add_(first).flatten(1).unbind(0)
+        return (
+            self.picks(of_runs, numbers, part, rounds.ids, steps).add_(first).flatten(1).unbind(0)
+        )
 
     def rows_of(self, rnd: Round) -> torch.Tensor:
         """[A −B] of a cohort, (runs · S, n, d + m)."""
         return self.by_client.index_select(0, torch.from_numpy(rnd.rows))
 
-    def batches(self, rnd: Round, width: int, inside: torch.Tensor | None = None) -> Iterator[Batch]:
+    def batches(
+        self, rnd: Round, width: int, inside: torch.Tensor | None = None
+    ) -> Iterator[Batch]:
         """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P.
 
         It is the problem's and not the objective's, which holds it: in a cycle, batches would wait for the collector.
@@ -90,7 +112,9 @@ class RegressionProblem(Problem):
         count, steps, m = rnd.ids.size, max(1, rnd.local_steps), self.layout.blocks[0].shape[0]
         for part in itertools.count():
             if self.batch == "full":
-                taken = (self.rows_of(rnd) if inside is None else inside).view(1, count, self.samples, -1)
+                taken = (self.rows_of(rnd) if inside is None else inside).view(
+                    1, count, self.samples, -1
+                )
             else:
                 flat, index = (
                     self.by_row if inside is None else inside,
@@ -103,7 +127,9 @@ class RegressionProblem(Problem):
     def _index(self, rnd: Round, part: int, steps: int, inside: bool) -> torch.Tensor:
         """Which rows the mini-batches of `steps` local steps take, one after the other."""
         if part > 0 or rnd.schedule is None:
-            return self.index(rnd.seeds, Schedule(rnd.t, rnd.ids[None], rnd.rows[None]), part, steps, inside)[0]
+            return self.index(
+                rnd.seeds, Schedule(rnd.t, rnd.ids[None], rnd.rows[None]), part, steps, inside
+            )[0]
         key = (rnd.schedule, steps, inside)
         if self.ahead is None or self.ahead[0] != key:
             self.ahead = (key, self.index(rnd.seeds, rnd.schedule, 0, steps, inside))
@@ -125,7 +151,9 @@ class RegressionProblem(Problem):
         """Largest eigenvalues of A_iᵀA_i/n_i + λ, and of the Hessian of F."""
         rows = self.data[..., : self.layout.blocks[0].inputs].double().numpy()
         top = np.linalg.norm(rows, 2, (2, 3)) ** 2 / (self.counts * self.scale**2)
-        return top + self.reg, np.array([np.linalg.norm(hessian, 2) for hessian, _, _, _ in self._terms])
+        return top + self.reg, np.array(
+            [np.linalg.norm(hessian, 2) for hessian, _, _, _ in self._terms]
+        )
 
     def hessians(self) -> list[Floats]:
         """H of F for each run, (d, d)."""
@@ -133,12 +161,16 @@ class RegressionProblem(Problem):
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, Floats]:
         """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
-        points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape).swapaxes(1, 2)
+        points = (
+            x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape).swapaxes(1, 2)
+        )
         out: dict[str, list[float]] = {"rel_err": [], "loss": []}
         with np.errstate(over="ignore", invalid="ignore"):
             for point, (hessian, linear, constant, best) in zip(points, self._terms, strict=True):
                 out["rel_err"].append(float(np.linalg.norm(point - best) / np.linalg.norm(best)))
-                out["loss"].append(float(0.5 * np.vdot(point, hessian @ point) - np.vdot(point, linear) + constant))
+                out["loss"].append(
+                    float(0.5 * np.vdot(point, hessian @ point) - np.vdot(point, linear) + constant)
+                )
         return {name: np.array(values) for name, values in out.items()}
 
     def diverged(self, metrics: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
@@ -164,7 +196,9 @@ class RegressionObjective(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """The same on all rows."""
-        rows, offset = (self.problem.rows_of(self.rnd) * self._all_rows()).split([self.d, self.m], -1)
+        rows, offset = (self.problem.rows_of(self.rnd) * self._all_rows()).split(
+            [self.d, self.m], -1
+        )
         return self._along(iter([(rows, rows.mT, offset.mT)]))(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
@@ -173,20 +207,38 @@ class RegressionObjective(Objective):
         if factor is None:
             return super().restrict(x, P, plus)
         below, beside = _frame(self.runs, d, factor.rank, m, x.dtype)
-        right = torch.cat([torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1), beside], 2)
-        inside = torch.bmm(self.problem.rows_of(self.rnd).view(self.runs, -1, d + m), right.mT)  # [A Pᵀ, A x − B, 0]
-        ridge = self.problem.reg * (P @ x) if plus is None else torch.add(plus, P @ x, alpha=self.problem.reg)
-        return self._along(self.problem.batches(self.rnd, factor.rank, inside.view(-1, right.shape[1])), ridge)
+        right = torch.cat(
+            [torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1), beside], 2
+        )
+        inside = torch.bmm(
+            self.problem.rows_of(self.rnd).view(self.runs, -1, d + m), right.mT
+        )  # [A Pᵀ, A x − B, 0]
+        ridge = (
+            self.problem.reg * (P @ x)
+            if plus is None
+            else torch.add(plus, P @ x, alpha=self.problem.reg)
+        )
+        return self._along(
+            self.problem.batches(self.rnd, factor.rank, inside.view(-1, right.shape[1])), ridge
+        )
 
     def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Descent:
         count = self.runs * self.cohort
-        fixed = None if plus is None else plus.expand(self.runs, self.cohort, -1).reshape(count, self.m, -1)
+        fixed = (
+            None
+            if plus is None
+            else plus.expand(self.runs, self.cohort, -1).reshape(count, self.m, -1)
+        )
         return Descent(batches, fixed, self.problem.reg, (self.runs, self.cohort), self.m)
 
     def _all_rows(self) -> torch.Tensor:
         """The factor from rows scaled for a mini-batch to rows scaled for all n_i."""
         factor = 1 / (np.sqrt(self.problem.counts) * self.problem.scale)
-        return torch.from_numpy(factor[self.rnd.ids.ravel()]).to(self.problem.data.dtype).view(-1, 1, 1)
+        return (
+            torch.from_numpy(factor[self.rnd.ids.ravel()])
+            .to(self.problem.data.dtype)
+            .view(-1, 1, 1)
+        )
 
 
 class Descent(SteppingDirection):
@@ -195,7 +247,12 @@ class Descent(SteppingDirection):
     takes_steps = True
 
     def __init__(
-        self, batches: Iterator[Batch], fixed: torch.Tensor | None, reg: float, cohort: tuple[int, int], m: int
+        self,
+        batches: Iterator[Batch],
+        fixed: torch.Tensor | None,
+        reg: float,
+        cohort: tuple[int, int],
+        m: int,
     ) -> None:
         self.batches, self.fixed, self.reg, self.m = batches, fixed, reg, m
         self.cohort, self.count = cohort, cohort[0] * cohort[1]
@@ -218,14 +275,18 @@ class Descent(SteppingDirection):
 
 
 @functools.lru_cache(maxsize=16)
-def _frame(runs: int, d: int, r: int, m: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _frame(
+    runs: int, d: int, r: int, m: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What completes [P; xᵀ] to [[P, 0], [xᵀ, I], [0, 0]]; products are faster if one side is a multiple of 16."""
     zeros = -(r + m) % 16
     beside = torch.eye(r + m + zeros, m, dtype=dtype).roll(r, 0)
     return torch.zeros(runs, zeros, d, dtype=dtype), beside.expand(runs, -1, -1)
 
 
-def _normal_equations(a: Floats, b: Floats, row: Floats, reg: float) -> tuple[Floats, Floats, float, Floats]:
+def _normal_equations(
+    a: Floats, b: Floats, row: Floats, reg: float
+) -> tuple[Floats, Floats, float, Floats]:
     """(H, G, const, X*) of F(X) = ½⟨X, H X⟩ − ⟨X, G⟩ + const, in float64."""
     weighted = a * row[:, None, None]
     hessian = np.tensordot(weighted, a, ((0, 1), (0, 1))) + reg * np.eye(a.shape[2])

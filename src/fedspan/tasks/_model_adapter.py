@@ -18,7 +18,14 @@ from torch import nn
 
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, shown
-from fedspan.huggingface.models import about, is_pretrained, own_loss, prepare, score_of, usual_metrics
+from fedspan.huggingface.models import (
+    about,
+    is_pretrained,
+    own_loss,
+    prepare,
+    score_of,
+    usual_metrics,
+)
 from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
 from fedspan.metrics._own import chosen
@@ -45,7 +52,10 @@ class ModelAdapter:
 
 
 def model_adapter(
-    model: nn.Module, settings: Settings, loss: OutputLoss | None = None, objective: Loss | None = None
+    model: nn.Module,
+    settings: Settings,
+    loss: OutputLoss | None = None,
+    objective: Loss | None = None,
 ) -> ModelAdapter:
     """Chooses by the model: its own loss for a Hugging Face model, otherwise the given one or that of the data."""
     metrics, device = settings.metrics, settings.torch_device
@@ -61,7 +71,9 @@ def model_adapter(
     if objective is not None:
         score = by_objective(objective, bool(metrics))
         if not callable(objective):
-            raise SpecError(f"`objective` must be a function of (model, batch), got {shown(objective)}")
+            raise SpecError(
+                f"`objective` must be a function of (model, batch), got {shown(objective)}"
+            )
         columns, seen = _Columns(), set[int]()
 
         def tried_once(data: Any, who: str) -> ClientData:
@@ -88,7 +100,9 @@ def _try(model: nn.Module, objective: Loss, data: ClientData, first: bool) -> No
     if parameter.is_meta:
         return
     index = torch.arange(min(PROBED, len(data)))
-    batches = [placed(data.take(index.repeat(n)), parameter.device) for n in ((1, 2) if first else (1,))]
+    batches = [
+        placed(data.take(index.repeat(n)), parameter.device) for n in ((1, 2) if first else (1,))
+    ]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -132,7 +146,11 @@ class _Columns:
             )
         if names == self.names:
             return data
-        return {name: data[name] for name in self.names} if isinstance(data, Mapping) else data[self.names]
+        return (
+            {name: data[name] for name in self.names}
+            if isinstance(data, Mapping)
+            else data[self.names]
+        )
 
 
 def is_frame(data: Any) -> bool:
@@ -178,6 +196,10 @@ class _Pairs:
 
 def _check_metrics(settings: Settings, kind: ProblemKind) -> None:
     """Metrics of labels make no sense of a model that is trained to predict numbers."""
-    wrong = [name for name, metric in chosen(settings.metrics).items() if isinstance(metric, Labels)]
+    wrong = [
+        name for name, metric in chosen(settings.metrics).items() if isinstance(metric, Labels)
+    ]
     if wrong and kind.kind == "numbers":
-        raise SpecError(f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'")
+        raise SpecError(
+            f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'"
+        )

@@ -22,14 +22,24 @@ from torch.utils.data import DataLoader
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.task import Holdings, Task
-from fedspan.nn.client_data import KEPT, ClientData, LocalClients, Loss, ReadLater, client_name, split_parts
+from fedspan.nn.client_data import (
+    KEPT,
+    ClientData,
+    LocalClients,
+    Loss,
+    ReadLater,
+    client_name,
+    split_parts,
+)
 from fedspan.nn.evaluate import Evaluator
 from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
 from fedspan.nn.problem_kind import OutputLoss
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks._model_adapter import ModelAdapter, model_adapter
 
-READ_AT_START = 10_000  # clients; the data of more is read and checked when a client first takes part
+READ_AT_START = (
+    10_000  # clients; the data of more is read and checked when a client first takes part
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +54,9 @@ class Material:
     objective: Loss | None = None  # in place of a loss of outputs and targets
     validation: Callable[[], Any] = lambda: None
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
-    sizes: Callable[[], Sequence[int] | None] = lambda: None  # numbers of examples, where they are known unread
+    sizes: Callable[[], Sequence[int] | None] = lambda: (
+        None
+    )  # numbers of examples, where they are known unread
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
@@ -67,7 +79,9 @@ class ModuleTask(Task):
         made = self.material(seed, settings.torch_dtype)
         return self._problem(made, range(made.clients), seed, settings)
 
-    def client_problem(self, client: int, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
+    def client_problem(
+        self, client: int, seeds: tuple[int, ...], settings: Settings
+    ) -> TorchProblem:
         """One client's examples and no test set."""
         (seed,) = seeds
         made = self.material(seed, settings.torch_dtype)
@@ -92,18 +106,30 @@ class ModuleTask(Task):
         targets = [_classes_of(data) for data in given]
         if any(one is None for one in targets):
             adapter = model_adapter(made.model, Settings(), made.loss, made.objective)
-            sizes = [len(adapter.client_data(data, made.who(number))) for number, data in enumerate(given)]
+            sizes = [
+                len(adapter.client_data(data, made.who(number)))
+                for number, data in enumerate(given)
+            ]
             return Holdings(np.array(sizes)[:, None], names)
         number = 1 + max(int(one.max()) for one in targets if one is not None)
-        counts = np.stack([np.bincount(one, minlength=number) for one in targets if one is not None])
+        counts = np.stack(
+            [np.bincount(one, minlength=number) for one in targets if one is not None]
+        )
         return Holdings(counts, names, [str(one) for one in range(number)])
 
     def _problem(
-        self, made: Material, ids: Sequence[int], seed: int, settings: Settings, on_client: bool = False
+        self,
+        made: Material,
+        ids: Sequence[int],
+        seed: int,
+        settings: Settings,
+        on_client: bool = False,
     ) -> TorchProblem:
         chosen = settings.projection
         frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
-        rules = projection_rules(made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel)
+        rules = projection_rules(
+            made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel
+        )
         adapter = model_adapter(made.model, settings, made.loss, made.objective)
         clients, tests = _population(made, ids, adapter)
         test, validation = (None, None) if on_client else (made.test(), made.validation())
@@ -132,22 +158,34 @@ def _population(
     def read(i: int, data: Any) -> tuple[ClientData, str, ClientData]:
         train, part, held_out = split_parts(data, made.who(i))
         own = adapter.client_data(train, made.who(i))
-        return own, part, own if held_out is None else adapter.client_data(held_out, f"{made.who(i)}, {part}")
+        return (
+            own,
+            part,
+            own if held_out is None else adapter.client_data(held_out, f"{made.who(i)}, {part}"),
+        )
 
     if len(ids) <= READ_AT_START:
-        found = {i: read(i, data) for i, data in zip(ids, made.examples(ids) if ids else (), strict=True)}
+        found = {
+            i: read(i, data) for i, data in zip(ids, made.examples(ids) if ids else (), strict=True)
+        }
         own = {i: one[0] for i, one in found.items()}
-        clients = list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients)
+        clients = (
+            list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients)
+        )
         return clients, {i: one[1:] for i, one in found.items()}
     each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, next(iter(made.examples([i])))))
     each(0)  # the first client decides the kind of problem
-    return ReadLater(made.clients, lambda i: each(i)[0], made.sizes()), TestsLater(made.clients, each)
+    return ReadLater(made.clients, lambda i: each(i)[0], made.sizes()), TestsLater(
+        made.clients, each
+    )
 
 
 class TestsLater(Mapping[int, tuple[str, ClientData]]):
     """What each client of a large population is evaluated on."""
 
-    def __init__(self, clients: int, read: Callable[[int], tuple[ClientData, str, ClientData]]) -> None:
+    def __init__(
+        self, clients: int, read: Callable[[int], tuple[ClientData, str, ClientData]]
+    ) -> None:
         self.clients, self.read = clients, read
 
     def __len__(self) -> int:
@@ -177,9 +215,15 @@ def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
     parts = getattr(data, "tensors", data)
     if isinstance(parts, Mapping):
         parts = (None, parts.get("labels"))
-    if not isinstance(parts, list | tuple) or len(parts) != 2 or not isinstance(parts[1], torch.Tensor | np.ndarray):
+    if (
+        not isinstance(parts, list | tuple)
+        or len(parts) != 2
+        or not isinstance(parts[1], torch.Tensor | np.ndarray)
+    ):
         return None
     targets = np.asarray(parts[1])
     return (
-        targets.astype(np.int64) if targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0 else None
+        targets.astype(np.int64)
+        if targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0
+        else None
     )

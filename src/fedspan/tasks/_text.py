@@ -23,8 +23,12 @@ from fedspan.tasks._module import ModuleTask
 class TextTask(ModuleTask):
     """What all text tasks have in common."""
 
-    precision: Literal["full", "bfloat16"] = "full"  # of the weights; x and the controls keep the run's dtype
-    gradient_checkpointing: bool = False  # keeps the activations of few layers, and computes the others twice
+    precision: Literal["full", "bfloat16"] = (
+        "full"  # of the weights; x and the controls keep the run's dtype
+    )
+    gradient_checkpointing: bool = (
+        False  # keeps the activations of few layers, and computes the others twice
+    )
     dropout: float = 0.0  # replaces the model's own
 
     def __post_init__(self) -> None:
@@ -38,17 +42,26 @@ class TextTask(ModuleTask):
 
     def prepared(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
         """The model in the precision, and with the checkpointing, of the task."""
-        return prepare(model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype), self.gradient_checkpointing)
+        return prepare(
+            model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype),
+            self.gradient_checkpointing,
+        )
 
 
 @functools.lru_cache(maxsize=4)
-def sentences(texts: Split, place: Path | None, longest: int, which: tuple[int, ...]) -> dict[int, list[int]]:
+def sentences(
+    texts: Split, place: Path | None, longest: int, which: tuple[int, ...]
+) -> dict[int, list[int]]:
     """Row of a data set → its text as ids with marks of beginning and end, cut to `longest`."""
-    return dict(zip(which, checkpoints.sentences(place, [texts.x[i] for i in which], longest), strict=True))
+    return dict(
+        zip(which, checkpoints.sentences(place, [texts.x[i] for i in which], longest), strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=4)
-def running(texts: Split, place: Path | None, which: tuple[int, ...]) -> tuple[list[int], dict[int, list[int]]]:
+def running(
+    texts: Split, place: Path | None, which: tuple[int, ...]
+) -> tuple[list[int], dict[int, list[int]]]:
     """The mark of a beginning, and row of a data set → its text as ids, uncut and without marks."""
     begin, found = checkpoints.running(place, [texts.x[i] for i in which])
     return begin, dict(zip(which, found, strict=True))

@@ -21,7 +21,9 @@ from fedspan.tasks._module import Material
 class Classification(DividedTask):
     """Clients with examples of their own, evaluated on one test set."""
 
-    data: str | OwnData  # mnist, fashion_mnist, cifar10, cifar100, cifar100_mini, digits; or a table with a `path`
+    data: (
+        str | OwnData
+    )  # mnist, fashion_mnist, cifar10, cifar100, cifar100_mini, digits; or a table with a `path`
     model: str = "mlp"  # linear, mlp, cnn, resnet8, resnet20, resnet56, resnet110; or your own as module:function
     norm: Norm = "group"  # of the ResNets
     classes: int | None = None  # only the first classes of a data set by name; None: all
@@ -33,7 +35,9 @@ class Classification(DividedTask):
         at_least("shrink", self.shrink, 1)
         if isinstance(self.data, str):
             if "." in self.data or "/" in self.data:
-                raise SpecError(f'`task.data` {self.data!r} is a file; write data = {{path = "{self.data}", …}}')
+                raise SpecError(
+                    f'`task.data` {self.data!r} is a file; write data = {{path = "{self.data}", …}}'
+                )
             one_of("task.data", self.data, datasets.IMAGES)
         for name in ("classes", "per_class", "test_per_class"):
             if getattr(self, name) is not None:
@@ -58,11 +62,15 @@ class Classification(DividedTask):
             return self.data.divide("classes", self.partition, self.draw_seed(seed))
         train, test = (
             _some(split, self.classes, per_class)
-            for split, per_class in zip(datasets.load(self.data), (self.per_class, self.test_per_class), strict=True)
+            for split, per_class in zip(
+                datasets.load(self.data), (self.per_class, self.test_per_class), strict=True
+            )
         )
         parts = self.partition.split(train.y, self.draw_seed(seed), train.owner)
         names = [str(number) for number in range(len(parts))]
-        return Division(train, test, parts, names, [str(number) for number in range(int(train.y.max()) + 1)])
+        return Division(
+            train, test, parts, names, [str(number) for number in range(int(train.y.max()) + 1)]
+        )
 
 
 def _some(split: Split, classes: int | None, per_class: int | None) -> Split:
@@ -70,4 +78,6 @@ def _some(split: Split, classes: int | None, per_class: int | None) -> Split:
     if classes is None and per_class is None:
         return split
     places = first_examples(split.y, classes, per_class)
-    return Split(split.x[places], split.y[places], None if split.owner is None else split.owner[places])
+    return Split(
+        split.x[places], split.y[places], None if split.owner is None else split.owner[places]
+    )

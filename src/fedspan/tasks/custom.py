@@ -58,16 +58,30 @@ class Objects:
                 "`clients` is one table; give a list with a table per client, such as "
                 "[part for _, part in table.groupby('client')]"
             )
-        single = isinstance(clients, torch.Tensor | np.ndarray | str | bytes | set | DataLoader | Dataset)
+        single = isinstance(
+            clients, torch.Tensor | np.ndarray | str | bytes | set | DataLoader | Dataset
+        )
         if single or not hasattr(clients, "__len__"):
-            raise DataError(f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}")
-        if isinstance(clients, Mapping) and "train" in clients and set(clients) <= {"train", "test", "validation"}:
-            raise DataError("`clients` has the parts of one data set; divide train among clients, and give `test`")
+            raise DataError(
+                f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}"
+            )
+        if (
+            isinstance(clients, Mapping)
+            and "train" in clients
+            and set(clients) <= {"train", "test", "validation"}
+        ):
+            raise DataError(
+                "`clients` has the parts of one data set; divide train among clients, and give `test`"
+            )
         if not len(clients):
             raise DataError("`clients` is empty; give the data of at least one client")
         names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
         data: Any = clients.values() if isinstance(clients, Mapping) else clients
-        if isinstance(data, list | tuple) or len(data) <= READ_AT_START or not hasattr(data, "__getitem__"):
+        if (
+            isinstance(data, list | tuple)
+            or len(data) <= READ_AT_START
+            or not hasattr(data, "__getitem__")
+        ):
             data = list(data)  # else each client's data is fetched when it takes part
         return Objects(model, data, names=names, **others)
 
@@ -100,7 +114,10 @@ class Objects:
         """Examples of each client where all are pairs of tensors in a list, or a sequence's own `sizes`."""
         if not isinstance(self.clients, list):
             return getattr(self.clients, "sizes", None)
-        pairs = all(type(one) is tuple and all(type(part) is torch.Tensor for part in one) for one in self.clients)
+        pairs = all(
+            type(one) is tuple and all(type(part) is torch.Tensor for part in one)
+            for one in self.clients
+        )
         return [len(one[0]) for one in self.clients] if pairs else None
 
     def describe(self) -> dict[str, Any]:
@@ -114,7 +131,11 @@ class Objects:
         shapes = [(name, tuple(value.shape)) for name, value in state.items()]
         frozen = [_digest(value) for name, value in state.items() if name not in trained]
         about = repr((shapes, module_text(self.model), frozen))
-        table: dict[str, Any] = {"name": "custom", "model": _hash(about.encode()), "data": _digest(self.clients)}
+        table: dict[str, Any] = {
+            "name": "custom",
+            "model": _hash(about.encode()),
+            "data": _digest(self.clients),
+        }
         table |= {"clients": len(self.clients)}
         parts = {"test": self.test, "validation": self.validation}
         table |= {name: _digest(one) for name, one in parts.items() if one is not None}
@@ -129,13 +150,19 @@ class Custom(ModuleTask):
 
     module: str | None = None  # import name or path of a Python file with model() and data(client)
     clients: int | None = None  # number of clients of the module
-    module_dir: str | None = None  # where the module is looked for; by default the directory of the spec file
-    objects: Objects | None = field(default=None, init=True, repr=False, compare=False)  # set by `fedspan.fit`
+    module_dir: str | None = (
+        None  # where the module is looked for; by default the directory of the spec file
+    )
+    objects: Objects | None = field(
+        default=None, init=True, repr=False, compare=False
+    )  # set by `fedspan.fit`
 
     def __post_init__(self) -> None:
         if self.objects is None:
             if self.module is None:
-                raise SpecError("`task.module` is missing: a Python file with model() and data(client)")
+                raise SpecError(
+                    "`task.module` is missing: a Python file with model() and data(client)"
+                )
             at_least("task.clients", self.clients or 0, 1)
 
     def given(self) -> dict[str, Any] | None:
@@ -153,8 +180,12 @@ class Custom(ModuleTask):
         assert self.clients is not None
         module = self._module()
         with torch_generator(seed):
-            model = checked_model(self._call(module, "model"), f"`task.module` {self.module!r}: model() must return")
-        if not any(p.dtype == torch.bfloat16 for p in model.parameters()):  # its x has the run's type all the same
+            model = checked_model(
+                self._call(module, "model"), f"`task.module` {self.module!r}: model() must return"
+            )
+        if not any(
+            p.dtype == torch.bfloat16 for p in model.parameters()
+        ):  # its x has the run's type all the same
             model = model.to(dtype)
 
         def given(name: str) -> Callable[[], Any]:
@@ -198,7 +229,9 @@ def _digest(data: Any) -> str:
     """A hash of sizes and sampled numbers; objects that are neither arrays nor containers count by type and length."""
     if isinstance(data, torch.Tensor):
         data = data.detach().cpu().numpy() if data.dtype != torch.bfloat16 else data.float().numpy()
-    if hasattr(data, "to_numpy") and hasattr(data, "iloc") and not hasattr(data, "columns"):  # a pandas Series
+    if (
+        hasattr(data, "to_numpy") and hasattr(data, "iloc") and not hasattr(data, "columns")
+    ):  # a pandas Series
         data = data.to_numpy()
     if isinstance(data, np.ndarray | np.generic) and data.dtype.kind == "O":
         data = data.tolist()
@@ -208,7 +241,11 @@ def _digest(data: Any) -> str:
         return _hash(f"{data.shape} {data.dtype}".encode() + flat[::step].tobytes())
     if isinstance(data, DataLoader):
         sampler = data.batch_sampler if data.batch_size is None else data.sampler
-        return _hash(repr((_digest(data.dataset), data.batch_size, data.drop_last, type(sampler).__name__)).encode())
+        return _hash(
+            repr(
+                (_digest(data.dataset), data.batch_size, data.drop_last, type(sampler).__name__)
+            ).encode()
+        )
     if not hasattr(data, "with_format"):  # a Hugging Face Dataset would be read as a whole
         data = table_columns(data) or data
     if isinstance(data, Mapping):

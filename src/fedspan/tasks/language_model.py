@@ -35,7 +35,9 @@ class LanguageModel(TextTask):
     min_characters: int = 1000  # text that a client must have
     block: int = 128  # tokens of an example, including the mark of a beginning
     test_share: float = 0.1  # of each client's text, its end
-    test_blocks: int | None = 256  # blocks to evaluate on, spread evenly over the clients; None: all
+    test_blocks: int | None = (
+        256  # blocks to evaluate on, spread evenly over the clients; None: all
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,16 +57,25 @@ class LanguageModel(TextTask):
         model = self.prepared(load_model(self.model, "CausalLM", seed, self.dropout), dtype)
 
         def halves(ids: Sequence[int]) -> list[tuple[list[Block], list[Block]]]:
-            begin, found = running(texts(self.data, "roles"), place_of(self.model), tuple(roles[i] for i in ids))
+            begin, found = running(
+                texts(self.data, "roles"), place_of(self.model), tuple(roles[i] for i in ids)
+            )
             return [self._blocks(begin, found[roles[i]]) for i in ids]
 
         def test() -> dict[str, Any]:
-            scored = list(itertools.chain.from_iterable(end for _, end in halves(range(len(roles)))))
+            scored = list(
+                itertools.chain.from_iterable(end for _, end in halves(range(len(roles))))
+            )
             if self.test_blocks is not None and self.test_blocks < len(scored):
-                scored = [scored[i] for i in np.linspace(0, len(scored) - 1, self.test_blocks).round().astype(int)]
+                scored = [
+                    scored[i]
+                    for i in np.linspace(0, len(scored) - 1, self.test_blocks).round().astype(int)
+                ]
             return _examples(scored)
 
-        return Material(model, len(roles), lambda ids: [_examples(own) for own, _ in halves(ids)], test)
+        return Material(
+            model, len(roles), lambda ids: [_examples(own) for own, _ in halves(ids)], test
+        )
 
     def _roles(self) -> list[int]:
         """The clients' numbers in the file."""
@@ -82,7 +93,9 @@ class LanguageModel(TextTask):
         end = max(2, round(len(ids) * self.test_share))
         parts = ids[:-end], ids[-end:]
         each = self.block - len(begin)
-        train, test = ([begin + part[i : i + each] for i in range(0, len(part), each)] for part in parts)
+        train, test = (
+            [begin + part[i : i + each] for i in range(0, len(part), each)] for part in parts
+        )
         return [b for b in train if len(b) > 1], [b for b in test if len(b) > 1]
 
 

@@ -41,7 +41,9 @@ class Regression(Task):
     reg: float = 0.1  # λ: weight of the ridge penalty
     noise: float = 0.01  # standard deviation of the noise in B
     data_seed: int | None = None  # seed of the data; none: that of the run
-    data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, for clients of unequal size, n (N,)
+    data: str | None = (
+        None  # .npz with A (N, n, d), B (N, n, m) and, for clients of unequal size, n (N,)
+    )
 
     def __post_init__(self) -> None:
         for name in ("clients", "dim", "outputs", "samples"):
@@ -52,22 +54,32 @@ class Regression(Task):
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> RegressionProblem:
         """Loads or makes A and B, one set per run, and solves for X*."""
-        for name, default in (("metrics", ()), ("training", Training()), ("projection", Projection())):
+        for name, default in (
+            ("metrics", ()),
+            ("training", Training()),
+            ("projection", Projection()),
+        ):
             if getattr(settings, name) != default:
-                raise SpecError(f"`{name}` is for tasks with a torch model, and the task is 'regression'; leave it out")
+                raise SpecError(
+                    f"`{name}` is for tasks with a torch model, and the task is 'regression'; leave it out"
+                )
         if self.data is not None:
             one = _load(Path(self.data))
             data = [one] * len(seeds)
         else:
             self._check_memory(len(seeds))
-            data = [self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds]
+            data = [
+                self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds
+            ]
         return RegressionProblem(data, seeds, self.reg, settings)
 
     def _check_memory(self, runs: int) -> None:
         """Refuses sizes that do not fit: [A B] in two precisions, the clients' own X_true, and H."""
         rows, d, m = self.clients * self.samples, self.dim, self.outputs
         numbers = 2 * rows * (d + m) + self.clients * d * m + 2 * d * d
-        check_memory(8 * runs * numbers, "make `clients`, `samples`, `dim` or `outputs` of the task smaller")
+        check_memory(
+            8 * runs * numbers, "make `clients`, `samples`, `dim` or `outputs` of the task smaller"
+        )
 
     def fingerprint(self) -> dict[str, str]:
         """A hash of the file in place of its path."""
@@ -76,7 +88,9 @@ class Regression(Task):
     def holdings(self, seed: int) -> Holdings:
         """How many rows every client has."""
         check_memory(100 * self.clients, "make `clients` of the task smaller")
-        rows = np.full(self.clients, self.samples) if self.data is None else _load(Path(self.data))[2]
+        rows = (
+            np.full(self.clients, self.samples) if self.data is None else _load(Path(self.data))[2]
+        )
         return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
     def _make(self, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
@@ -96,7 +110,9 @@ class Regression(Task):
 def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     """A, B and the rows of each client from an .npz; rows past a client's n are zeroed."""
     if not path.is_file():
-        raise DataError(f"data file {str(path)!r} does not exist; give `task.data` the path of an .npz with A and B")
+        raise DataError(
+            f"data file {str(path)!r} does not exist; give `task.data` the path of an .npz with A and B"
+        )
     try:
         found = read_npz(path)
     except UNREADABLE as error:
@@ -104,17 +120,30 @@ def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
         raise DataError(f"data file {str(path)!r} is not a plain .npz ({why})") from None
     for name in ("A", "B"):
         if name not in found:
-            raise DataError(f"data file {str(path)!r} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)")
+            raise DataError(
+                f"data file {str(path)!r} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)"
+            )
     a, b = found["A"], found["B"]
     if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2] or 0 in (*a.shape, *b.shape):
-        raise DataError(f"A {a.shape} and B {b.shape} in {str(path)!r} must be (N, n, d) and (N, n, m)")
+        raise DataError(
+            f"A {a.shape} and B {b.shape} in {str(path)!r} must be (N, n, d) and (N, n, m)"
+        )
     counts = found.get("n", np.full(a.shape[0], a.shape[1]))
-    if counts.shape != (a.shape[0],) or counts.dtype.kind not in "iu" or counts.min() < 1 or counts.max() > a.shape[1]:
-        raise DataError(f"n in {str(path)!r} must be {a.shape[0]} whole numbers from 1 to {a.shape[1]}")
+    if (
+        counts.shape != (a.shape[0],)
+        or counts.dtype.kind not in "iu"
+        or counts.min() < 1
+        or counts.max() > a.shape[1]
+    ):
+        raise DataError(
+            f"n in {str(path)!r} must be {a.shape[0]} whole numbers from 1 to {a.shape[1]}"
+        )
     if a.dtype.kind not in "iuf" or b.dtype.kind not in "iuf":
         raise DataError(f"A and B in {str(path)!r} must be numbers, got {a.dtype} and {b.dtype}")
     inside = np.arange(a.shape[1])[None, :, None] < counts[:, None, None]
     a, b = (np.where(inside, v, 0).astype(np.float64) for v in (a, b))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise DataError(f"A or B in {str(path)!r} has values that are not finite; remove or fill them")
+        raise DataError(
+            f"A or B in {str(path)!r} has values that are not finite; remove or fill them"
+        )
     return a, b, counts.astype(np.int64)

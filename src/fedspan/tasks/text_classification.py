@@ -32,15 +32,21 @@ NAMES = ("banking77", "banking77_mini")
 class TextClassification(TextTask):
     """Clients with texts of their own, evaluated on one test set."""
 
-    data: str | OwnData = "banking77"  # banking77_mini, or a table with a `path`: a .csv, .jsonl … with text and label
+    data: str | OwnData = (
+        "banking77"  # banking77_mini, or a table with a `path`: a .csv, .jsonl … with text and label
+    )
     model: str = "minilm"  # minilm, tiny, or the directory of a model
-    partition: Partition = field(default_factory=lambda: Dirichlet(clients=20, alpha=0.1))  # who has which examples
+    partition: Partition = field(
+        default_factory=lambda: Dirichlet(clients=20, alpha=0.1)
+    )  # who has which examples
     data_seed: int | None = None  # of the partition; None: the run's seed
     classes: int | None = None  # only the first classes of the data set; None: all
     per_class: int | None = None  # training examples of each class that are used; None: all
     test_per_class: int | None = None  # test examples of each class; None: all
     max_length: int = 64  # tokens of a text; longer texts are cut
-    frozen_modules: ClassVar[tuple[str, ...]] = ("*embed*",)  # half of MiniLM, of which a client's few texts use little
+    frozen_modules: ClassVar[tuple[str, ...]] = (
+        "*embed*",
+    )  # half of MiniLM, of which a client's few texts use little
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +65,13 @@ class TextClassification(TextTask):
             return self._own(self.data, seed, dtype)
         labels, places = self._labels("train")
         parts = self._cut(labels, seed)
-        model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=int(labels.max()) + 1)
+        model = load_model(
+            self.model,
+            "SequenceClassification",
+            seed,
+            self.dropout,
+            num_labels=int(labels.max()) + 1,
+        )
 
         def examples(ids: Sequence[int]) -> list[Examples]:
             found = self._sentences("train", np.concatenate([places[parts[i]] for i in ids]))
@@ -72,8 +84,12 @@ class TextClassification(TextTask):
         return Material(self.prepared(model, dtype), len(parts), examples, test)
 
     def _own(self, data: OwnData, seed: int, dtype: torch.dtype) -> Material:
-        found = data.divide("texts", self.partition, seed if self.data_seed is None else self.data_seed)
-        model = load_model(self.model, "SequenceClassification", seed, self.dropout, num_labels=len(found.classes))
+        found = data.divide(
+            "texts", self.partition, seed if self.data_seed is None else self.data_seed
+        )
+        model = load_model(
+            self.model, "SequenceClassification", seed, self.dropout, num_labels=len(found.classes)
+        )
 
         def examples(split: Split, part: Numbers) -> Examples:
             ids = tokens(place_of(self.model), split.x[part].tolist(), self.max_length)
@@ -83,7 +99,9 @@ class TextClassification(TextTask):
             self.prepared(model, dtype),
             len(found.parts),
             lambda ids: [examples(found.train, found.parts[i]) for i in ids],
-            lambda: None if found.test is None else examples(found.test, np.arange(len(found.test.y))),
+            lambda: (
+                None if found.test is None else examples(found.test, np.arange(len(found.test.y)))
+            ),
         )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -110,7 +128,9 @@ class TextClassification(TextTask):
         """The labels of the examples that are used, and their numbers in the file."""
         assert isinstance(self.data, str)
         labels = texts(self.data, part).y
-        places = first_examples(labels, self.classes, self.per_class if part == "train" else self.test_per_class)
+        places = first_examples(
+            labels, self.classes, self.per_class if part == "train" else self.test_per_class
+        )
         return labels[places], places
 
     def _cut(self, labels: Numbers, seed: int) -> list[Numbers]:

@@ -27,7 +27,12 @@ from fedspan.theory.setting import Setting, Steps
 from fedspan.theory.theorem import Condition
 
 FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-ISOTROPIC = ("identity", "gaussian", "coordinate", "hadamard")  # projectors with E[PᵀP] = ρI, drawn without the data
+ISOTROPIC = (
+    "identity",
+    "gaussian",
+    "coordinate",
+    "hadamard",
+)  # projectors with E[PᵀP] = ρI, drawn without the data
 AnyMethod = Method[Any, Any, Any, Any]
 PLAIN = "the proof is for plain SGD steps"
 CONSTANT = "the theorem is for constant steps; the conditions are checked for `lr`"
@@ -42,7 +47,10 @@ COVERED: dict[str, tuple[Any, str]] = {
     "correction": ("always", "the proof bounds the drift of corrected steps only"),
     "option": ("II", "the proof is for controls that are means of local gradients"),
     "beta": (1.0, "the proof is for controls of this round's gradients, not for running means"),
-    "compressor": (None, "the proof does not know the error that a compressed upload leaves in the controls"),
+    "compressor": (
+        None,
+        "the proof does not know the error that a compressed upload leaves in the controls",
+    ),
     "down_compressor": (None, "the proof does not know the error of a compressed download"),
     "refresh": (1, "the proof needs a new P in every round"),
     "aggregator": (None, "the proof is for the mean of the replies"),
@@ -104,7 +112,11 @@ def diagnose(
 
 
 def corollary_lr(
-    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int, settings: Settings | None = None
+    method: AnyMethod,
+    problem: Problem,
+    clients_per_round: int,
+    rounds: int,
+    settings: Settings | None = None,
 ) -> tuple[float, float]:
     """`lr` and `server_lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
     rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
@@ -115,7 +127,9 @@ def corollary_lr(
         remedy = " and ".join(f"{name} to {covered}" for name, (_, covered, _) in found.items())
         raise SpecError(f"{rule} {values}; use lr = 'search', or set {remedy}")
     if method.server_lr != 1.0:
-        raise SpecError(f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}")
+        raise SpecError(
+            f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}"
+        )
     for text in outside_theory(method, problem, clients_per_round, settings):
         warnings.warn(f"lr = 'auto': {text}", stacklevel=2)
     steps = safe_steps(setting_of(estimate(problem), method, problem, clients_per_round, rounds))
@@ -129,7 +143,9 @@ def safe_steps(setting: Setting) -> Steps:
     return Steps(local=min(steps.local, most.local), effective=min(steps.effective, most.effective))
 
 
-def setting_of(found: Estimates, method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int) -> Setting:
+def setting_of(
+    found: Estimates, method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int
+) -> Setting:
     """A run as the theorem sees it."""
     return Setting(
         L=found.L.value, sigma2=found.sigma2.value, gap=found.gap.value, control=found.control.value,
@@ -148,7 +164,9 @@ def _block_rhos(method: InSubspace[Any, Any, Any, Any], layout: Layout) -> list[
     return [size / block.size for size, block in zip(sizes, layout.blocks, strict=True)]
 
 
-def uncovered(method: AnyMethod, settings: Settings | None, *, sampled: bool) -> dict[str, tuple[str, str, str]]:
+def uncovered(
+    method: AnyMethod, settings: Settings | None, *, sampled: bool
+) -> dict[str, tuple[str, str, str]]:
     """Settings with which a run is not that of the theorem → their value, one that is covered, and why it matters."""
     owners = [method] if settings is None else [method, settings.training, settings.participation]
     found = {}
@@ -161,8 +179,15 @@ def uncovered(method: AnyMethod, settings: Settings | None, *, sampled: bool) ->
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
         found["`control`"] = ("'paper'", "'exact'", why)
     if settings is not None and settings.dp is not None:
-        found["`privacy`"] = ("with a clip", shown(None), "the proof knows no clipped replies and no noise on them")
-    if isinstance(method, InSubspace) and (kind := registry.name_of(method.projector)) not in ISOTROPIC:
+        found["`privacy`"] = (
+            "with a clip",
+            shown(None),
+            "the proof knows no clipped replies and no noise on them",
+        )
+    if (
+        isinstance(method, InSubspace)
+        and (kind := registry.name_of(method.projector)) not in ISOTROPIC
+    ):
         why = "it is not known to have E[PᵀP] = ρI independently of the data and of earlier rounds (A3)"
         found["`projector`"] = (shown(kind), "'coordinate'", why)
     return found
@@ -178,7 +203,8 @@ def outside_theory(
     if not isinstance(method, SSF | Scaffold):
         name = registry.name_of(method)
         found.insert(
-            0, f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1"
+            0,
+            f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1",
         )
     cases = {
         f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients per round; "
@@ -210,12 +236,32 @@ def _steps(method: AnyMethod, layout: Layout) -> Steps:
 
 
 def _forecast(
-    rho: float, method: AnyMethod, problem: Problem, clients_per_round: int, setting: Setting, target: float
+    rho: float,
+    method: AnyMethod,
+    problem: Problem,
+    clients_per_round: int,
+    setting: Setting,
+    target: float,
 ) -> Forecast:
     there = dataclasses.replace(setting, rho=rho)
-    printed, rounds = corollary.rounds_to(there, target**2), theorem.rounds_to_proved(there, target**2)
-    if isinstance(method, InSubspace) and registry.name_of(method.projector) != "identity" and rho != setting.rho:
-        method = dataclasses.replace(method, projector=dataclasses.replace(method.projector, rank=rho))
-    rates = cost(method, problem, clients_per_round, 4 * problem.clients // clients_per_round, problem.seeds[0])
+    printed, rounds = (
+        corollary.rounds_to(there, target**2),
+        theorem.rounds_to_proved(there, target**2),
+    )
+    if (
+        isinstance(method, InSubspace)
+        and registry.name_of(method.projector) != "identity"
+        and rho != setting.rho
+    ):
+        method = dataclasses.replace(
+            method, projector=dataclasses.replace(method.projector, rank=rho)
+        )
+    rates = cost(
+        method,
+        problem,
+        clients_per_round,
+        4 * problem.clients // clients_per_round,
+        problem.seeds[0],
+    )
     sent = clients_per_round * rounds
     return Forecast(rho, printed, rounds, rates.up_round * sent, rates.down_round * sent)

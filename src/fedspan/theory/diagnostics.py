@@ -70,7 +70,9 @@ def _drift(loop: Loop, states: Any) -> torch.Tensor:
         if problem.cohort_mode == "batched":
             return distances(states, rnd).mean(1)
         each = range(problem.clients)
-        return torch.cat([distances(_state_of(states, i), rnd.subset(np.array([i]))) for i in each], 1).mean(1)
+        return torch.cat(
+            [distances(_state_of(states, i), rnd.subset(np.array([i]))) for i in each], 1
+        ).mean(1)
 
 
 class _DistanceRecorder(Objective):
@@ -115,7 +117,11 @@ def _next_round(loop: Loop) -> Round:
     runs, n = loop.last_round.shape
     ids = np.broadcast_to(np.arange(n), (runs, n)).copy()
     dtype = loop.problem.layout.dtype
-    weights = None if loop.problem.weights is None else client_weights(loop.problem).to(dtype).expand(runs, -1, -1)
+    weights = (
+        None
+        if loop.problem.weights is None
+        else client_weights(loop.problem).to(dtype).expand(runs, -1, -1)
+    )
     return Round(
         t=loop.t, seeds=loop.seeds, clients=n, layout=loop.problem.layout, ids=ids, last_round=loop.last_round,
         weights=weights, everyone=loop.last_round, local_steps=loop.method.local_steps, rounds=loop.rounds,

@@ -21,7 +21,9 @@ from fedspan.core.objective import Problem
 from fedspan.theory.gradient_probe import GradientProbe, all_clients
 
 Floats = npt.NDArray[np.float64]
-CONVERGED = 0.005  # relative change of the eigenvalue between two iterations at which power iteration stops
+CONVERGED = (
+    0.005  # relative change of the eigenvalue between two iterations at which power iteration stops
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +70,18 @@ def estimate(problem: Problem, effort: Effort | None = None) -> Estimates:
     grads = probe.full_grads(problem.x0) if whole else torch.stack(draws).mean(0)
     size = f"{len(draws)} mini-batches of {who}"
     exact = f"all data of {who}" if whole else size
-    bias = 0.0 if whole else float(sigma2.mean()) / len(draws)  # noise adds this to the squared norm of a mean
+    bias = (
+        0.0 if whole else float(sigma2.mean()) / len(draws)
+    )  # noise adds this to the squared norm of a mean
     control = max(0.0, float(grads.double().square().sum(-1).mean()) - bias)
     mean_grad = grads.double().mean(1).square().sum(-1).max()
     return Estimates(
         L=Estimate(float(each.max()), how),
         L_mean=Estimate(float(mean.max()), how),
         L_each=each,
-        sigma2=Estimate(float(sigma2.max()), f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"),
+        sigma2=Estimate(
+            float(sigma2.max()), f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"
+        ),
         gap=_gap(problem),
         control=Estimate(control, f"controls at zero: mean ‖∇f_i(x⁰)‖²; {exact}"),
         grad_sq=Estimate(float(mean_grad), exact),
@@ -122,7 +128,9 @@ def variance(draws: list[Vector]) -> tuple[Floats, float]:
     return found.numpy(), float(error.mean())
 
 
-def _smoothness(problem: Problem, probe: GradientProbe, effort: Effort) -> tuple[Floats, Floats, str]:
+def _smoothness(
+    problem: Problem, probe: GradientProbe, effort: Effort
+) -> tuple[Floats, Floats, str]:
     known = problem.smoothness()
     if known is not None:
         return *known, "exact: the Hessians are known"
@@ -132,7 +140,10 @@ def _smoothness(problem: Problem, probe: GradientProbe, effort: Effort) -> tuple
     top = smoothness(lambda y: probe.mean_grads(y, batches), x, effort.iterations)
     near = top.directions.mean(1, keepdim=True)  # a good start: F curves most where its clients do
     mean = smoothness(
-        lambda y: probe.mean_grads(y, batches).mean(1, keepdim=True), problem.x0, effort.iterations // 3, near
+        lambda y: probe.mean_grads(y, batches).mean(1, keepdim=True),
+        problem.x0,
+        effort.iterations // 3,
+        near,
     )
     note = (
         f"power iteration, {top.iterations} steps, last change {100 * top.change:.1f} %; {batches * size} examples of "
@@ -144,7 +155,10 @@ def _smoothness(problem: Problem, probe: GradientProbe, effort: Effort) -> tuple
 def _gap(problem: Problem) -> Estimate:
     known, where = problem.evaluate(problem.x0, problem.buffers0).get("loss"), "on the test set"
     if known is None:
-        known, where = problem.training_loss(problem.x0, problem.buffers0), "on a sample of the training data"
+        known, where = (
+            problem.training_loss(problem.x0, problem.buffers0),
+            "on a sample of the training data",
+        )
     if known is None:
         return Estimate(0.0, "unknown: the problem reports no loss")
     best = problem.lowest()
@@ -155,4 +169,6 @@ def _gap(problem: Problem) -> Estimate:
 
 def _sample(problem: Problem, count: int) -> GradientProbe:
     key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
-    return GradientProbe(problem, seeds.choose(key, problem.clients, min(count, problem.clients))[0])
+    return GradientProbe(
+        problem, seeds.choose(key, problem.clients, min(count, problem.clients))[0]
+    )

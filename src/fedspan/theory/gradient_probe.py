@@ -34,7 +34,10 @@ class GradientProbe:
     def mean_grads(self, x: Vector, batches: int) -> Vector:
         """∇f_i(x), the mean over a few mini-batches, which are the same at every x."""
         return self._per_client(
-            x, lambda f, y: sum((f.grad(y) for _ in range(batches)), start=torch.zeros_like(y)) / batches
+            x,
+            lambda f, y: (
+                sum((f.grad(y) for _ in range(batches)), start=torch.zeros_like(y)) / batches
+            ),
         )
 
     def batch_grads(self, x: Vector, count: int) -> list[Vector]:
@@ -46,12 +49,17 @@ class GradientProbe:
         runs, n = len(self.problem.seeds), len(self.clients)
         ids = np.broadcast_to(self.clients, (runs, n)).copy()
         never = np.full(ids.shape, -1, np.int64)
-        rnd = Round(PROBE_ROUND, self.problem.seeds, self.problem.clients, self.problem.layout, ids, never)
+        rnd = Round(
+            PROBE_ROUND, self.problem.seeds, self.problem.clients, self.problem.layout, ids, never
+        )
         wide = x.expand(-1, n, -1)
         with torch_generator():  # layers such as dropout draw from torch's own generator
             if self.problem.cohort_mode == "batched":
                 return gradient(self._objective(rnd), wide)
-            parts = [gradient(self._objective(rnd.subset(np.array([i]))), wide[:, i : i + 1]) for i in range(n)]
+            parts = [
+                gradient(self._objective(rnd.subset(np.array([i]))), wide[:, i : i + 1])
+                for i in range(n)
+            ]
         return torch.cat(parts, 1)
 
     def _objective(self, rnd: Round) -> Objective:
@@ -67,5 +75,9 @@ def all_clients(problem: Problem) -> GradientProbe:
 
 def client_weights(problem: Problem) -> torch.Tensor:
     """w_i of all clients, (1, N, 1)."""
-    shares = np.full(problem.clients, 1 / problem.clients) if problem.weights is None else problem.weights
+    shares = (
+        np.full(problem.clients, 1 / problem.clients)
+        if problem.weights is None
+        else problem.weights
+    )
     return torch.from_numpy(shares).view(1, -1, 1)

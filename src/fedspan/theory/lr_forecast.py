@@ -21,7 +21,9 @@ Floats = npt.NDArray[np.float64]
 Floor = Callable[[Floats | float], Floats]
 FAR = 0.05  # share of the squared start below which the rest of a transient can be predicted
 SLOWDOWN = 0.9  # a decay goes on at this share of the slope seen last
-UNSEEN_FLOOR = 0.1  # share of a trial's squared error that its floor is guessed to be when none is in sight
+UNSEEN_FLOOR = (
+    0.1  # share of a trial's squared error that its floor is guessed to be when none is in sight
+)
 HIGHEST_FLOOR = 0.25  # share of the squared start above which a trial is slow rather than settled
 TINY = 1e-300  # keeps logarithms of losses that reach zero or less finite
 
@@ -62,7 +64,10 @@ class RateTrial:
         fifth = len(self.values) // 5
         if self.diverged or fifth < 3 or self.level >= HIGHEST_FLOOR * self.values[0] ** 2:
             return None
-        a, b, c = (float(np.mean(np.square(part))) for part in np.split(np.array(self.values[-3 * fifth :]), 3))
+        a, b, c = (
+            float(np.mean(np.square(part)))
+            for part in np.split(np.array(self.values[-3 * fifth :]), 3)
+        )
         bend = a + c - 2 * b
         found = (a * c - b * b) / bend if bend > 0 else 0.0
         return found if a > b > c and found > 0.1 * c else None
@@ -108,8 +113,14 @@ def _floors(trials: list[RateTrial]) -> list[tuple[float, float]]:
     because the choice of a rate depends on the logarithm of V only.
     """
     settled = [(trial.lr, trial.level) for trial in trials if trial.settled]
-    predicted = [(trial.lr, trial.predicted_level) for trial in trials if trial.predicted_level is not None]
-    far = [(trial.lr, UNSEEN_FLOOR * trial.level) for trial in trials if trial.level < FAR * trial.values[0] ** 2]
+    predicted = [
+        (trial.lr, trial.predicted_level) for trial in trials if trial.predicted_level is not None
+    ]
+    far = [
+        (trial.lr, UNSEEN_FLOOR * trial.level)
+        for trial in trials
+        if trial.level < FAR * trial.values[0] ** 2
+    ]
     return settled or predicted or far[:1]
 
 
@@ -134,7 +145,9 @@ def _transient(trials: list[RateTrial], floor: Floor) -> tuple[Floats, Floats]:
         squares = np.square(trial.values)
         seen = squares - floor(trial.lr) > 0.5 * squares
         seen[0] = True
-        found.append((trial.lr * np.array(trial.at)[seen], np.log(np.minimum.accumulate(squares[seen]))))
+        found.append(
+            (trial.lr * np.array(trial.at)[seen], np.log(np.minimum.accumulate(squares[seen])))
+        )
         if found[-1][1][-1] < math.log(FAR) + found[-1][1][0]:
             return found[-1]
     return min(found, key=lambda one: float(one[1][-1]))

@@ -42,7 +42,9 @@ WORSE = 2.0  # a trial whose measure is above this multiple of the start has div
 TURNED = 1.3  # so has one above this multiple of its lowest value and above half the start
 FALL = 3.0  # factor between the rates of two trials; its square root after a trial that never fell
 POINTS = 30  # evaluations per trial
-MARGIN = 3.0  # factor that a rate keeps from the lowest one that diverged, where only the loss is known
+MARGIN = (
+    3.0  # factor that a rate keeps from the lowest one that diverged, where only the loss is known
+)
 EQUAL_TRIALS = 4  # trials where only the loss is known, or where the server scales its steps
 ALIKE = 0.9  # a trial that falls this share of the largest fall is as fast
 WIDE = 8  # factor between rates, and number of rates, where the server scales its steps
@@ -105,7 +107,9 @@ def search(
     edge = min((trial.lr for trial in (*probes, *trials) if trial.diverged), default=math.inf)
     stable = [trial for trial in trials if trial.lr < edge]
     if not stable:
-        raise SpecError(f"no rate down to {trials[-1].lr:g} lowers the {run.metric}; set `search.start` lower")
+        raise SpecError(
+            f"no rate down to {trials[-1].lr:g} lowers the {run.metric}; set `search.start` lower"
+        )
     if not known:  # a few rounds do not show the instability of rates that are near it
         stable = [trial for trial in stable if trial.lr <= edge / MARGIN] or stable
     best = best_lr(stable, rounds) if known else min(stable, key=lambda trial: trial.tail).lr
@@ -128,7 +132,9 @@ def _highest_stable(run: TrialRunner, start: float, probe: int, budget: int) -> 
     if up and trials[-1].diverged:
         trials = [trials[-1], *trials[:-1]]
     if trials[-1].diverged:
-        raise SpecError(f"every rate down to {lr:g} diverged in the search; set `search.start` lower")
+        raise SpecError(
+            f"every rate down to {lr:g} diverged in the search; set `search.start` lower"
+        )
     return trials
 
 
@@ -155,17 +161,30 @@ def _alike(probes: list[RateTrial]) -> bool:
     return min(falls) > ALIKE * max(falls) > 0
 
 
-def _lowest_alike(run: TrialRunner, probes: list[RateTrial], budget: int, rounds: int) -> tuple[float, list[RateTrial]]:
+def _lowest_alike(
+    run: TrialRunner, probes: list[RateTrial], budget: int, rounds: int
+) -> tuple[float, list[RateTrial]]:
     """The lowest rate that is fast enough: short probes far down, then longer trials below the last good one."""
     top, probe = probes[-3], probes[0].rounds
     left = budget - _spent(probes)
-    scan = [top, *(run(top.lr / WIDE**k, probe) for k in range(1, min(WIDE, left // probe - EQUAL_TRIALS + 1)))]
-    low, seen = min(_fast_enough(scan, rounds)), [*(trial for trial in probes if trial is not top), *scan]
+    scan = [
+        top,
+        *(
+            run(top.lr / WIDE**k, probe)
+            for k in range(1, min(WIDE, left // probe - EQUAL_TRIALS + 1))
+        ),
+    ]
+    low, seen = (
+        min(_fast_enough(scan, rounds)),
+        [*(trial for trial in probes if trial is not top), *scan],
+    )
     each = (budget - _spent(seen)) // EQUAL_TRIALS
     longer = [run(low / 2**k, each, must_fall=True) for k in range(EQUAL_TRIALS)]
     stable = [trial for trial in longer if not trial.diverged]
     if not stable:
-        raise SpecError(f"no rate around {low:g} lowers the {run.metric}; give `method.lr` a number")
+        raise SpecError(
+            f"no rate around {low:g} lowers the {run.metric}; give `method.lr` a number"
+        )
     return min(_fast_enough(stable, rounds)), [*seen, *longer]
 
 
@@ -188,7 +207,9 @@ class _Untested:
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Metrics:
         loss = self.problem.training_loss(x, buffers)
         if loss is None:
-            raise SpecError("a search needs an error or a loss to measure; give `method.lr` a number")
+            raise SpecError(
+                "a search needs an error or a loss to measure; give `method.lr` a number"
+            )
         return {"loss": loss}
 
 
@@ -199,20 +220,30 @@ class TrialRunner:
         self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
         done: Sequence[RateTrial], keep: Callable[[RateTrial], None], participation: Participation | None = None,
     ) -> None:  # fmt: skip
-        self.done, self.keep, self.participation = list(done), keep, participation or Participation()
+        self.done, self.keep, self.participation = (
+            list(done),
+            keep,
+            participation or Participation(),
+        )
         self.method, self.problem = method.without_tests(), problem
         self.clients_per_round, self.rounds = clients_per_round, rounds
         start = problem.evaluate(problem.x0, problem.buffers0)
-        self.metric = next((name for name in ("rel_err", "validation_loss") if name in start), TRAINING_LOSS)
+        self.metric = next(
+            (name for name in ("rel_err", "validation_loss") if name in start), TRAINING_LOSS
+        )
         if self.metric == TRAINING_LOSS:
             self.problem = cast(Problem, _Untested(problem))
             start = self.problem.evaluate(problem.x0, problem.buffers0)
         self.offset = 0.0
         self.first = self._measure(start)
-        if self.first <= 0:  # such as a likelihood of densities: the trials compare multiples of the start
+        if (
+            self.first <= 0
+        ):  # such as a likelihood of densities: the trials compare multiples of the start
             self.first, self.offset = 1.0, 1 - self.first
 
-    def __call__(self, lr: float, rounds: int, until_settled: bool = False, must_fall: bool = False) -> RateTrial:
+    def __call__(
+        self, lr: float, rounds: int, until_settled: bool = False, must_fall: bool = False
+    ) -> RateTrial:
         """Run `rounds` rounds, fewer if the trial diverges or settles; with `must_fall` not falling is diverging."""
         if self.done and self.done[0].lr == lr:  # a search takes the same steps again
             return self.done.pop(0)
@@ -232,13 +263,19 @@ class TrialRunner:
             )  # fmt: skip
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = self._measure(row.metrics)
-                turned = must_fall and value > max(self.first / 2, TURNED * min(trial.values, default=value))
+                turned = must_fall and value > max(
+                    self.first / 2, TURNED * min(trial.values, default=value)
+                )
                 bad = bool(row.diverged.any()) or turned or not value < WORSE * self.first
                 sent = int(row.up_bytes.sum() + row.down_bytes.sum())
-                trial = RateTrial(lr, row.round, [*trial.at, row.round], [*trial.values, value], bad, sent)
+                trial = RateTrial(
+                    lr, row.round, [*trial.at, row.round], [*trial.values, value], bad, sent
+                )
                 if bad or (until_settled and trial.settled):
                     break
-        return dataclasses.replace(trial, diverged=trial.diverged or (must_fall and trial.tail >= self.first))
+        return dataclasses.replace(
+            trial, diverged=trial.diverged or (must_fall and trial.tail >= self.first)
+        )
 
     def _measure(self, metrics: Metrics) -> float:
         name = "loss" if self.metric == TRAINING_LOSS else self.metric

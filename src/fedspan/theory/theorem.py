@@ -42,7 +42,9 @@ def conditions(s: Setting, steps: Steps) -> list[Condition]:
         Condition("(1) η_l ≤ 1/(2KL)", local, 1 / (2 * K * L)),
         Condition("(1) η̃ ≤ 1/(4L)", eta, 1 / (4 * L)),
         Condition("(2) 72K³L²η_l² ≤ ρ/8", 72 * K**3 * L**2 * local**2, s.rho / 8),
-        Condition("(3) 3456L⁴η̃²K³η_l²/ρ³ ≤ 1", 3456 * L**4 * eta**2 * K**3 * local**2 / s.rho**3, 1.0),
+        Condition(
+            "(3) 3456L⁴η̃²K³η_l²/ρ³ ≤ 1", 3456 * L**4 * eta**2 * K**3 * local**2 / s.rho**3, 1.0
+        ),
         Condition("(4) 4L²η̃²/ρ² ≤ 1", 4 * L**2 * eta**2 / s.rho**2, 1.0),
     ]
 
@@ -60,7 +62,12 @@ def conditions_proved(s: Setting, steps: Steps) -> list[Condition]:
     With S of N clients ρS/N takes the place of ρ, and two conditions are added. That these four suffice is checked in
     numbers and not proved (docs/theory.md).
     """
-    K, L, rho, cubed = s.local_steps, s.L, s.rho * s.share, s.rho * s.clients * s.share**2  # ρS/N, ρS³/N²
+    K, L, rho, cubed = (
+        s.local_steps,
+        s.L,
+        s.rho * s.share,
+        s.rho * s.clients * s.share**2,
+    )  # ρS/N, ρS³/N²
     name = "ρ" if s.share == 1 else "ρS/N"
     found = [
         Condition(f"576K²L²η_l² ≤ {name}", 576 * K**2 * L**2 * steps.local**2, rho),
@@ -75,7 +82,9 @@ def conditions_proved(s: Setting, steps: Steps) -> list[Condition]:
 def largest_steps(s: Setting) -> Steps:
     """The largest steps that meet `conditions_proved`."""
     rho, cubed = s.rho * s.share, s.rho * s.clients * s.share**2
-    limits = [0.25, rho / 2] + ([] if s.share == 1 else [math.sqrt(cubed / 72), math.cbrt(cubed / 2304)])
+    limits = [0.25, rho / 2] + (
+        [] if s.share == 1 else [math.sqrt(cubed / 72), math.cbrt(cubed / 2304)]
+    )
     return Steps(local=math.sqrt(rho) / (24 * s.local_steps * s.L), effective=min(limits) / s.L)
 
 
@@ -115,5 +124,9 @@ def rounds_to_proved(s: Setting, target_sq: float) -> float:
     while high - low > 1e-3:
         middle = (low + high) / 2
         there = replace(s, rounds=max(1, round(math.exp(middle))))
-        low, high = (low, middle) if bound_proved(there, steps_proved(there)) <= target_sq else (middle, high)
+        low, high = (
+            (low, middle)
+            if bound_proved(there, steps_proved(there)) <= target_sq
+            else (middle, high)
+        )
     return max(1.0, math.exp(high))

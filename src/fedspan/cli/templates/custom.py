@@ -40,7 +40,9 @@ def _read(file: Path) -> Data:
     """Arrays x (n, 8) and y (n, 1)."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            return torch.tensor(arrays["x"], dtype=torch.float32), torch.tensor(arrays["y"], dtype=torch.float32)
+            return torch.tensor(arrays["x"], dtype=torch.float32), torch.tensor(
+                arrays["y"], dtype=torch.float32
+            )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} must have the arrays x and y: {error}") from None
 

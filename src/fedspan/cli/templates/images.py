@@ -49,7 +49,9 @@ def _read(place: Path) -> Data:
                 images.append(np.asarray(image.convert("L").resize((SIZE, SIZE)), np.float32) / 255)
             targets.append(number)
     if not images:
-        raise FileNotFoundError(f"{place} has no images; it needs a directory per class: {', '.join(CLASSES)}")
+        raise FileNotFoundError(
+            f"{place} has no images; it needs a directory per class: {', '.join(CLASSES)}"
+        )
     return torch.tensor(np.stack(images)).unsqueeze(1), torch.tensor(targets)
 
 
@@ -57,7 +59,8 @@ def _sample(part: int) -> Data:
     found = load_digits()
     few, all_digits = np.argsort(found.target[:1000] // 2, kind="stable"), np.arange(1000, 1500)
     parts = [
-        np.concatenate(pair) for pair in zip(*(np.array_split(a, CLIENTS) for a in (few, all_digits)), strict=True)
+        np.concatenate(pair)
+        for pair in zip(*(np.array_split(a, CLIENTS) for a in (few, all_digits)), strict=True)
     ]
     rows = [*parts, np.arange(1500, 1797)][part]
     images = torch.tensor(found.images[rows] / 16, dtype=torch.float32).unsqueeze(1)

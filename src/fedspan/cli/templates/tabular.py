@@ -20,7 +20,9 @@ Data = tuple[torch.Tensor, torch.Tensor]
 
 def model() -> nn.Module:
     """Features in, scores of the classes out. BatchNorm1d brings columns of any scale to mean 0 and variance 1."""
-    return nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    return nn.Sequential(
+        nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES)
+    )
 
 
 def data(client: int) -> Data:
@@ -40,7 +42,9 @@ def _read(file: Path) -> Data:
     except ValueError as error:
         wanted = "numbers separated by commas, the class last as 0, 1, …, in UTF-8"
         raise ValueError(f"{file} must have {wanted}: {error}") from None
-    return torch.tensor(rows[:, :-1], dtype=torch.float32), torch.tensor(rows[:, -1], dtype=torch.int64)
+    return torch.tensor(rows[:, :-1], dtype=torch.float32), torch.tensor(
+        rows[:, -1], dtype=torch.int64
+    )
 
 
 def _sample(part: int) -> Data:

@@ -29,7 +29,9 @@ class MeanOfWords(nn.Module):
 
 def model() -> nn.Module:
     """Numbers of words in, scores of the classes out."""
-    return nn.Sequential(nn.Embedding(WORDS, 32, padding_idx=0), MeanOfWords(), nn.Linear(32, len(CLASSES)))
+    return nn.Sequential(
+        nn.Embedding(WORDS, 32, padding_idx=0), MeanOfWords(), nn.Linear(32, len(CLASSES))
+    )
 
 
 def data(client: int) -> Data:
@@ -59,7 +61,9 @@ def _read(file: Path) -> Data:
         lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
         return _encoded([(str(line["text"]), str(line["label"])) for line in lines])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} must have a text and a label of CLASSES in each line: {error!r}") from None
+        raise ValueError(
+            f"{file} must have a text and a label of CLASSES in each line: {error!r}"
+        ) from None
 
 
 def _sample(part: int) -> Data:
@@ -68,9 +72,17 @@ def _sample(part: int) -> Data:
         "hospital": ["doctor", "pain", "appointment", "nurse", "results"],
         "shop": ["shoes", "refund", "parcel", "size", "delivery"],
     }
-    openings = ["please help with my", "question about the", "when is my", "problem with a", "thanks for the"]
+    openings = [
+        "please help with my",
+        "question about the",
+        "when is my",
+        "problem with a",
+        "thanks for the",
+    ]
     draw, rows = random.Random(part), []  # noqa: S311
     for _ in range(120):
         name = CLASSES[part % 3] if part < CLIENTS and draw.random() < 0.8 else draw.choice(CLASSES)
-        rows.append((f"{draw.choice(openings)} {draw.choice(about[name])} {draw.choice(about[name])}", name))
+        rows.append(
+            (f"{draw.choice(openings)} {draw.choice(about[name])} {draw.choice(about[name])}", name)
+        )
     return _encoded(rows)

@@ -35,7 +35,9 @@ class Classes(Partition):
             holders = [client for client in range(clients) if number in hands[client]]
             if holders:
                 members = rng.permutation(np.flatnonzero(labels == name))
-                for client, share in zip(holders, np.array_split(members, len(holders)), strict=True):
+                for client, share in zip(
+                    holders, np.array_split(members, len(holders)), strict=True
+                ):
                     parts[client].append(share)
         return [np.sort(np.concatenate(part)) for part in parts]
 

@@ -19,12 +19,18 @@ class Natural(Partition):
     def split(self, labels: Indices, seed: int = 0, owners: Indices | None = None) -> list[Indices]:
         """The examples of each owner."""
         if owners is None:
-            raise SpecError("this data set does not say who made which example; use another `partition` than 'natural'")
+            raise SpecError(
+                "this data set does not say who made which example; use another `partition` than 'natural'"
+            )
         names, numbers, counts = np.unique(owners, return_inverse=True, return_counts=True)
         if self.clients is not None and self.clients > len(names):
-            raise SpecError(f"`clients` is {self.clients}, but the data set has {len(names)} natural clients")
+            raise SpecError(
+                f"`clients` is {self.clients}, but the data set has {len(names)} natural clients"
+            )
         parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
-        return [parts[number] for number in np.sort(np.argsort(-counts, kind="stable")[: self.clients])]
+        return [
+            parts[number] for number in np.sort(np.argsort(-counts, kind="stable")[: self.clients])
+        ]
 
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
         raise NotImplementedError("a natural partition needs owners; call split()")

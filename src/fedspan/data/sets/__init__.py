@@ -23,7 +23,11 @@ SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
 SYSTEM = Path("/usr/share/datasets")  # of Debian's packages, such as dataset-fashion-mnist
 Files = Mapping[str, Path]  # an official file's name → where it is
 Splits = Mapping[str, Mapping[str, Any]]  # "train" and "test" of a hub → column → values
-DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError)  # what conversions raise on files that are not the official ones
+DAMAGED = (
+    *UNREADABLE,
+    tarfile.TarError,
+    IndexError,
+)  # what conversions raise on files that are not the official ones
 
 
 class HubError(DataError):
@@ -55,7 +59,9 @@ class DataSet:
     convert: Callable[[Files], Contents] | None = None
     digest: str = ""  # SHA-256 of what is made
     hub: Hub | None = None
-    check: Callable[[Files], None] | None = None  # raises one of DAMAGED if the files that are read are damaged
+    check: Callable[[Files], None] | None = (
+        None  # raises one of DAMAGED if the files that are read are damaged
+    )
     part_of: str | None = None  # another data set that has all of it
     package: str | None = None  # a Python package that has it
     install: str = ""  # the command that installs the package
@@ -83,7 +89,9 @@ def here(name: str) -> bool:
     found = find(name)
     if found.package is not None:
         return importlib.util.find_spec(found.package) is not None
-    if _made(found) is not None or (found.files and all(_place(file) is not None for file in found.files)):
+    if _made(found) is not None or (
+        found.files and all(_place(file) is not None for file in found.files)
+    ):
         return True
     return found.part_of is not None and here(found.part_of)
 
@@ -105,8 +113,12 @@ def require(wanted: Iterable[str]) -> None:
         line = [f"fedspan data get {' '.join(dict.fromkeys(gets))}"] if gets else []
         line += [one.install for one in missing if one.install]
         listed = " and ".join(repr(one.name) for one in missing)
-        place = "installed" if not gets else "here" if len(line) > 1 else f"in {str(store.folder())!r}"
-        raise DataError(f"{listed} {'is' if len(missing) == 1 else 'are'} not {place}; run `{' && '.join(line)}` first")
+        place = (
+            "installed" if not gets else "here" if len(line) > 1 else f"in {str(store.folder())!r}"
+        )
+        raise DataError(
+            f"{listed} {'is' if len(missing) == 1 else 'are'} not {place}; run `{' && '.join(line)}` first"
+        )
     for found in all_wanted:
         if found.package is None and _made(found) is None:
             get(find(found.part_of or found.name))
@@ -139,7 +151,11 @@ def damaged(name: str, why: str) -> DataError:
     return DataError(f"{name!r} is damaged: {why}; {remedy}")
 
 
-def get(found: DataSet, seen: Seen = lambda *_: None, load: Callable[[Hub, Files], Contents] | None = None) -> None:
+def get(
+    found: DataSet,
+    seen: Seen = lambda *_: None,
+    load: Callable[[Hub, Files], Contents] | None = None,
+) -> None:
     """Bring a data set into the data directory: official files are downloaded, checked and converted.
 
     Args:
@@ -152,7 +168,9 @@ def get(found: DataSet, seen: Seen = lambda *_: None, load: Callable[[Hub, Files
         DataError: It cannot be had, or is not what it should be; nothing is left but parts of downloads.
     """
     if found.convert is None:
-        raise DataError(f"{found.name!r} comes with the package {found.package or 'fedspan'}; run `{found.install}`")
+        raise DataError(
+            f"{found.name!r} comes with the package {found.package or 'fedspan'}; run `{found.install}`"
+        )
 
     def wait() -> None:
         seen("waiting for another process", 0, 0)
@@ -171,14 +189,18 @@ def get(found: DataSet, seen: Seen = lambda *_: None, load: Callable[[Hub, Files
                     check(file, (had | new)[file.name])
             made = found.convert(had | new) if hub is None or load is None else load(hub, had | new)
             if found.digest and (digest := store.digest(made)) != found.digest:
-                why = f"what is made of them has the SHA-256 {digest[:16]}…, not {found.digest[:16]}…"
+                why = (
+                    f"what is made of them has the SHA-256 {digest[:16]}…, not {found.digest[:16]}…"
+                )
                 raise DataError(why) if hub is None else HubError(f"{hub.path!r} of the hub: {why}")
         except HubError:
             raise
         except (DataError, *DAMAGED) as error:
             for path in new.values():
                 remove(path)
-            delete = f"delete {', '.join(repr(str(path)) for path in had.values())} and " if had else ""
+            delete = (
+                f"delete {', '.join(repr(str(path)) for path in had.values())} and " if had else ""
+            )
             why = f"the files of {found.name!r} cannot be converted: {one_line(error, 600)}"
             raise DataError(f"{why}; {delete}run `{found.command}` again") from None
         for name, values in made.items():
@@ -194,7 +216,9 @@ def _download(found: DataSet, files: Sequence[File], seen: Seen) -> dict[str, Pa
             download(file, folder, seen)
         except DataError as error:
             hint = by_hand(files[number:], folder)
-            raise DataError(f"{error}; run `{found.command}` again, or {hint} and run it then") from None
+            raise DataError(
+                f"{error}; run `{found.command}` again, or {hint} and run it then"
+            ) from None
     return {file.name: folder / file.name for file in files}
 
 
@@ -208,5 +232,10 @@ def _made(found: DataSet) -> dict[str, Path] | None:
 
 def _place(file: File) -> Path | None:
     """Where an official file is: in the data directory, or of a package of the system."""
-    places = [place / name for name in (file.name, file.also) if name for place in (store.folder(), SYSTEM)]
+    places = [
+        place / name
+        for name in (file.name, file.also)
+        if name
+        for place in (store.folder(), SYSTEM)
+    ]
     return next((path for path in places if path.is_file()), None)

@@ -44,7 +44,8 @@ def _numbered(found: dict[str, list[tuple[str, str]]]) -> Contents:
     intents = sorted({intent for rows in found.values() for _, intent in rows})
     return {
         f"text/banking77_{part}.jsonl.gz": [
-            {"text": text, "label": intents.index(intent), "intent": intent} for text, intent in rows
+            {"text": text, "label": intents.index(intent), "intent": intent}
+            for text, intent in rows
         ]
         for part, rows in found.items()
     }
@@ -58,7 +59,9 @@ SET = DataSet(
     source="https://github.com/PolyAI-LDN/task-specific-datasets",
     size=216_000,
     made=("text/banking77_train.jsonl.gz", "text/banking77_test.jsonl.gz"),
-    files=tuple(File(f"banking77/{name}", (FROM + name,), *known) for name, known in HASHES.items()),
+    files=tuple(
+        File(f"banking77/{name}", (FROM + name,), *known) for name, known in HASHES.items()
+    ),
     convert=convert,
     hub=Hub("PolyAI/banking77", convert_hub, "refs/convert/parquet"),
     digest="438503d64c3eb6d89e83b080536abb3d284543855d265df859e66eb30c1ddcce",

@@ -10,19 +10,40 @@ from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Hub, Splits
 from fedspan.data.store import Contents
 
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
 QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/94061367ec2e099ea18c553c75727ecf849ddb9b/"
 WRITER = 2  # the column of the extended labels
 PARTS = {"train": "train", "test": "t10k"}
 HASHES = {
-    "train-images-idx3-ubyte.gz": ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9912422),
-    "train-labels-idx1-ubyte.gz": ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28881),
-    "t10k-images-idx3-ubyte.gz": ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1648877),
-    "t10k-labels-idx1-ubyte.gz": ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4542),
+    "train-images-idx3-ubyte.gz": (
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        9912422,
+    ),
+    "train-labels-idx1-ubyte.gz": (
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        28881,
+    ),
+    "t10k-images-idx3-ubyte.gz": (
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        1648877,
+    ),
+    "t10k-labels-idx1-ubyte.gz": (
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        4542,
+    ),
 }
 WRITERS = {
-    "qmnist-train-labels-idx2-int.gz": ("2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f", 463024),
-    "qmnist-test-labels-idx2-int.gz": ("9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06", 526800),
+    "qmnist-train-labels-idx2-int.gz": (
+        "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+        463024,
+    ),
+    "qmnist-test-labels-idx2-int.gz": (
+        "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
+        526800,
+    ),
 }
 
 
@@ -35,7 +56,10 @@ def convert(files: Files) -> Contents:
 
 def convert_hub(splits: Splits, files: Files) -> Contents:
     """Images and labels of the hub, writers of QMNIST."""
-    x = {part: np.stack([np.asarray(one, np.uint8) for one in splits[part]["image"]]) for part in PARTS}
+    x = {
+        part: np.stack([np.asarray(one, np.uint8) for one in splits[part]["image"]])
+        for part in PARTS
+    }
     y = {part: np.asarray(splits[part]["label"], np.uint8) for part in PARTS}
     return _with_writers(x, y, files)
 
@@ -43,10 +67,20 @@ def convert_hub(splits: Splits, files: Files) -> Contents:
 def _with_writers(x: dict[str, Array], y: dict[str, Array], files: Files) -> Contents:
     arrays: dict[str, Array] = {}
     for part in PARTS:
-        extended = idx(files[f"mnist/qmnist-{part}-labels-idx2-int.gz"])[: len(y[part])]  # test: 50,000 more follow
-        if extended.ndim != 2 or extended.shape[1] <= WRITER or not np.array_equal(extended[:, 0], y[part]):
+        extended = idx(files[f"mnist/qmnist-{part}-labels-idx2-int.gz"])[
+            : len(y[part])
+        ]  # test: 50,000 more follow
+        if (
+            extended.ndim != 2
+            or extended.shape[1] <= WRITER
+            or not np.array_equal(extended[:, 0], y[part])
+        ):
             raise DataError("the labels of QMNIST are not those of MNIST")
-        arrays |= {f"{part}_x": x[part], f"{part}_y": y[part], f"{part}_writer": extended[:, WRITER].astype(np.uint16)}
+        arrays |= {
+            f"{part}_x": x[part],
+            f"{part}_y": y[part],
+            f"{part}_writer": extended[:, WRITER].astype(np.uint16),
+        }
     return {"mnist_by_writer.npz": arrays}
 
 
@@ -60,7 +94,10 @@ SET = DataSet(
     size=11_600_000,
     made=("mnist_by_writer.npz",),
     files=(
-        *(File(f"mnist/{name}", tuple(at + name for at in MIRRORS), *known) for name, known in HASHES.items()),
+        *(
+            File(f"mnist/{name}", tuple(at + name for at in MIRRORS), *known)
+            for name, known in HASHES.items()
+        ),
         *_WRITERS,
     ),
     convert=convert,

@@ -62,7 +62,9 @@ SET = DataSet(
     source="http://shakespeare.mit.edu and https://github.com/ravexina/shakespeare-plays-dataset-scraper",
     size=1_750_000,
     made=("text/shakespeare_roles.jsonl.gz",),
-    files=(File(FILE, (ARCHIVE,)),),  # GitHub packs it anew at times: the roles are checked, not the archive
+    files=(
+        File(FILE, (ARCHIVE,)),
+    ),  # GitHub packs it anew at times: the roles are checked, not the archive
     convert=convert,
     digest="5f88a10b2928efd883eac1430bae7f92f9623984f926d81390f39519ae729509",
 )

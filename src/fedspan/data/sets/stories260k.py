@@ -23,7 +23,9 @@ from fedspan.data.store import Contents
 
 FROM = "https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/"
 PLACE = "models/stories260k"
-WEIGHTS = "ea4c6407feda44835eafddd2e66daaba4e903f64bbdeb5659dcc55ea4424e6ed"  # SHA-256 of their values
+WEIGHTS = (
+    "ea4c6407feda44835eafddd2e66daaba4e903f64bbdeb5659dcc55ea4424e6ed"  # SHA-256 of their values
+)
 SPECIAL = ["<unk>", "<s>", "</s>"]
 BYTES = len(SPECIAL) + 256  # tokens before those that are merged
 Floats = npt.NDArray[np.float32]
@@ -40,7 +42,8 @@ def convert(files: Files) -> Contents:
         "tokenizer_config.json": named | {"tokenizer_class": "PreTrainedTokenizerFast"},
     }
     made = {
-        f"{PLACE}/{name}": json.dumps(table, indent=1, ensure_ascii=False).encode() for name, table in tables.items()
+        f"{PLACE}/{name}": json.dumps(table, indent=1, ensure_ascii=False).encode()
+        for name, table in tables.items()
     }
     return made | {f"{PLACE}/model.safetensors": save(weights, {"format": "pt"})}
 
@@ -64,7 +67,9 @@ def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
         return numbers[at - int(np.prod(shape)) : at].reshape(shape)
 
     def halves(rows: Floats, count: int) -> Floats:
-        return np.ascontiguousarray(rows.reshape(count, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim))
+        return np.ascontiguousarray(
+            rows.reshape(count, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim)
+        )
 
     weights = {"model.embed_tokens.weight": take(vocab, dim)}
     kinds: dict[str, Any] = {
@@ -80,7 +85,8 @@ def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
     }
     for kind, values in kinds.items():
         weights |= {
-            f"model.layers.{layer}.{kind}.weight": np.ascontiguousarray(values[layer]) for layer in range(layers)
+            f"model.layers.{layer}.{kind}.weight": np.ascontiguousarray(values[layer])
+            for layer in range(layers)
         }
     weights["model.norm.weight"] = take(dim)
     config = {
@@ -106,12 +112,25 @@ def _tokenizer(raw: bytes) -> dict[str, Any]:
         for cut in range(1, len(text))
         if number >= BYTES and text[:cut] in numbers and text[cut:] in numbers
     ]
-    space = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    space = [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    ]
     text = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        *({"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}),
+        *(
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ),
     ]
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    usual = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {

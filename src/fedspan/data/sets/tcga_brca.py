@@ -20,7 +20,9 @@ PATIENT, EVENT, TIME = "pid", "E", "T"
 def convert(files: Files) -> Contents:
     """The patients that are in FLamby's split, in the order of its table; their identifiers are left out."""
     with files["tcga_brca/train_test_split.csv"].open(encoding="utf-8", newline="") as file:
-        folds = {row[PATIENT]: row["fold2"].split("_") for row in csv.DictReader(file)}  # such as train_0
+        folds = {
+            row[PATIENT]: row["fold2"].split("_") for row in csv.DictReader(file)
+        }  # such as train_0
     with files["tcga_brca/brca.csv"].open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row[PATIENT] in folds]
     columns = [name for name in rows[0] if name not in (PATIENT, EVENT, TIME)]

@@ -26,7 +26,15 @@ from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMes
 from fedspan.remote.secure_client import SecureClient
 
 IDENTITY, UNKNOWN = "identity", -1
-SERVER_ONLY = {"eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search", "states_dtype"}
+SERVER_ONLY = {
+    "eval_every",
+    "metrics",
+    "clients_per_round",
+    "participation",
+    "callbacks",
+    "search",
+    "states_dtype",
+}
 Prepare = Callable[
     [tuple[str, ...], int, str, str], tuple[Spec, Problem]
 ]  # (changes of the spec, client, the node's own module and privacy) → what it computes with
@@ -37,7 +45,9 @@ def identify(context: Context) -> RecordDict:
     try:
         return RecordDict({IDENTITY: ConfigRecord({"client": client_of(context), "reason": ""})})
     except FedspanError as error:
-        return RecordDict({IDENTITY: ConfigRecord({"client": UNKNOWN, "reason": str(error)[:MAX_REASON]})})
+        return RecordDict(
+            {IDENTITY: ConfigRecord({"client": UNKNOWN, "reason": str(error)[:MAX_REASON]})}
+        )
 
 
 def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:
@@ -49,18 +59,33 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
         agreement = agreement_of(spec, problem)
-        ours = (spec.method, problem, state_file, client, spec.seed, agreement, spec.rounds, terms_of(spec, problem))
+        ours = (
+            spec.method,
+            problem,
+            state_file,
+            client,
+            spec.seed,
+            agreement,
+            spec.rounds,
+            terms_of(spec, problem),
+        )
         known_start = spec.participation.known_start
         client_end = RemoteClient(*ours, known_start=known_start)
         if spec.secure is not None:
             identity = identity_of(spec.secure, context)
             weighted = spec.participation.weights == "examples"
             client_end = SecureClient(
-                *ours, known_start=known_start, secure=spec.secure, identity=identity, weighted=weighted
+                *ours,
+                known_start=known_start,
+                secure=spec.secure,
+                identity=identity,
+                weighted=weighted,
             )
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
-        reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON))
+        reply = RoundMessage(
+            "refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON)
+        )
     return write_message(reply)
 
 
@@ -85,11 +110,15 @@ def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
     elif changes:
         spec = Spec.from_table(with_changes(spec.table(), changes))
     if isinstance(spec.method.lr, str):
-        raise SpecError(f"`method.lr` is {spec.method.lr!r}, which needs all clients' data; set it to a number")
+        raise SpecError(
+            f"`method.lr` is {spec.method.lr!r}, which needs all clients' data; set it to a number"
+        )
     return spec
 
 
-def client_spec(spec: Spec | Path | str, changes: tuple[str, ...], module: str = "", privacy: str = "") -> Spec:
+def client_spec(
+    spec: Spec | Path | str, changes: tuple[str, ...], module: str = "", privacy: str = ""
+) -> Spec:
     """The spec of a run as a client takes it; see `permissions` for what the submitter's changes may do.
 
     Args:
@@ -113,7 +142,9 @@ def client_spec(spec: Spec | Path | str, changes: tuple[str, ...], module: str =
 
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
-    at_clients = spec.dp is not None and spec.dp.noise_at == "clients"  # then a client's noise depends on these as well
+    at_clients = (
+        spec.dp is not None and spec.dp.noise_at == "clients"
+    )  # then a client's noise depends on these as well
     server_only = SERVER_ONLY - {"clients_per_round"} if at_clients else SERVER_ONLY
     settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
@@ -133,7 +164,9 @@ def client_of(context: Context) -> int:
     """The client that a node stands for, 0 to N - 1."""
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or number < 0:
-        raise SpecError(f"the node's config needs partition-id, a whole number from 0, got {number!r}")
+        raise SpecError(
+            f"the node's config needs partition-id, a whole number from 0, got {number!r}"
+        )
     return number
 
 
@@ -153,7 +186,9 @@ def identity_of(privacy: Privacy, context: Context) -> Identity | None:
         return None
     key, roster = (context.node_config.get(name) for name in ("identity-key", "roster"))
     if not isinstance(key, str) or not isinstance(roster, str):
-        raise SpecError("`privacy.secure_signed` needs identity-key and roster in the node's config: two files")
+        raise SpecError(
+            "`privacy.secure_signed` needs identity-key and roster in the node's config: two files"
+        )
     return Identity.read(Path(key).expanduser(), Path(roster).expanduser())
 
 
@@ -161,7 +196,9 @@ def module_of(context: Context) -> str:
     """The module that a node itself chose for its model and data; "" where it did not."""
     given = context.node_config.get("module", "")
     if not isinstance(given, str):
-        raise SpecError(f"the node's config has module = {given!r}; give an import name or a path ending in .py")
+        raise SpecError(
+            f"the node's config has module = {given!r}; give an import name or a path ending in .py"
+        )
     return str(Path(given).expanduser()) if given.endswith(".py") else given
 
 

@@ -21,7 +21,11 @@ SETTABLE = {
 }  # fmt: skip
 UNUSED = {"callbacks"}  # only the server uses them: the client keeps its own
 CODE = ("module", "module_dir")  # keys of a task that decide what is imported
-SPENDING = ("clients_per_round", "epochs", "batch_size")  # with a fixed noise they decide ε, as rounds and steps do
+SPENDING = (
+    "clients_per_round",
+    "epochs",
+    "batch_size",
+)  # with a fixed noise they decide ε, as rounds and steps do
 
 
 def permitted(own: Table, run: Table, module: str) -> Table:
@@ -41,7 +45,9 @@ def permitted(own: Table, run: Table, module: str) -> Table:
     allowed = dict(_places(own))
     task = run.get("task")
     if module and isinstance(task, dict) and task.get("name") == "custom":
-        run["task"] = {key: value for key, value in task.items() if key not in CODE} | {"module": module}
+        run["task"] = {key: value for key, value in task.items() if key not in CODE} | {
+            "module": module
+        }
         allowed["task.module"] = module
     for key, value in _places(run):
         if allowed.get(key) != value and not (module and value.startswith(f"{module}:")):
@@ -61,13 +67,18 @@ def check_floor(spec: Spec, floor: Privacy | None, own: Spec | None) -> None:
         return
     given = spec.privacy
     if given is None:
-        raise SpecError(f"the run has no `privacy`, but this client asks for {_told(floor)}; set it for the run")
+        raise SpecError(
+            f"the run has no `privacy`, but this client asks for {_told(floor)}; set it for the run"
+        )
     weaker = [
         ("level", floor.clip is not None and given.level != floor.level),
         ("clip", floor.clip is not None and (given.clip is None or given.clip > floor.clip)),
         ("quantile", floor.clip is not None and given.quantile != floor.quantile),
         ("noise", floor.noise is not None and (given.noise is None or given.noise < floor.noise)),
-        ("epsilon", floor.epsilon is not None and (given.epsilon is None or given.epsilon > floor.epsilon)),
+        (
+            "epsilon",
+            floor.epsilon is not None and (given.epsilon is None or given.epsilon > floor.epsilon),
+        ),
         ("delta", floor.epsilon is not None and given.delta > floor.delta),
         ("noise_at", floor.clip is not None and floor.noise_at == "clients" != given.noise_at),
         ("secure", floor.secure and not given.secure),
@@ -81,7 +92,12 @@ def check_floor(spec: Spec, floor: Privacy | None, own: Spec | None) -> None:
         )
     if floor.noise is not None and own is not None:
         spent: list[tuple[str, Any, Any, bool]] = [
-            (name, getattr(spec, name), getattr(own, name), getattr(spec, name) != getattr(own, name))
+            (
+                name,
+                getattr(spec, name),
+                getattr(own, name),
+                getattr(spec, name) != getattr(own, name),
+            )
             for name in SPENDING
         ]
         steps, mine = spec.method.local_steps, own.method.local_steps
@@ -101,7 +117,9 @@ def privacy_of(config: Any) -> Privacy | None:
         return None
     table = toml_value(config) if isinstance(config, str) else config
     if not isinstance(table, dict):
-        raise SpecError(f"the node's config has privacy = {shown(config)}; write a table, such as {{secure = true}}")
+        raise SpecError(
+            f"the node's config has privacy = {shown(config)}; write a table, such as {{secure = true}}"
+        )
     made = building.make(Privacy, table)
     assert isinstance(made, Privacy)
     return made
@@ -136,5 +154,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _told(privacy: Privacy) -> str:
     """The settings of a floor that are not the defaults."""
-    table = {key: value for key, value in building.describe(privacy).items() if getattr(Privacy, key, None) != value}
+    table = {
+        key: value
+        for key, value in building.describe(privacy).items()
+        if getattr(Privacy, key, None) != value
+    }
     return ", ".join(f"privacy.{key} = {shown(value)}" for key, value in table.items())

@@ -18,7 +18,15 @@ from fedspan.core.objective import Problem
 from fedspan.remote.messages import RoundMessage
 
 HEADER, ARRAYS = "header", "arrays"
-DTYPES = {"<f4", "<f8", "<f2", "<i2", "<i4", "<i8", "|u1"}  # little-endian; bfloat16 is sent as int16
+DTYPES = {
+    "<f4",
+    "<f8",
+    "<f2",
+    "<i2",
+    "<i4",
+    "<i8",
+    "|u1",
+}  # little-endian; bfloat16 is sent as int16
 RAW, PART = "raw", "#"  # how a large array is sent: its bytes, in pieces named x#0, x#1, …
 PIECE, MAX_PIECES = 1 << 24, 256  # bytes of a piece at least, and pieces of an array
 MAX_ARRAYS = 4096  # in one message
@@ -30,7 +38,9 @@ MAX_TEXT = 16_000  # characters of a value in a header
 class RunConfig:
     """The keys of `flwr run --run-config`, there with hyphens instead of underscores."""
 
-    run_dir: str = ""  # directory on the server for history, checkpoint, model and copies of states; required
+    run_dir: str = (
+        ""  # directory on the server for history, checkpoint, model and copies of states; required
+    )
     set: str = ""  # changes of the spec, separated by ";"
     run_name: str = "run"  # name under which clients keep their states
     resume: bool = False  # continue the run in run_dir
@@ -38,7 +48,9 @@ class RunConfig:
     wait: float = 120.0  # seconds to wait for all clients at the start
     min_replies: int = 1  # a round with fewer accepted replies changes nothing and is tried again
     pause: float = 3600.0  # seconds for which a round is tried again before the run stops
-    bind_clients: bool | str = "auto"  # a client's number belongs to the first node that used it; "auto": where nodes
+    bind_clients: bool | str = (
+        "auto"  # a client's number belongs to the first node that used it; "auto": where nodes
+    )
     # are authenticated, without which a node has another id at every start
     reply_dtype: str = "float32"  # "bfloat16" or "float16" halve the bytes of replies
     backup: bool = True  # keep a copy of every client's state on the server's disk
@@ -61,12 +73,21 @@ class RunConfig:
         found = RunConfig(**values)
         for key, value in (("timeout", found.timeout), ("pause", found.pause)):
             if not (math.isfinite(value) and value > 0):
-                raise SpecError(f"run config {key!r} must be a positive number of seconds, got {value!r}")
+                raise SpecError(
+                    f"run config {key!r} must be a positive number of seconds, got {value!r}"
+                )
         if not (math.isfinite(found.wait) and found.wait >= 0):
-            raise SpecError(f"run config 'wait' must be a number of seconds of at least 0, got {found.wait!r}")
-        for key, count in (("min-replies", found.min_replies), ("checkpoint-every", found.checkpoint_every)):
+            raise SpecError(
+                f"run config 'wait' must be a number of seconds of at least 0, got {found.wait!r}"
+            )
+        for key, count in (
+            ("min-replies", found.min_replies),
+            ("checkpoint-every", found.checkpoint_every),
+        ):
             if count < 1:
-                raise SpecError(f"run config {key!r} must be a whole number of at least 1, got {count!r}")
+                raise SpecError(
+                    f"run config {key!r} must be a whole number of at least 1, got {count!r}"
+                )
         return found
 
     @property
@@ -91,16 +112,24 @@ def read_message(content: RecordDict, max_bytes: int) -> RoundMessage:
     if not isinstance(header, ConfigRecord) or not isinstance(records, ArrayRecord):
         raise ProtocolError("the message is not one of fedspan's")
     if len(records) > MAX_ARRAYS or len(header) > MAX_HEADER:
-        raise ProtocolError(f"the message has {len(records)} arrays and {len(header)} header keys; that is too many")
-    if any(isinstance(value, str | bytes | list) and len(value) > MAX_TEXT for value in header.values()):
+        raise ProtocolError(
+            f"the message has {len(records)} arrays and {len(header)} header keys; that is too many"
+        )
+    if any(
+        isinstance(value, str | bytes | list) and len(value) > MAX_TEXT for value in header.values()
+    ):
         raise ProtocolError(f"a value of the header is longer than {MAX_TEXT:,}")
     total = sum(len(array.data) for array in records.values())
     if total > max_bytes:
-        raise ProtocolError(f"the message has {total:,} bytes of arrays; at most {max_bytes:,} are allowed")
+        raise ProtocolError(
+            f"the message has {total:,} bytes of arrays; at most {max_bytes:,} are allowed"
+        )
     arrays = {}
     for name, pieces in _grouped(records).items():
         large = pieces[0] != name
-        found = read_pieces(name, pieces, records) if large else read_array(name, records[name].data)
+        found = (
+            read_pieces(name, pieces, records) if large else read_array(name, records[name].data)
+        )
         tensor = torch.from_numpy(found)
         rounded = header.get("reply_dtype") == "bfloat16" and tensor.dtype == torch.int16
         arrays[name] = tensor.view(torch.bfloat16) if rounded else tensor
@@ -136,11 +165,19 @@ def read_pieces(name: str, keys: list[str], records: ArrayRecord) -> np.ndarray[
         raise ProtocolError(
             f"array {name!r:.40} is of type {first.dtype!r:.40}; allowed are {', '.join(sorted(DTYPES))}"
         )
-    dtype, shape, size = np.dtype(first.dtype), tuple(first.shape), sum(len(records[key].data) for key in keys)
+    dtype, shape, size = (
+        np.dtype(first.dtype),
+        tuple(first.shape),
+        sum(len(records[key].data) for key in keys),
+    )
     if len(shape) > 8 or not all(type(n) is int and 0 <= n <= size for n in shape):
-        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes")
+        raise ProtocolError(
+            f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes"
+        )
     if math.prod(shape) * dtype.itemsize != size:
-        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes")
+        raise ProtocolError(
+            f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes"
+        )
     raw, end = np.empty(size, np.uint8), 0
     for key in keys:
         piece = np.frombuffer(records[key].data, np.uint8)
@@ -155,17 +192,27 @@ def read_array(name: str, data: bytes) -> np.ndarray[Any, Any]:
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, fortran, dtype = read(stream)
     except Exception:  # NumPy's parser raises many kinds
         raise ProtocolError(f"array {name!r:.40} is not in NumPy's format") from None
     if dtype.str not in DTYPES or (fortran and len(shape) > 1):
         allowed = ", ".join(sorted(DTYPES))
-        raise ProtocolError(f"array {name!r:.40} is of type {dtype.str!r:.40}; allowed in C order are {allowed}")
+        raise ProtocolError(
+            f"array {name!r:.40} is of type {dtype.str!r:.40}; allowed in C order are {allowed}"
+        )
     if len(shape) > 8 or any(not 0 <= size <= len(data) for size in shape):
-        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {len(data)} bytes")
+        raise ProtocolError(
+            f"array {name!r:.40} claims shape {shape!s:.60}, but holds {len(data)} bytes"
+        )
     if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
-        raise ProtocolError(f"array {name!r:.40} claims shape {shape!s:.60}, but holds {len(data)} bytes")
+        raise ProtocolError(
+            f"array {name!r:.40} claims shape {shape!s:.60}, but holds {len(data)} bytes"
+        )
     return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()
 
 

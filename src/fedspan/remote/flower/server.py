@@ -42,7 +42,10 @@ REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
 AHEAD = 1.0  # seconds by which a key is registered before its node comes; a node's own takes one message
-_WORDS = {True: ("authenticated", "bound to them"), False: ("not authenticated", "not bound to them")}
+_WORDS = {
+    True: ("authenticated", "bound to them"),
+    False: ("not authenticated", "not bound to them"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,19 @@ class GridChannel:
     grid: Grid
     clients: int
     timeout: float
-    roster: Roster | None = None  # which node each client's number belongs to; None: to the newest node
+    roster: Roster | None = (
+        None  # which node each client's number belongs to; None: to the newest node
+    )
     bound: bool | None = True  # whether the roster is kept to; None: if Flower authenticates nodes
     nodes: dict[int, int] = field(default_factory=dict)  # client → node
-    identified: dict[int, int] = field(default_factory=dict)  # node → client, in the order of the replies
+    identified: dict[int, int] = field(
+        default_factory=dict
+    )  # node → client, in the order of the replies
     requests: dict[str, Request] = field(default_factory=dict)  # by message id
     refused: set[int] = field(default_factory=set)  # nodes
-    silent: set[int] = field(default_factory=set)  # clients that did not reply in time when last asked
+    silent: set[int] = field(
+        default_factory=set
+    )  # clients that did not reply in time when last asked
     news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
@@ -83,7 +92,9 @@ class GridChannel:
                 continue
             content = write_message(message)
             self.records_down += count_bytes(content)
-            outgoing.append(Message(content, node, "train", ttl=self.timeout + 60, group_id=str(message.t)))
+            outgoing.append(
+                Message(content, node, "train", ttl=self.timeout + 60, group_id=str(message.t))
+            )
             indices.append(index)
         waiting: dict[str, int] = {}
         for ident, index in zip(self.grid.push_messages(outgoing), indices, strict=True):
@@ -91,7 +102,9 @@ class GridChannel:
                 waiting[ident] = index
             else:
                 yield index, Failure("the message could not be sent", sent=False)
-        for ident, reply in self._replies({ident: messages[index].client for ident, index in waiting.items()}):
+        for ident, reply in self._replies(
+            {ident: messages[index].client for ident, index in waiting.items()}
+        ):
             index = waiting[ident]
             yield index, self._read(reply, messages[index].max_reply)
 
@@ -129,9 +142,15 @@ class GridChannel:
         The newest node stands for a client. A node that does not reply in time gets a new request.
         """
         online, now = set(self.grid.get_node_ids()), time.monotonic()
-        self.identified = {node: client for node, client in self.identified.items() if node in online}
-        self.requests = {i: r for i, r in self.requests.items() if r.node in online and r.deadline > now}
-        new = sorted(online - {*self.identified, *self.refused, *(r.node for r in self.requests.values())})
+        self.identified = {
+            node: client for node, client in self.identified.items() if node in online
+        }
+        self.requests = {
+            i: r for i, r in self.requests.items() if r.node in online and r.deadline > now
+        }
+        new = sorted(
+            online - {*self.identified, *self.refused, *(r.node for r in self.requests.values())}
+        )
         queries = [Message(RecordDict(), node, "query", ttl=IDENTIFY_TIMEOUT) for node in new]
         idents = self.grid.push_messages(queries) if new else []
         for ident, node in zip(idents, new, strict=True):
@@ -141,7 +160,9 @@ class GridChannel:
             request = self.requests.pop(reply.metadata.reply_to_message_id, None)
             if request is not None:
                 self._identify(request.node, reply)
-        self.nodes = {client: node for node, client in self.identified.items()}  # of two nodes the last one remains
+        self.nodes = {
+            client: node for node, client in self.identified.items()
+        }  # of two nodes the last one remains
 
     def _identify(self, node: int, reply: Message) -> None:
         if reply.has_error():
@@ -157,12 +178,17 @@ class GridChannel:
             self.identified[node] = client
         else:
             self.refused.add(node)
-            reason = identity.get("reason") or f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
+            reason = (
+                identity.get("reason")
+                or f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
+            )
             log.warning("fedspan ignores a node: %s", one_line(reason))
 
     def _refuse(self, client: int, node: int) -> None:
         self.refused.add(node)
-        self.news.append(f"node {node} is refused as client {client}, which belongs to another node")
+        self.news.append(
+            f"node {node} is refused as client {client}, which belongs to another node"
+        )
 
     def decide_binding(self) -> None:
         """Bind clients to nodes if Flower authenticates these; decided once, when some are connected."""
@@ -215,28 +241,40 @@ class RunLog(Callback):
         """Continue the files of an interrupted run."""
         self.run = run
         if self.channel.roster is not None:
-            self.channel.roster.belongs(run.id)  # also if it is decided later whether clients are bound
+            self.channel.roster.belongs(
+                run.id
+            )  # also if it is decided later whether clients are bound
         self.channel.news += self.rounds.begin(run.checks.get(self.rounds.path.name, ""))
 
     def log_round(self, rnd: Round, replies: Replies) -> None:
         """After every round: who was sampled and accepted, bytes, and events."""
         now = (self.channel.records_up, self.channel.records_down)
         sampled = rnd.ids[0]
-        line: Line = {"round": rnd.t, "sampled": sampled.tolist(), "accepted": sampled[replies.places].tolist()}
+        line: Line = {
+            "round": rnd.t,
+            "sampled": sampled.tolist(),
+            "accepted": sampled[replies.places].tolist(),
+        }
         line["payload_up"] = 0 if replies.received is None else int(replies.received.sum())
         line["payload_down"] = 0 if replies.sent is None else int(replies.sent.sum())
-        line["records_up"], line["records_down"] = (new - old for new, old in zip(now, self.logged, strict=True))
+        line["records_up"], line["records_down"] = (
+            new - old for new, old in zip(now, self.logged, strict=True)
+        )
         events = [*replies.events, *(f"round {rnd.t}: {one}" for one in self.channel.news)]
         self.channel.news.clear()
         assert self.run is not None
-        self.run.checks[self.rounds.path.name] = self.rounds.append(line | ({"events": events} if events else {}))
+        self.run.checks[self.rounds.path.name] = self.rounds.append(
+            line | ({"events": events} if events else {})
+        )
         self.logged = now
         for event in events:
             log.warning("fedspan %s", event)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """After every evaluation."""
-        values = "  ".join(f"{name} {value[0]:.4g}" for name, value in row.metrics.items() if name not in DETAILS)
+        values = "  ".join(
+            f"{name} {value[0]:.4g}" for name, value in row.metrics.items() if name not in DETAILS
+        )
         sizes = f"{row.up_bytes[0] / 1e6:.3f} MB up  {row.down_bytes[0] / 1e6:.3f} MB down"
         log.info("fedspan round %d of %d  %s  %s", row.round, self.total, values, sizes)
 
@@ -244,15 +282,23 @@ class RunLog(Callback):
 def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     """A whole run from the server's end."""
     if not config.run_dir:
-        raise SpecError("run config 'run-dir' is missing: a directory on the server for results and checkpoints")
+        raise SpecError(
+            "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
+        )
     if spec.epochs is not None:
-        raise SpecError("`epochs` needs the clients' data, which a server does not have; set method.local_steps")
+        raise SpecError(
+            "`epochs` needs the clients' data, which a server does not have; set method.local_steps"
+        )
     if spec.eval_clients_every is not None:
-        raise SpecError("`eval_clients_every` needs the clients' data, which a server does not have; leave it out")
+        raise SpecError(
+            "`eval_clients_every` needs the clients' data, which a server does not have; leave it out"
+        )
     for callback in spec.callbacks:
         if callback.needs_all_clients:
             name = type(callback).__name__
-            raise SpecError(f"callback {name} needs all clients' data, which a server does not have; leave it out")
+            raise SpecError(
+                f"callback {name} needs all clients' data, which a server does not have; leave it out"
+            )
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     problem = spec.task.server_problem((spec.seed,), spec)
     clients_per_round = spec.clients_per_round or problem.clients
@@ -290,14 +336,19 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
     keeping = Keeping(
-        resume=config.resume, checkpoint_every=config.checkpoint_every, retry_diverged=True, signals=False
+        resume=config.resume,
+        checkpoint_every=config.checkpoint_every,
+        retry_diverged=True,
+        signals=False,
     )
     result = execute(loop, spec, keeping)
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
 
 
-def _privacy(spec: Spec, clients: int, clients_per_round: int, config: RunConfig) -> Mechanism | None:
+def _privacy(
+    spec: Spec, clients: int, clients_per_round: int, config: RunConfig
+) -> Mechanism | None:
     """The private sum of the spec, and settings of the deployment with which ε holds."""
     if spec.dp is None:
         return None
@@ -320,5 +371,7 @@ def _privacy(spec: Spec, clients: int, clients_per_round: int, config: RunConfig
             "`privacy` use 'float32'"
         )
     if spec.dp.noise_at == "clients" and spec.secure is None:
-        raise SpecError("`privacy.noise_at` 'clients' needs secure sums, without which the server sees every reply")
+        raise SpecError(
+            "`privacy.noise_at` 'clients' needs secure sums, without which the server sees every reply"
+        )
     return Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)
