@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from fedspan import callbacks as callbacks
     from fedspan import compressors as compressors
     from fedspan import data as data
+    from fedspan import downlinks as downlinks
+    from fedspan import drifts as drifts
     from fedspan import methods as methods
     from fedspan import metrics as metrics
     from fedspan import optimizers as optimizers
     from fedspan import projectors as projectors
+    from fedspan import servers as servers
+    from fedspan import uplinks as uplinks
 
     # what users call
     from fedspan.api.diagnose import diagnose as diagnose
@@ -28,6 +32,11 @@ if TYPE_CHECKING:
 
     # what authors of methods, projectors, compressors, aggregators, optimizers and tasks use
     from fedspan.core.aggregator import Aggregator as Aggregator
+    from fedspan.core.axes import Downlink as Downlink
+    from fedspan.core.axes import Drift as Drift
+    from fedspan.core.axes import Server as Server
+    from fedspan.core.axes import Uplink as Uplink
+    from fedspan.core.bundle import Bundle as Bundle
     from fedspan.core.callback import Callback as Callback
     from fedspan.core.compressor import Compressor as Compressor
     from fedspan.core.config import Engine as Engine
@@ -41,10 +50,7 @@ if TYPE_CHECKING:
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
     from fedspan.core.layout import Vector as Vector
-    from fedspan.core.method import LogsChanges as LogsChanges
     from fedspan.core.method import Method as Method
-    from fedspan.core.method import Replayable as Replayable
-    from fedspan.core.method import Restorable as Restorable
     from fedspan.core.metric import Metric as Metric
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
@@ -56,7 +62,6 @@ if TYPE_CHECKING:
     from fedspan.core.spec import Spec as Spec
     from fedspan.core.sync import Log as Log
     from fedspan.core.sync import ModelSync as ModelSync
-    from fedspan.core.sync import SyncedDown as SyncedDown
     from fedspan.core.task import Task as Task
     from fedspan.costs.plan import plan as plan
     from fedspan.engine.result import Result as Result

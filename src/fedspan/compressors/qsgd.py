@@ -23,16 +23,21 @@ from fedspan.core.errors import at_least, at_most
 @register
 @dataclass(frozen=True, kw_only=True)
 class QSGD(Unbiased):
-    """n numbers of 1 + ⌈log2(s + 1)⌉ bits, and a scale for each bucket."""
+    """n values of a few bits, and a scale for each bucket."""
 
-    levels: int = 7  # s: levels of each sign; 7 takes four bits per number
+    bits: int = 4  # per value, with its sign: s = 2^(bits − 1) − 1 levels of each sign
     bucket: int | None = None  # b: numbers that share a norm; none: all of them
 
     def __post_init__(self) -> None:
-        at_least("levels", self.levels, 1)
-        at_most("levels", self.levels, 1 << 23)  # 2s + 1 whole numbers that float32 can tell apart
+        at_least("bits", self.bits, 2)
+        at_most("bits", self.bits, 24)  # whole numbers that float32 can tell apart
         if self.bucket is not None:
             at_least("bucket", self.bucket, 1)
+
+    @property
+    def levels(self) -> int:
+        """s, the levels of each sign; 7 for four bits."""
+        return (1 << self.bits - 1) - 1
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         n, s, parts = v.shape[-1], self.levels, buckets(v, self.bucket)

@@ -50,8 +50,11 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
         SpecError: The value is none of these, or a name whose class has settings without a default.
     """
     where = where or kind
-    if isinstance(value, KINDS[kind].base):
+    base: Any = KINDS[kind].base
+    if isinstance(value, base):
         return value
+    if kind in ("uplink", "downlink") and _is_compressor(kind, value):
+        return base.adopt(as_choice("compressor", value, where))
     if isinstance(value, Mapping):
         return build(kind, value, where)
     if not isinstance(value, str):
@@ -65,6 +68,16 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
             f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}"
         )
     return build(kind, {"name": value}, where)
+
+
+def _is_compressor(kind: str, value: Any) -> bool:
+    """Whether a value of an axis is a compressor, its name or its table: it stands for a choice that uses it."""
+    if isinstance(value, KINDS["compressor"].base):
+        return True
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if not isinstance(name, str) or name in choices(kind):
+        return False
+    return name in choices("compressor")
 
 
 def accept_choices(value: Any) -> None:
@@ -128,13 +141,24 @@ def make(cls: type, table: Table, where: str = "") -> Any:
     if missing := _missing(cls, table):
         raise SpecError(f"`{_dotted(where, missing[0])}` is missing; it has no default")
     hints = typing.get_type_hints(cls) if fields else {}
-    values = {key: _value(hints[key], value, _dotted(where, key)) for key, value in table.items()}
+    values = {
+        key: _value(hints[key], _completed(cls, key, value), _dotted(where, key))
+        for key, value in table.items()
+    }
     try:
         return cls(**values)
     except SpecError as error:  # the class names its argument; a spec's reader looks for the key
         named = re.match(r"`(\w+)`", str(error))
         inside = where and named is not None and named[1] in fields
         raise SpecError(f"`{where}.{str(error)[1:]}" if inside else str(error)) from None
+
+
+def _completed(cls: type, key: str, value: Any) -> Any:
+    """Return a table without a name as one of the field's default, with other settings: {mu = 0.5} of a proximal."""
+    default = next((f.default for f in settings(cls) if f.name == key), None)
+    if not isinstance(value, Mapping) or "name" in value or not is_registered(default):
+        return value
+    return {**describe(default), **value}
 
 
 def _missing(cls: type, given: Iterable[str]) -> list[str]:

@@ -24,13 +24,21 @@ class Encoded:
     index: torch.Tensor | None = None  # packed: the places of the kept numbers
     levels: torch.Tensor | None = None  # packed: each number in a few bits
     scale: Vector | None = None  # the size of one level
-    beside: Vector | None = None  # numbers that are sent with the vector and are no part of it
 
     @functools.cached_property
     def parts(self) -> dict[str, torch.Tensor]:
         """The parts that are not None, by name."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: part for name, part in named.items() if part is not None}
+
+    @staticmethod
+    def of(parts: dict[str, torch.Tensor]) -> Encoded:
+        """Return the compressed vector that parts by name make."""
+        known = {field.name for field in dataclasses.fields(Encoded)}
+        for name in parts:
+            if name not in known:
+                raise ProtocolError(f"a compressed vector has no part {name!r}")
+        return Encoded(**parts)
 
     def take(self, *names: str) -> tuple[torch.Tensor, ...]:
         """Parts that must be present."""

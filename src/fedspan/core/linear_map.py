@@ -70,6 +70,7 @@ class LinearMap:
         int, ...
     ] = ()  # numbers that each block has inside the subspace; computed if they are not known
     rank: int = 0  # their sum: numbers that are sent instead of d
+    whole: bool = False  # whether P = I
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -77,9 +78,12 @@ class LinearMap:
             sizes = tuple([b.size if f is None else f.rank * b.rest for f, b in pairs])
             object.__setattr__(self, "sizes", sizes)
             object.__setattr__(self, "rank", sum(sizes))
+        object.__setattr__(self, "whole", not any(self.factors))
 
     def __matmul__(self, v: Vector) -> Vector:
         """P v."""
+        if self.whole:
+            return v
         if v.is_meta:  # a dry run: only the shape matters
             return v.new_empty(*v.shape[:2], self.rank)
         if len(self.factors) == 1:
@@ -87,6 +91,22 @@ class LinearMap:
         sizes = [block.size for block in self.layout.blocks]
         parts = zip(self.factors, self.layout.blocks, v.split(sizes, -1), strict=True)
         return torch.cat([_down(f, b, part) for f, b, part in parts], -1)
+
+    @property
+    def picks(self) -> bool:
+        """Whether P only picks coordinates, or is I."""
+        return all(factor is None or picked(factor) is not None for factor in self.factors)
+
+    def squared(self, v: Vector) -> Vector:
+        """Return (P∘P) v, the mean of v along each row of P weighted by its squares."""
+        sizes = [block.size for block in self.layout.blocks]
+        found = []
+        for factor, block, part in zip(self.factors, self.layout.blocks, v.split(sizes, -1), strict=True):
+            if factor is not None:
+                inside = block.rows(part) @ factor.columns().square()
+                part = inside.view(*part.shape[:2], -1)
+            found.append(part)
+        return torch.cat(found, -1)
 
     @property
     def T(self) -> Transposed:  # noqa: N802 (as in torch and numpy)
@@ -118,6 +138,8 @@ class Transposed:
     def __matmul__(self, z: Vector) -> Vector:
         """Pᵀ z."""
         P = self.of
+        if P.whole:
+            return z
         if z.is_meta:
             return z.new_empty(*z.shape[:2], P.layout.size)
         if len(P.factors) == 1:
@@ -135,12 +157,13 @@ class Transposed:
             _fill(place, factor, block, part)
         return out
 
-    def plus(self, z: Vector, x: Vector, overwrite: bool = False) -> Vector:
-        """x + Pᵀz, with one new vector of this length; with `overwrite` in x itself."""
+    def plus(self, z: Vector, x: Vector, overwrite: bool = False, sign: int = 1) -> Vector:
+        """Return x + Pᵀz, or x − Pᵀz, with one new vector of this length; with `overwrite` in x itself."""
+        P = self.of
         if overwrite:
             if z.is_meta:
                 return x
-            P, parts = self.of, z.split(list(self.of.sizes), -1)
+            parts = (z if sign > 0 else -z).split(list(P.sizes), -1)
             places = x.split([block.size for block in P.layout.blocks], -1)
             for place, factor, block, part in zip(
                 places, P.factors, P.layout.blocks, parts, strict=True
@@ -148,7 +171,13 @@ class Transposed:
                 _fill(place, factor, block, part, add=True)
             return x
         moved = self @ z
-        return x + moved if moved is z or moved.shape[1] < x.shape[1] else moved.add_(x)
+        if moved is z or moved.shape[1] < x.shape[1]:
+            return x + moved if sign > 0 else x - moved
+        return moved.add_(x) if sign > 0 else torch.sub(x, moved, out=moved)
+
+    def put(self, z: Vector, x: Vector) -> Vector:
+        """Return x with z in the place of P x: what is outside the subspace stays."""
+        return z if self.of.whole else self.plus(z - self.of @ x, x)
 
 
 def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:

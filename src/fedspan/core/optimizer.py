@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from fedspan.core.layout import Vector
+from fedspan.core.bundle import Bundle
+from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear_map import CoordinateFactor, Factor, LinearMap
 from fedspan.core.objective import Direction, InPlaceDirection, SteppingDirection
 
@@ -21,6 +22,8 @@ class Optimizer(ABC):
 
     plain: bool = False  # whether a step is y ← y − η direction(y): the mean direction follows from the end point
     decay: float = 0.0  # weight decay, in addition to that of the objective
+    moments: str = "reset"  # what becomes of the memory between a client's rounds: "reset" or "project"
+    scaled: bool = False  # whether all clients scale their steps by D, which follows from the server's state
 
     @abstractmethod
     def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
@@ -33,6 +36,22 @@ class Optimizer(ABC):
     @abstractmethod
     def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
         """A memory of steps inside one subspace, as the memory to start with inside another."""
+
+    def init_server(self, x0: Vector, layout: Layout) -> dict[str, Vector]:
+        """Return the server's parts before round 0."""
+        return {}
+
+    def scales(self, source: Bundle, P: LinearMap) -> Vector | None:
+        """Return D inside the subspace, from the server's state or a download; None for D = 1."""
+        return None
+
+    def down(self, server: Bundle) -> dict[str, Vector]:
+        """Return what clients need of the server."""
+        return {}
+
+    def server(self, server: Bundle, w: Vector, P: LinearMap) -> dict[str, Vector]:
+        """Return the server's parts after a round with the mean gradient w; only if `scaled`."""
+        return {}
 
     def descend(
         self,

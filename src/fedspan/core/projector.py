@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedspan.core import seeds
-from fedspan.core.errors import SpecError, count_or_ratio
+from fedspan.core.errors import SpecError, at_least, count_or_ratio
 from fedspan.core.layout import Block, Layout
 from fedspan.core.linear_map import Factor, LinearMap
 
@@ -43,17 +43,21 @@ class Projector(ABC):
     Args:
         rank: Directions per block: a whole number (20), a share of the block's inputs (0.2), or a table of these by
             pattern of the block's name (`{"head*": 1.0, "*": 0.1}`), of which the first match counts.
+        refresh: Rounds after which a new P is drawn.
     """
 
     rank: Rank = (
         0.1  # directions per block: a number, a share of its inputs, or a table by name pattern
     )
 
+    refresh: int = 1  # rounds after which a new P is drawn
+
     def __post_init__(self) -> None:
         if isinstance(self.rank, Mapping):
             object.__setattr__(self, "rank", Ranks(self.rank))
         for rank in self.rank.values() if isinstance(self.rank, Mapping) else (self.rank,):
             count_or_ratio("rank", rank)
+        at_least("refresh", self.refresh, 1)
 
     def rank_of(self, block: Block) -> int:
         """r of one block."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedspan.core.aggregator import Aggregator
+from fedspan.core.axes import Downlink, Drift, Server, Uplink
 from fedspan.core.callback import Callback
 from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
@@ -42,8 +43,9 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     kind: Kind(base, FOLDERS[kind])
     for kind, base in {
-        "method": Method, "projector": Projector, "compressor": Compressor, "aggregator": Aggregator,
-        "optimizer": Optimizer, "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
+        "method": Method, "projector": Projector, "drift": Drift, "optimizer": Optimizer, "uplink": Uplink,
+        "server": Server, "downlink": Downlink, "compressor": Compressor, "aggregator": Aggregator,
+        "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
     }.items()
 }  # fmt: skip
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
@@ -79,8 +81,6 @@ def register(cls: C) -> C:
                 f"the setting {setting.name!r} of {cls.__name__} hides what {owner.__name__} has under this name; "
                 "rename the setting"
             )
-    if issubclass(cls, Method):
-        cls.types()
     name, folder, what = _file_name(cls), KINDS[kind].folder, "file"
     held = _known[kind].get(name)
     if (

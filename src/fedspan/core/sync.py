@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.bundle import Bundle
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
@@ -202,25 +203,28 @@ class ModelSync:
         return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
 
 
-@dataclass(frozen=True, eq=False)
-class SyncedDown:
-    """A download that brings the model as a `ModelSync`; methods derive from it and add their own fields."""
+def opened(down: Bundle, copy: Vector | None, last_round: int, apply: Apply) -> Bundle:
+    """At a client: return the download with x rebuilt from the client's copy."""
+    sync = down.get("sync")
+    return down if sync is None else down.replace(sync=sync.open(copy, last_round, apply))
 
-    sync: ModelSync  # what the client lacks of x
 
-    def opened(self, copy: Vector | None, last_round: int, apply: Apply) -> Self:
-        """At a client: the download with x rebuilt from the client's copy."""
-        return replace(self, sync=self.sync.open(copy, last_round, apply))
+def subset(down: Bundle, places: npt.NDArray[np.int64]) -> Bundle:
+    """Return the download of some places of the cohort."""
+    sync = down.get("sync")
+    if sync is None:
+        return down
+    return down.replace(sync=replace(sync, last_round=sync.last_round[:, places]))
 
-    def subset(self, places: npt.NDArray[np.int64]) -> Self:
-        """The download of some places of the cohort."""
-        return replace(self, sync=replace(self.sync, last_round=self.sync.last_round[:, places]))
 
-    def dated(self, place: int, last_round: int) -> Self:
-        """The download with another date for the copy of the client at one place of a single run."""
-        dates = self.sync.last_round.copy()
-        dates[0, place] = last_round
-        return replace(self, sync=replace(self.sync, last_round=dates))
+def dated(down: Bundle, place: int, last_round: int) -> Bundle:
+    """Return the download with another date for the copy of the client at one place of a single run."""
+    sync = down.get("sync")
+    if sync is None:
+        return down
+    dates = sync.last_round.copy()
+    dates[0, place] = last_round
+    return down.replace(sync=replace(sync, last_round=dates))
 
 
 def worth_sending(entry: Entry, model: int, keep: Keep = "none") -> int:

@@ -1,23 +1,21 @@
-"""The one codec, a frozen dataclass of tensors ⇄ named flat arrays, and the ledger of the bytes that it packs.
+"""The one codec, a bundle of named parts ⇄ named flat arrays, and the ledger of the bytes that it packs.
 
 Messages, client states, server states and checkpoints are all packed here: names and numbers, no pickle, no code. A
-field is a tensor, a whole number, a `ModelSync` or `Log`, another such dataclass (`Encoded` for a compressed vector), a
-tuple of these, or None. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
+part is a tensor, a compressed vector (`Encoded`), a `ModelSync` called sync, or a `Log` called log. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import types
-import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.bundle import Bundle
+from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.layout import all_finite
 from fedspan.core.round import Round
@@ -25,64 +23,92 @@ from fedspan.core.sync import Log, ModelSync
 
 Arrays = dict[str, torch.Tensor]
 Counts = npt.NDArray[np.int64]
-T = TypeVar("T")
 
 
-def pack(value: Any, prefix: str = "") -> Arrays:
-    """Named arrays of a dataclass; nested fields are joined by dots, None is left out."""
+def pack(bundle: Bundle) -> Arrays:
+    """Return the named arrays of a bundle; those of one part are joined to its name by dots."""
     out: Arrays = {}
-    for field in dataclasses.fields(value):
-        _pack_one(getattr(value, field.name), f"{prefix}{field.name}", out)
+    for name, part in vars(bundle).items():
+        if isinstance(part, torch.Tensor):
+            out[name] = part
+        elif isinstance(part, Encoded):
+            out.update({f"{name}.{inner}": array for inner, array in part.parts.items()})
+        elif isinstance(part, ModelSync | Log):
+            out.update({f"{name}.{inner}": array for inner, array in part.arrays().items()})
+        else:
+            raise ProtocolError(f"part {name!r} of type {type(part).__name__} cannot be sent")
     return out
 
 
-def unpack(kind: type[T], arrays: Arrays, prefix: str = "") -> T:
-    """The inverse of `pack`; raises ProtocolError if an array is missing."""
-    made = {
-        name: _unpack_one(hint, arrays, prefix + name)
-        for name, hint in _hints(typing.cast(Any, kind)).items()
-    }
-    return kind(**made)
+def unpack(arrays: Arrays) -> Bundle:
+    """Return the bundle that `pack` made arrays of; raises ProtocolError if they are of none."""
+    parts: dict[str, Any] = {}
+    nested: dict[str, Arrays] = {}
+    for name, array in arrays.items():
+        outer, dot, inner = name.partition(".")
+        if dot:
+            nested.setdefault(outer, {})[inner] = array
+        else:
+            parts[name] = array
+    for name, inside in nested.items():
+        if name in parts or not name.isidentifier():
+            raise ProtocolError(f"array {name!r} is there twice, or has an impossible name")
+        if name == "sync":
+            parts[name] = ModelSync.from_arrays(inside)
+        elif name == "log":
+            parts[name] = Log.from_arrays(inside)
+        else:
+            parts[name] = Encoded.of(inside)
+    return Bundle(**parts)
 
 
-def sizes(message: Any) -> Counts | int:
+def sizes(message: Bundle) -> Counts | int:
     """Payload bytes of a cohort's message for each client: (runs, clients), or one number where all are alike."""
     fixed = 0
     own: Counts | int = 0
-    for name in _names(type(message)):
-        value = getattr(message, name)
-        if isinstance(value, torch.Tensor):
-            fixed += value.shape[-1] * value.itemsize
-        elif value is not None:
-            own = own + (value.sizes() if isinstance(value, ModelSync) else sizes(value))
+    for part in vars(message).values():
+        if isinstance(part, torch.Tensor):
+            fixed += part.shape[-1] * part.itemsize
+        elif isinstance(part, Encoded):
+            fixed += part.bytes
+        else:
+            own = own + part.sizes()
     return own + fixed
 
 
-def pick(message: T, client: int, full: bool = False) -> T:
+def pick(message: Bundle, client: int, full: bool = False) -> Bundle:
     """The message of one client, from that of the cohort of a single run; `full` sends it x in any case."""
     cut: dict[str, Any] = {}
-    for name in _names(type(message)):
-        value = getattr(message, name)
-        if isinstance(value, ModelSync):
-            value = value.pick(client, full)
-        elif dataclasses.is_dataclass(value):
-            value = pick(value, client, full)
-        elif value is not None and value.shape[1] > 1:
-            value = value[:, client : client + 1]
-        cut[name] = value
-    return type(message)(**cut)
-
-
-def gather(messages: list[T]) -> T:
-    """Messages of single clients as the message of a cohort."""
-    joined: dict[str, Any] = {}
-    for name in _names(type(messages[0])):
-        values = [getattr(m, name) for m in messages]
-        if dataclasses.is_dataclass(values[0]):
-            joined[name] = gather(values)
+    for name, part in vars(message).items():
+        if isinstance(part, ModelSync):
+            cut[name] = part.pick(client, full)
         else:
-            joined[name] = None if values[0] is None else torch.cat(values, 1)
-    return type(messages[0])(**joined)
+            cut[name] = each(part, lambda v: v[:, client : client + 1] if v.shape[1] > 1 else v)
+    return Bundle(**cut)
+
+
+def gather(messages: list[Bundle]) -> Bundle:
+    """Messages of single clients as the message of a cohort."""
+    return Bundle(
+        **{
+            name: join([getattr(message, name) for message in messages])
+            for name in vars(messages[0])
+        }
+    )
+
+
+def join(parts: list[Any]) -> Any:
+    """The same part of several clients as one."""
+    if isinstance(parts[0], Encoded):
+        return Encoded(**{name: torch.cat([p.parts[name] for p in parts], 1) for name in parts[0].parts})
+    return torch.cat(parts, 1)
+
+
+def each(part: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A part with a function applied to its tensor, or to each tensor of a compressed vector."""
+    if isinstance(part, Encoded):
+        return Encoded(**{name: function(array) for name, array in part.parts.items()})
+    return function(part)
 
 
 def check_forms(
@@ -145,76 +171,3 @@ class Ledger:
     def totals(self) -> tuple[Counts, Counts]:
         """(up, down) of each run so far."""
         return self.up.sum(1), self.down.sum(1)
-
-
-_fields: dict[type, tuple[str, ...]] = {}
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    if kind not in _fields:
-        _fields[kind] = tuple(field.name for field in dataclasses.fields(kind))
-    return _fields[kind]
-
-
-@functools.cache  # evaluating annotations takes longer than unpacking a reply
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {name: hints[name] for name in _names(kind)}
-
-
-def _pack_one(value: Any, name: str, out: Arrays) -> None:
-    if value is None:
-        return
-    if isinstance(value, torch.Tensor):
-        out[name] = value
-    elif isinstance(value, int):
-        out[name] = torch.tensor([value])
-    elif isinstance(value, tuple):
-        out[f"{name}.count"] = torch.tensor([len(value)])
-        for number, item in enumerate(value):
-            _pack_one(item, f"{name}.{number}", out)
-    elif isinstance(value, ModelSync | Log):
-        out.update({f"{name}.{part}": array for part, array in value.arrays().items()})
-    elif dataclasses.is_dataclass(value):
-        out.update(pack(value, f"{name}."))
-    else:
-        raise ProtocolError(f"field {name!r} of type {type(value).__name__} cannot be sent")
-
-
-def _unpack_one(hint: Any, arrays: Arrays, name: str) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        nested = any(key.startswith(f"{name}.") for key in arrays)
-        for option in arguments:  # a tensor or a dataclass, whichever is there; None if neither is
-            if (
-                nested
-                if dataclasses.is_dataclass(option) or option is ModelSync
-                else name in arrays
-            ):
-                return _unpack_one(option, arrays, name)
-        return None
-    if origin is tuple:
-        count = int(_array(arrays, f"{name}.count"))
-        if count > len(arrays):
-            raise ProtocolError(
-                f"{name!r} would have {count:,} parts, but there are {len(arrays)} arrays"
-            )
-        return tuple(_unpack_one(arguments[0], arrays, f"{name}.{i}") for i in range(count))
-    if hint is ModelSync or hint is Log:
-        return hint.from_arrays(
-            {k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}.")}
-        )
-    if dataclasses.is_dataclass(hint):
-        return unpack(typing.cast(type, hint), arrays, f"{name}.")
-    array = _array(arrays, name)
-    if hint is int:
-        return int(array)
-    return array
-
-
-def _array(arrays: Arrays, name: str) -> torch.Tensor:
-    if name not in arrays:
-        raise ProtocolError(
-            f"array {name!r} is missing; both ends must run the same method and fedspan version"
-        )
-    return arrays[name]

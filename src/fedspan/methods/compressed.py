@@ -13,34 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import Compressor, Layout, Objective, Round, Vector, register
+from fedspan import Uplink, register
 from fedspan.compressors.qsgd import QSGD
-from fedspan.methods._coded import Coded, Up
-from fedspan.methods.base import FullModel, NoState
-
-FOUR_BITS = QSGD(levels=7, bucket=512)
+from fedspan.methods.box import Box
+from fedspan.uplinks.code import Code
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Compressed(Coded[FullModel, NoState, FullModel]):
+class Compressed(Box):
     """Mean of compressed local changes."""
 
-    compressor: Compressor = FOUR_BITS  # C: how uploads are compressed
-
-    def init_server(self, x0: Vector, layout: Layout) -> FullModel:
-        return FullModel(x0)
-
-    def init_client(self, x0: Vector, layout: Layout) -> NoState:
-        return NoState()
-
-    def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
-        return server  # 1
-
-    def client_step(
-        self, client: NoState, down: FullModel, f: Objective, rnd: Round
-    ) -> tuple[NoState, Up]:
-        return client, Up(self.encode(self.moved(down.x, f, rnd), rnd))  # 2, 3
-
-    def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:
-        return FullModel(server.x - self.server_lr * rnd.mean(self.decode(up.q, rnd)))  # 4
+    uplink: Uplink = Code(QSGD(bits=4, bucket=512))  # how a client's vector is sent

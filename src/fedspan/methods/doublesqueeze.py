@@ -17,75 +17,18 @@ keep a copy of e_i; a client that loses it continues from zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
-from fedspan import (
-    Encoded,
-    Layout,
-    Log,
-    LogsChanges,
-    ModelSync,
-    Objective,
-    Round,
-    SyncedDown,
-    Vector,
-    register,
-)
-from fedspan.core.sync import bytes_of
-from fedspan.methods._coded import Up
-from fedspan.methods._feedback import Feedback, Unsent
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model, what the server has not sent yet, and the compressed changes of the last rounds."""
-
-    x: Vector
-    e: Vector  # E
-    log: Log
+from fedspan import Downlink, Uplink, register
+from fedspan.downlinks.coded import Coded
+from fedspan.methods.box import Box
+from fedspan.uplinks.feedback import Feedback
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class DoubleSqueeze(Feedback[ServerState, SyncedDown], LogsChanges[ServerState]):
-    """Few bytes in both directions."""
+class DoubleSqueeze(Box):
+    """Few bytes in both directions; top-k by default."""
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, torch.zeros_like(x0), Log())
-
-    def broadcast(self, server: ServerState, rnd: Round) -> SyncedDown:
-        return SyncedDown(ModelSync.of(server.x, server.log, rnd))  # 1
-
-    def client_step(
-        self, client: Unsent, down: SyncedDown, f: Objective, rnd: Round
-    ) -> tuple[Unsent, Up]:
-        return self.feed_back(client, down.sync.model, f, rnd)  # 2 to 5
-
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        w = server.e + rnd.mean(self.decode(up.q, rnd))  # 6
-        Q = self.compressor.compress(w, self.compressor.server_keys(rnd))  # 7
-        sent = self._opened(Q, rnd)
-        return ServerState(
-            server.x - self.server_lr * sent, w - sent, self._push(server, Q)
-        )  # 8, 7
-
-    def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
-        nothing = self.compressor.compress(
-            torch.zeros_like(server.x), self.compressor.server_keys(rnd)
-        )
-        return replace(server, log=self._push(server, nothing))
-
-    def expand_entry(self, entry: Encoded, rnd: Round) -> Vector:
-        """−η_g Q."""
-        return -self.server_lr * self._opened(entry, rnd)
-
-    def _opened(self, Q: Encoded, rnd: Round) -> Vector:
-        return self.compressor.decompress(
-            Q, rnd.layout.size, self.compressor.server_keys(rnd), rnd.layout.dtype
-        )
-
-    def _push(self, server: ServerState, Q: Encoded) -> Log:
-        """The log with this round's Q, and as many before it as are cheaper than x."""
-        return server.log.push(Q, max(1, bytes_of(server.x) // Q.bytes))
+    uplink: Uplink = Feedback()  # how a client's vector is sent
+    downlink: Downlink = Coded()  # how x is sent

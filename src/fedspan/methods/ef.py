@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import register
-from fedspan.methods._feedback import ErrorFeedback
+from fedspan import Uplink, register
+from fedspan.methods.box import Box
+from fedspan.uplinks.feedback import Feedback
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class EF(ErrorFeedback):
+class EF(Box):
     """Compressed averaging in which nothing is lost forever; top-k by default."""
+
+    uplink: Uplink = Feedback()  # how a client's vector is sent

@@ -16,63 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from fedspan import Layout, Objective, Restorable, Round, Vector, register
-from fedspan.methods._coded import Coded, Up
-from fedspan.methods.base import FullModel
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model and the mean of all estimates."""
-
-    x: Vector
-    h: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """The estimate of the client's gradient."""
-
-    h: Vector
+from fedspan import Uplink, register
+from fedspan.methods.box import Box
+from fedspan.uplinks.ef21 import EF21 as Estimates
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class EF21(Coded[ServerState, ClientState, FullModel], Restorable[ClientState, FullModel, Up]):
+class EF21(Box):
     """Contractive compression of the change of a gradient estimate."""
 
-    needs = "contractive"
-
-    @property
-    def follows_states(self) -> bool:
-        """Line 5 does: h = mean h_i."""
-        return True
-
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, torch.zeros_like(x0))
-
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(torch.zeros_like(x0))
-
-    def broadcast(self, server: ServerState, rnd: Round) -> FullModel:
-        return FullModel(server.x)  # 1
-
-    def client_step(
-        self, client: ClientState, down: FullModel, f: Objective, rnd: Round
-    ) -> tuple[ClientState, Up]:
-        g = self.moved(down.x, f, rnd) / (self.rate(rnd) * self.local_steps)  # 2
-        up = Up(self.encode(g - client.h, rnd))  # 3
-        return self.update_client_state(client, down, up, rnd), up
-
-    def update_client_state(
-        self, client: ClientState, down: FullModel, up: Up, rnd: Round
-    ) -> ClientState:
-        return ClientState(client.h + self.decode(up.q, rnd))  # 4
-
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        h = server.h + rnd.share * rnd.mean(self.decode(up.q, rnd))  # 5
-        return ServerState(
-            server.x - self.server_lr * self.rate(rnd) * self.local_steps * h, h
-        )  # 6
+    uplink: Uplink = Estimates()  # how a client's vector is sent

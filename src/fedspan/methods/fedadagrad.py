@@ -7,23 +7,21 @@
      5  v ← v + Δ²                     elementwise, from v = τ²
      6  x ← x + η_g m / (√v + τ)
 
-All but line 5 is in `_averaging`. As in the paper's experiments, β_1 is 0 by default.
+Lines 4 to 6 are in `fedspan.servers`. As in the paper's experiments, β_1 is 0 by default.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import Vector, register
-from fedspan.methods._averaging import Adaptive
+from fedspan import Server, register
+from fedspan.methods.box import Box
+from fedspan.servers.adagrad import Adagrad
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedAdagrad(Adaptive):
+class FedAdagrad(Box):
     """v only grows, so that steps only get shorter."""
 
-    beta1: float = 0.0  # β_1: momentum of the server
-
-    def second_moment(self, v: Vector, square: Vector) -> Vector:
-        return v + square  # 5
+    server: Server = Adagrad()  # what the server makes of the mean

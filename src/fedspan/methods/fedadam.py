@@ -7,7 +7,7 @@
      5  v ← β_2 v + (1 − β_2) Δ²       elementwise, from v = τ²
      6  x ← x + η_g m / (√v + τ)
 
-All but line 5 is in `_averaging`.
+Lines 4 to 6 are in `fedspan.servers`.
 
 Differences from the paper: none known. As in its box, m and v have no bias correction; PyTorch's Adam and Flower's
 FedAdam have one.
@@ -17,21 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import Vector, register
-from fedspan.core.errors import below_one
-from fedspan.methods._averaging import Adaptive
+from fedspan import Server, register
+from fedspan.methods.box import Box
+from fedspan.servers.adam import Adam
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedAdam(Adaptive):
+class FedAdam(Box):
     """v is an exponential mean of Δ²."""
 
-    beta2: float = 0.99  # β_2: decay of v per round
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        below_one("beta2", self.beta2)
-
-    def second_moment(self, v: Vector, square: Vector) -> Vector:
-        return self.beta2 * v + (1 - self.beta2) * square  # 5
+    server: Server = Adam()  # what the server makes of the mean

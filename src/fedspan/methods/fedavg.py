@@ -4,7 +4,7 @@
      2  y ← y − η_l g_i(y)             K times, from y = x
      3  x ← x + η_g mean_S (y_i − x)
 
-Lines 1 and 2 are those of the whole family and are in `_averaging`.
+It is the box with the default of every axis.
 
 Differences from the paper: a server step size η_g, which is 1 there.
 """
@@ -13,16 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import Round, register
-from fedspan.methods._averaging import Averaging, ServerState, Up
+from fedspan import register
+from fedspan.methods.box import Box
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Averaging):
+class FedAvg(Box):
     """Mean of local models."""
-
-    uses_mean_only = True
-
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(server.x))  # 3

@@ -15,31 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import Objective, Round, register
-from fedspan.core.errors import not_negative
-from fedspan.methods._averaging import Averaging, Down, ServerState, Up
-from fedspan.methods.base import NoState
+from fedspan import Drift, register
+from fedspan.drifts.proximal import Proximal
+from fedspan.methods.box import Box
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Averaging):
+class FedProx(Box):
     """Local steps that stay near the server's model."""
 
-    uses_mean_only = True
-    mu: float = 0.1  # μ: strength of the pull back to the server's model
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative("mu", self.mu)
-
-    def client_step(
-        self, client: NoState, down: Down, f: Objective, rnd: Round
-    ) -> tuple[NoState, Up]:
-        x = down.x
-        direction = f.direction(plus=lambda y: self.mu * (y - x))
-        y = self.descend(x, direction, self.rate(rnd))  # 2
-        return client, Up(y.sub_(x))
-
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        return ServerState((self.server_lr * rnd.mean(up.dy)).add_(server.x))  # 3
+    drift: Drift = Proximal(mu=0.1)  # what keeps local steps from drifting

@@ -7,30 +7,21 @@
      5  v ← v − (1 − β_2) Δ² sign(v − Δ²)          elementwise, from v = τ²
      6  x ← x + η_g m / (√v + τ)
 
-All but line 5 is in `_averaging`. Differences from the paper: none known.
+Lines 4 to 6 are in `fedspan.servers`. Differences from the paper: none known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from fedspan import Vector, register
-from fedspan.core.errors import below_one
-from fedspan.methods._averaging import Adaptive
+from fedspan import Server, register
+from fedspan.methods.box import Box
+from fedspan.servers.yogi import Yogi
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedYogi(Adaptive):
+class FedYogi(Box):
     """v moves towards Δ² by a share of Δ², so that it falls slowly."""
 
-    beta2: float = 0.99  # β_2: 1 − β_2 is the share of Δ² by which v moves
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        below_one("beta2", self.beta2)
-
-    def second_moment(self, v: Vector, square: Vector) -> Vector:
-        return v - (1 - self.beta2) * square * torch.sign(v - square)  # 5
+    server: Server = Yogi()  # what the server makes of the mean

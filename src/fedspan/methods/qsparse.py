@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedspan import Compressor, register
+from fedspan import Uplink, register
 from fedspan.compressors.compose import Compose
 from fedspan.compressors.qsgd import QSGD
-from fedspan.methods._coded import TENTH
-from fedspan.methods._feedback import ErrorFeedback
-
-FIVE_BITS = Compose(outer=QSGD(levels=15, bucket=64), inner=TENTH)  # ω = 64/15² < 1: contractive
+from fedspan.compressors.topk import TopK
+from fedspan.methods.box import Box
+from fedspan.uplinks.feedback import Feedback
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Qsparse(ErrorFeedback):
-    """Few numbers, with few bits each."""
+class Qsparse(Box):
+    """Few values, with few bits each."""
 
-    compressor: Compressor = FIVE_BITS  # C: how uploads are compressed
+    uplink: Uplink = Feedback(  # ω = 64/15² < 1: contractive
+        Compose(outer=QSGD(bits=5, bucket=64), inner=TopK(k=0.1))
+    )

@@ -20,49 +20,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from fedspan import Layout, Objective, Round, Vector, register
-from fedspan.core.errors import positive_share
-from fedspan.methods._coded import Up
-from fedspan.methods._controlled import Controlled, Controls
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """The client's control, and what its running mean has beyond it."""
-
-    c: Vector
-    u: Vector  # v_i − c_i
+from fedspan import Drift, Uplink, register
+from fedspan.compressors.topk import TopK
+from fedspan.drifts.controls import Controls
+from fedspan.methods.box import Box
+from fedspan.uplinks.running_mean import RunningMean
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Scafcom(Controlled[ClientState]):
+class Scafcom(Box):
     """Drift correction with contractive compression."""
 
-    beta: float = 0.2  # β: weight of this round's gradient in the running mean v_i
-    needs = "contractive"
-    private = ("u",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive_share("beta", self.beta)
-
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(torch.zeros_like(x0), torch.zeros_like(x0))
-
-    def client_step(
-        self, client: ClientState, down: Controls, f: Objective, rnd: Round
-    ) -> tuple[ClientState, Up]:
-        u = (1 - self.beta) * client.u + self.beta * self.control_change(
-            client.c, down, f, rnd
-        )  # 2, 3
-        up = Up(self.encode(u, rnd))  # 4
-        return self.update_client_state(ClientState(client.c, u), down, up, rnd), up
-
-    def update_client_state(
-        self, client: ClientState, down: Controls, up: Up, rnd: Round
-    ) -> ClientState:
-        q = self.decode(up.q, rnd)
-        return ClientState(client.c + q, client.u - q)  # 5
+    drift: Drift = Controls()  # what keeps local steps from drifting
+    uplink: Uplink = RunningMean(beta=0.2, compressor=TopK(k=0.1))  # how a client's vector is sent

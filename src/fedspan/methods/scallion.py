@@ -19,54 +19,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from fedspan import Compressor, Layout, Objective, Round, Vector, register
+from fedspan import Drift, Uplink, register
 from fedspan.compressors.randk import RandK
-from fedspan.core.errors import positive_share
-from fedspan.methods._coded import Up
-from fedspan.methods._controlled import Controlled, Controls
-
-TENTH = RandK(k=0.1)
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """The client's control."""
-
-    c: Vector
+from fedspan.drifts.controls import Controls
+from fedspan.methods.box import Box
+from fedspan.uplinks.code import Code
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Scallion(Controlled[ClientState]):
+class Scallion(Box):
     """Drift correction with unbiased compression."""
 
-    compressor: Compressor = TENTH  # C: how uploads are compressed; unbiased
-    alpha: float | None = None  # α: step of the controls; none: 1/(1 + ω)
-    needs = "unbiased"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None:
-            positive_share("alpha", self.alpha)
-
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(torch.zeros_like(x0))
-
-    def client_step(
-        self, client: ClientState, down: Controls, f: Objective, rnd: Round
-    ) -> tuple[ClientState, Up]:
-        delta = self._alpha(rnd) * self.control_change(client.c, down, f, rnd)  # 2, 3
-        up = Up(self.encode(delta, rnd))  # 4
-        return self.update_client_state(client, down, up, rnd), up
-
-    def update_client_state(
-        self, client: ClientState, down: Controls, up: Up, rnd: Round
-    ) -> ClientState:
-        return ClientState(client.c + self.decode(up.q, rnd))  # 5
-
-    def _alpha(self, rnd: Round) -> float:
-        if self.alpha is not None:
-            return self.alpha
-        return 1 / (1 + (self.compressor.omega(rnd.layout.size) or 0.0))
+    drift: Drift = Controls()  # what keeps local steps from drifting
+    uplink: Uplink = Code(RandK(k=0.1), alpha="unbiased")  # how a client's vector is sent

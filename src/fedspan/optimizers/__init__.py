@@ -6,6 +6,7 @@ from fedspan.core.namespace import lazy
 
 if TYPE_CHECKING:
     from fedspan.optimizers.adamw import AdamW as AdamW
+    from fedspan.optimizers.preconditioned import Preconditioned as Preconditioned
     from fedspan.optimizers.sgd import SGD as SGD
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

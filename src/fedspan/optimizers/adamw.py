@@ -12,11 +12,12 @@ an origin this is torch.optim.AdamW, step for step. The paper is arXiv:1711.0510
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from fedspan import Optimizer, Vector, register
-from fedspan.core.errors import below_one, not_negative, positive
+from fedspan.core.errors import below_one, not_negative, one_of, positive
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.optimizer import turned, turned_squares
 
@@ -30,8 +31,10 @@ class AdamW(Optimizer):
     beta2: float = 0.999  # β_2: decay of the mean of squared gradients
     eps: float = 1e-8  # ε: gradients much smaller than this are not enlarged
     decay: float = 0.0  # λ: weight decay, apart from the gradient
+    moments: Literal["reset", "project"] = "reset"  # memory between a client's rounds
 
     def __post_init__(self) -> None:
+        one_of("moments", self.moments, ("reset", "project"))
         below_one("beta1", self.beta1)
         below_one("beta2", self.beta2)
         positive("eps", self.eps)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from fedspan.core.errors import below_one
+from fedspan.core.errors import SpecError, below_one, one_of
 from fedspan.core.layout import Vector
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.optimizer import Optimizer, turned
@@ -20,12 +21,16 @@ from fedspan.core.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """SGD; its memory is v: n numbers, none without momentum."""
+    """SGD; its memory is v: n numbers, none without momentum. "project" carries it to the client's next P."""
 
     momentum: float = 0.0  # β: weight of the past direction in each step
+    moments: Literal["reset", "project"] = "reset"  # memory between a client's rounds
 
     def __post_init__(self) -> None:
         below_one("momentum", self.momentum)
+        one_of("moments", self.moments, ("reset", "project"))
+        if self.moments != "reset" and self.plain:
+            raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum`")
 
     @functools.cached_property
     def plain(self) -> bool:  # type: ignore[override]

@@ -1,7 +1,7 @@
 """A shared preconditioner: every row of a weight has its own step size, the same at all clients of a round.
 
 AdamW keeps moments at each client, and its steps send twice the numbers, because the mean gradient does not follow from
-the end point. With preconditioner = "rows" the scale is the server's, fixed within a round and known to both ends
+the end point. Here the scale is the server's, fixed within a round and known to both ends
 (P = I where a block is sent in full):
 
      1  z ← z − η_l D (P g_i + u)                       K times
@@ -17,91 +17,65 @@ D ≤ κ/(ε σ) bounds the steps of rows whose gradients vanish.
 All clients use the same D, so corrections still cancel in the mean, c = mean c_i holds, and at the optimum the
 corrected gradients are zero before they are scaled. Rows, not single numbers: each row is seen in every round through
 any P, and its mean square is that of many numbers. A row is an output of a weight matrix or a token of an embedding; a
-block of one axis, such as a bias, is one row. v is sent with the download, a number per row, or replayed from the log
-by clients that keep the server's control.
+block of one axis, such as a bias, is one row. v is sent with the download, a number per row.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from fedspan import Layout, SpecError, Vector
-from fedspan.core.errors import ProtocolError, below_one, one_of, positive
+from fedspan import Layout, Optimizer, Vector, register
+from fedspan.core.bundle import Bundle
+from fedspan.core.errors import below_one, positive
 from fedspan.core.layout import Block
 from fedspan.core.linear_map import Factor, LinearMap
-from fedspan.core.method import ClientState, Down, Up
-from fedspan.core.objective import Direction
-from fedspan.methods._server_side import CompressedMoves
-from fedspan.methods.base import LoggedState
 
 
-class Scaled:
-    """D times a direction."""
-
-    def __init__(self, direction: Direction, D: Vector) -> None:
-        self.direction, self.D = direction, D
-
-    def __call__(self, y: Vector) -> Vector:
-        return self.D * self.direction(y)
-
-
+@register
 @dataclass(frozen=True, kw_only=True)
-class Preconditioned(CompressedMoves[LoggedState, ClientState, Down, Up]):
-    """A method in a subspace whose clients can share a preconditioner."""
+class Preconditioned(Optimizer):
+    """Plain steps with a scale per row of a weight that all clients share."""
 
-    preconditioner: Literal["none", "rows"] = (
-        "none"  # the scale of local steps: none, or one per row of a weight
-    )
-    beta2: float = 0.9  # β₂: weight of the past rounds in the preconditioner
+    beta2: float = 0.9  # β₂: weight of the past rounds
     eps: float = 0.1  # ε: rows with gradients below this share of the mean are not enlarged further
+    plain = scaled = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("preconditioner", self.preconditioner, ("none", "rows"))
         below_one("beta2", self.beta2)
         positive("eps", self.eps)
-        if self.scaled and not self.solver.plain:
-            raise SpecError(
-                f"`preconditioner` {self.preconditioner!r} takes the place of `optimizer` and `momentum`; leave them "
-                "out, or set `preconditioner` to 'none'"
-            )
 
-    @functools.cached_property
-    def scaled(self) -> bool:
-        """Whether there is a preconditioner."""
-        return self.preconditioner != "none"
+    def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
+        y.add_(g, alpha=-lr)
 
-    def no_squares(self, x0: Vector, layout: Layout) -> Vector:
-        """v before round 0; empty without a preconditioner."""
-        return x0.new_zeros(*x0.shape[:-1], sum(map(_groups, layout.blocks)) if self.scaled else 0)
+    def size(self, n: int) -> int:
+        return 0
 
-    def squares(self, v: Vector, w: Vector, P: LinearMap) -> Vector:
-        """v after a round with the mean gradient w inside the subspace."""  # 4
+    def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
+        return held
+
+    def init_server(self, x0: Vector, layout: Layout) -> dict[str, Vector]:
+        return {"squares": x0.new_zeros(*x0.shape[:-1], sum(map(_groups, layout.blocks)))}
+
+    def down(self, server: Bundle) -> dict[str, Vector]:
+        return {"squares": server.squares}
+
+    def server(self, server: Bundle, w: Vector, P: LinearMap) -> dict[str, Vector]:
         parts = zip(w.split(list(P.sizes), -1), P.factors, P.layout.blocks, strict=True)
-        now = torch.cat(
-            [_rows(part, f, b).square().mean(-1) for part, f, b in parts], -1
-        ).unsqueeze(1)
-        return self.beta2 * v + (1 - self.beta2) * now
+        rows = [_rows(part, f, b).square().mean(-1) for part, f, b in parts]
+        now = torch.cat(rows, -1).unsqueeze(1)
+        return {"squares": self.beta2 * server.squares + (1 - self.beta2) * now}  # 4
 
-    def scales(self, v: Vector | None, P: LinearMap) -> Vector:
-        """D inside the subspace, (runs, 1, r)."""  # 5
-        if v is None:
-            raise ProtocolError(
-                "the download holds no preconditioner; both ends must use the same settings"
-            )
-        blocks, sizes = P.layout.blocks, P.sizes
+    def scales(self, source: Bundle, P: LinearMap) -> Vector:
+        v, blocks, sizes = source.squares, P.layout.blocks, P.sizes
         groups = [_groups(block) for block in blocks]
-        share = torch.cat(
-            [v.new_full((g,), n / g / P.rank) for g, n in zip(groups, sizes, strict=True)]
-        )
+        counts = zip(groups, sizes, strict=True)
+        share = torch.cat([v.new_full((g,), n / g / P.rank) for g, n in counts])
         mean = (share * v).sum(-1, keepdim=True)
         D = 1 / (v.sqrt() + self.eps * mean.sqrt())
         D = D * (mean / (share * D * D * v).sum(-1, keepdim=True)).sqrt()
-        D = torch.where(mean > 0, D, torch.ones_like(D))
+        D = torch.where(mean > 0, D, torch.ones_like(D))  # 5
         parts = zip(D.split(groups, -1), P.factors, blocks, sizes, strict=True)
         return torch.cat([_spread(part, f, b, n) for part, f, b, n in parts], -1)
 

@@ -1,0 +1,61 @@
+"""Compressed moves with error feedback on the server, as in DoubleSqueeze (Tang et al. 2019, arXiv:1905.05957).
+
+    w ← move + P e;   Q ← C(w), sent;   P e ← w − Q;   x ← x − Pᵀ Q            outside the subspace e stays
+
+The server itself moves x by what was sent, so that x is the same at both ends. C must be contractive. A control P c
+that clients need is sent in few unbiased bits: each client subtracts the copy that it was sent, so its error cancels
+in a_i = P ḡ_i − P c_i, and local paths shift by the same vector for everyone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedspan import Compressor, Round, Vector, register
+from fedspan.compressors.qsgd import QSGD
+from fedspan.compressors.topk import TopK
+from fedspan.core.axes import Parts
+from fedspan.core.building import accept_choices
+from fedspan.core.bundle import Bundle
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.refusals import needs_contractive, needs_unbiased
+from fedspan.downlinks.changes import Changes
+
+TENTH, TWO_BITS = TopK(k=0.1), QSGD(bits=2, bucket=64)
+
+
+@register
+@dataclass(frozen=True)
+class Coded(Changes):
+    """Few bits for each missed round."""
+
+    compressor: Compressor = TENTH  # C: how moves are compressed
+    control: Compressor = TWO_BITS  # how P c is compressed; unbiased
+
+    def __post_init__(self) -> None:
+        accept_choices(self)
+
+    def check(self, n: int) -> None:
+        needs_contractive("downlink", self.compressor, n)
+        needs_unbiased("downlink.control", self.control, n)
+
+    def init(self, x0: Vector) -> Parts:
+        return {**super().init(x0), "e": torch.zeros_like(x0)}
+
+    def send(self, server: Bundle, move: Vector, P: LinearMap, rnd: Round) -> tuple[Vector, Parts]:
+        w = move + P @ server.e
+        Q = self.compressor.compress(w, self.compressor.server_keys(rnd))
+        sent = self.opened(Q, P, rnd)
+        return sent, {"log": self.push(server.log, Q, rnd), "e": P.T.put(w - sent, server.e)}
+
+    def opened(self, entry: Any, P: LinearMap, rnd: Round) -> Vector:
+        keys = self.compressor.server_keys(rnd)
+        return self.compressor.decompress(entry, P.rank, keys, rnd.layout.dtype)
+
+    def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
+        nothing = server.x.new_zeros(*server.x.shape[:-1], P.rank)
+        entry = self.compressor.compress(nothing, self.compressor.server_keys(rnd))
+        return {"log": self.push(server.log, entry, rnd)}

@@ -1,0 +1,301 @@
+"""One algorithm over six axes. SSF, SCAFFOLD, FedAvg and most published methods are recipes of it.
+
+     1  P ← space(seed, t)                                   server and clients
+     2  send what i lacks of x, and what `drift` needs       downlink
+     3  K steps of `local` inside x + range(Pᵀ), along P ∇f_i corrected by `drift`
+     4  send `uplink`(what the steps came to)
+     5  the client's own states: drift, uplink, local
+     6  move ← `server`(mean_S of what came)
+     7  x ← x − Pᵀ `downlink`(move)
+     8  the server's own states: drift, server, downlink, local
+
+A choice on an axis is a value from one file: `space` from `fedspan.projectors`, `local` from `fedspan.optimizers`, the
+others from `fedspan.drifts`, `uplinks`, `servers` and `downlinks` (their interface is in `core.axes`). A recipe is a
+class that sets their defaults. What cannot work together is refused in `core.refusals`; everything else runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fedspan import Downlink, Drift, Layout, Objective, Projector, Round, Server, SpecError, Uplink, Vector
+from fedspan.core.bundle import Bundle
+from fedspan.core.footprint import Footprint
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.objective import Direction, term
+from fedspan.core.projector import Rank, draw
+from fedspan.core.refusals import check_axes
+from fedspan.core.reply import Ranges
+from fedspan.downlinks.changes import Changes
+from fedspan.downlinks.full import FullModel
+from fedspan.drifts.none import NoDrift
+from fedspan.methods.base import Averaged, LocalSteps
+from fedspan.projectors.coordinate import Coordinate
+from fedspan.projectors.identity import Identity
+from fedspan.servers.mean import Mean
+from fedspan.uplinks.plain import Plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(LocalSteps):
+    """Federated training by six independent choices.
+
+    Args:
+        space: Where x moves in a round: a projector such as `Gaussian(rank=20, refresh=5)`; `Identity()` is all of it.
+        drift: What keeps local steps from drifting, such as `Controls()` or `Proximal(mu=0.1)`.
+        uplink: How a client's vector is sent: a compressor, or one with a memory such as `Feedback(TopK(k=0.1))`.
+        server: What the server makes of the mean, such as `Momentum(0.5)`.
+        downlink: How x is sent: `FullModel()`, `Changes()`, or a compressor for compressed changes.
+    """
+
+    space: Projector = Identity()  # where x moves in a round
+    drift: Drift = NoDrift()  # what keeps local steps from drifting
+    uplink: Uplink = Plain()  # how a client's vector is sent
+    server: Server = Mean()  # what the server makes of the mean
+    downlink: Downlink = FullModel()  # how x is sent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_axes(self.drift, self.local, self.uplink, self.server)
+
+    # what others must know of the choices
+
+    def check(self, layout: Layout) -> None:
+        """Raise SpecError if rank or compressors do not fit this model, or two choices use one name."""
+        for block in layout.blocks:
+            if block.axis is not None:
+                self.space.rank_of(block)
+        r = self.space.size(layout)
+        self.uplink.check(r, self.drift)
+        self.downlink.check(r)
+        x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device="meta")
+        self.init_server(x0, layout)
+        self.init_client(x0, layout)
+
+    @property
+    def plain_sum(self) -> bool:
+        """Whether the server needs of the replies nothing but the mean of each vector."""
+        return self.uplink.plain_sum and not self.server.needs_each_reply
+
+    @property
+    def follows_states(self) -> bool:
+        """Whether the server adds up replies to follow a sum over the clients' states."""
+        return self.drift.follows_states or self.uplink.follows_states
+
+    @property
+    def controls(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Parts that server and clients have in common."""
+        return self.drift.controls
+
+    @property
+    def statistics(self) -> Mapping[str, Ranges]:  # type: ignore[override]
+        """Parts of a reply beside the payload."""
+        return self.drift.statistics
+
+    @property
+    def private(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Client parts that no server can know."""
+        return (*self.uplink.private, *(("moments",) if self.local.moments != "reset" else ()))
+
+    @property
+    def logs_changes(self) -> bool:  # type: ignore[override]
+        """Whether clients are sent changes of x."""
+        return self.downlink.logs
+
+    def without_tests(self) -> Self:
+        return replace(self, drift=self.drift.without_tests())
+
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step inside the subspace."""
+        r = self.space.size(layout)
+        return Footprint(r, self.local.size(r))
+
+    def subspace(self, rnd: Round) -> LinearMap:
+        """P_t."""
+        return draw(self.space, rnd.layout, rnd.seeds, rnd.t // self.space.refresh)
+
+    # the states before round 0
+
+    def init_server(self, x0: Vector, layout: Layout) -> Bundle:
+        axes = [
+            {"x": x0},
+            self.drift.init_server(x0),
+            self.uplink.init_server(x0),
+            self.server.init(x0),
+            self.downlink.init(x0),
+            self.local.init_server(x0, layout),
+        ]
+        return _joined(self, axes)
+
+    def init_client(self, x0: Vector, layout: Layout) -> Bundle:
+        moments = {}
+        if self.local.moments != "reset":
+            size = self.local.size(self.space.size(layout))
+            moments = {"moments": x0.new_zeros(*x0.shape[:-1], size)}
+        return _joined(self, [self.drift.init_client(x0), self.uplink.init_client(x0), moments])
+
+    # the round
+
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
+        P = self.subspace(rnd)  # 1
+        x = self.downlink.down(server, rnd)  # 2
+        probe = None if P.whole else P.probe
+        needed = self.drift.down(server, P, self.downlink.control, rnd)
+        return Bundle(**x, probe=probe, **needed, **self.local.down(server))
+
+    def client_step(
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
+        up, held = self._steps(client, down, f, rnd)  # its other vectors are gone before line 5
+        return self.update_client_state(held, down, up, rnd), up
+
+    def _steps(self, client: Bundle, down: Bundle, f: Objective, rnd: Round) -> tuple[Bundle, Bundle]:
+        """Lines 3 and 4: the reply, and the client's state before line 5."""
+        P, x = self.subspace(rnd), self.downlink.model(down)  # 1
+        if (probe := down.get("probe")) is not None:
+            P.agree(probe)
+        work = self.drift.begin(client, down, P, self.downlink.control, rnd)
+        plus = self.drift.plus(work, x, P)
+        direction: Direction
+        if P.whole:
+            direction = f.direction(plus)
+        elif plus is None or isinstance(plus, torch.Tensor):
+            direction = f.restrict(x, P, plus=plus)
+        else:
+            direction = _sum(f.restrict(x, P), plus)
+        direction = watched = self.drift.watch(work, direction)
+        in_gradients = self.drift.in_gradients or self.uplink.in_gradients
+        if in_gradients and not self.local.plain:
+            direction = Averaged(direction)
+        D = self.local.scales(down, P)
+        steps = direction if D is None else _scaled(direction, D)
+        z, moments = self._descend(x, P, steps, client.get("moments"), rnd)  # 3
+        came = z
+        if isinstance(direction, Averaged):
+            came = direction.mean
+        elif in_gradients:
+            came = z.div_(-self.rate(rnd) * self.local_steps)
+            came = came if D is None else came / D
+        else:
+            came = z.neg_()
+        parts = self.drift.reply(work, came, watched, client, P, self.local_steps)
+        parts["v"], own = self.uplink.send(parts["v"], client, P, rnd)  # 4
+        if isinstance(direction, Averaged):
+            parts["z"] = z
+        return Bundle(**parts), client.replace(**own, moments=moments)
+
+    def _descend(
+        self, x: Vector, P: LinearMap, direction: Direction, held: Vector | None, rnd: Round
+    ) -> tuple[Vector, Vector | None]:
+        """Return z after K local steps inside x + range(Pᵀ), and the optimizer's memory if it is kept."""
+        if P.whole:
+            start, origin = x, None
+        else:
+            start = x.new_zeros(()).expand(*rnd.ids.shape, P.rank)
+            origin = P @ x if self.local.decay else None
+        if held is not None:
+            held = self._carried(held, P, rnd)
+        y, memory = self.local.descend(start, direction, self.rate(rnd), self.local_steps, origin, held)
+        return y.sub_(x) if P.whole else y, None if held is None else memory
+
+    def _carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
+        """Return a cohort's moments inside P: those of another P are projected again."""
+        if P.whole:
+            return held
+        now = rnd.t // self.space.refresh
+        then = np.where(rnd.last_round < 0, now, rnd.last_round // self.space.refresh)
+        for epoch in np.unique(then[then != now]).tolist():
+            old = draw(self.space, rnd.layout, rnd.seeds, epoch)
+            here = torch.from_numpy(then == epoch).unsqueeze(-1)
+            held = torch.where(here, self.local.carry(held, old, P), held)
+        return held
+
+    def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        P = self.subspace(rnd)
+        v = self.uplink.receive(up.v, P, rnd)
+        own = self.uplink.after(client, v, P)
+        return client.replace(**self.drift.after(client, v, P, rnd), **own)  # 5
+
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        P = self.subspace(rnd)
+        v = self.uplink.receive(up.v, P, rnd)
+        mean, own = self.uplink.mean(server, v, P, rnd)
+        w = self.drift.direction(server, mean, P)
+        D, length = self.local.scales(server, P), self.rate(rnd) * self.local_steps
+        if (z := up.get("z")) is not None:
+            direction = -rnd.mean(z)
+        elif self.drift.in_gradients or self.uplink.in_gradients:
+            direction = length * (w if D is None else D * w)
+        else:
+            direction, w = w, w if D is None else w / (length * D)
+
+        def each() -> Vector:
+            if z is not None:
+                return -z
+            found = self.drift.direction(server, v, P)
+            return found if D is None or not self.drift.in_gradients else D * found
+
+        move, moved = self.server.step(server, direction, P, rnd, each)  # 6
+        sent, log = self.downlink.send(server, move, P, rnd)
+        if sent is not move:
+            moved = self.server.sent(moved, move, sent, P)
+        x = P.T.plus(sent, server.x, sign=-1)  # 7
+        scale = {} if D is None else self.local.server(server, w, P)
+        return server.replace(
+            x=x, **self.drift.server(server, mean, up, P, rnd), **own, **moved, **log, **scale
+        )  # 8
+
+    # the log of changes, and rounds without replies
+
+    def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
+        P = self.subspace(rnd)
+        return P.T.plus(self.downlink.opened(entry, P, rnd), copy, rnd.overwrite, sign=-1)
+
+    def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
+        return server.replace(**self.downlink.rest(server, self.subspace(rnd), rnd))
+
+    def measures(self, server: Bundle) -> Mapping[str, Any]:
+        return self.drift.measures(server)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InSubspace(Box):
+    """A recipe whose x moves inside a random subspace in each round; clients are sent the changes they missed.
+
+    Args:
+        rank: Replaces the rank of `space`: a number of directions, a share of them, or a table by name pattern.
+    """
+
+    rank: Rank | None = None  # replaces the rank of `space`: 20, a share of 0.2, or a table by pattern
+    space: Projector = Coordinate(rank=0.1)  # where x moves in a round
+    downlink: Downlink = Changes()  # how x is sent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank is not None:
+            object.__setattr__(self, "space", replace(self.space, rank=self.rank))
+            object.__setattr__(self, "rank", None)
+
+
+def _joined(method: Box, parts: list[dict[str, Any]]) -> Bundle:
+    """Return the parts of all choices as one state."""
+    names = [name for own in parts for name in own]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise SpecError(
+            f"two choices of {type(method).__name__} keep a part {min(twice)!r}; rename it in one of their files"
+        )
+    return Bundle(**functools.reduce(lambda all_, own: all_ | own, parts, {}))
+
+
+def _sum(direction: Direction, plus: Direction) -> Direction:
+    return lambda z: direction(z) + term(plus, z)
+
+
+def _scaled(direction: Direction, D: Vector) -> Direction:
+    return lambda z: D * direction(z)

@@ -1,0 +1,38 @@
+"""Error feedback: what compression left out is added to the next upload (Stich et al. 2018, arXiv:1809.07599).
+
+    w ← v + P e_i;   q ← C(w), sent;   P e_i ← w − q               outside the subspace e_i stays
+
+C must be contractive, as top-k is. e_i follows from the client's data: no server can keep a copy of it, and a client
+that loses it continues from zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspan import Encoded, Round, Vector, register
+from fedspan.core.axes import Parts
+from fedspan.core.bundle import Bundle
+from fedspan.core.linear_map import LinearMap
+from fedspan.uplinks._compressed import Compressed
+
+
+@register
+@dataclass(frozen=True)
+class Feedback(Compressed):
+    """Compression in which nothing is lost for ever."""
+
+    private = ("e_i",)
+    needs_no_controls = "controls already remember what C leaves out, which would then count twice; use uplink = 'code'"
+
+    def init_client(self, x0: Vector) -> Parts:
+        return {"e_i": torch.zeros_like(x0)}
+
+    def send(self, v: Vector, client: Bundle, P: LinearMap, rnd: Round) -> tuple[Encoded, Parts]:
+        w = P @ client.e_i + v
+        return self.encode(w, rnd), {"e_i": P.T.put(w, client.e_i)}
+
+    def after(self, client: Bundle, v: Vector, P: LinearMap) -> Parts:
+        return {"e_i": P.T.plus(v, client.e_i, sign=-1)}
