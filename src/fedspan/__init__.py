@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from fedspan.core.layout import Vector as Vector
     from fedspan.core.method import LogsChanges as LogsChanges
     from fedspan.core.method import Method as Method
-    from fedspan.core.method import Replayable as Replayable
     from fedspan.core.method import Restorable as Restorable
     from fedspan.core.metric import Metric as Metric
     from fedspan.core.objective import Objective as Objective

@@ -29,7 +29,6 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
         "`simulate` must be one of auto, batched, loop, pool, got 'fast'",
     ),
     (Engine, {"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
-    (Engine, {"compact_states": True, "states_dir": "s"}, "give one of them"),
     (
         Engine,
         {"states_dtype": "float16"},

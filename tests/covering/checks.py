@@ -195,13 +195,10 @@ def every_way(case: Case) -> None:
 
 
 def states_elsewhere(case: Case) -> None:
-    """States on disk are those in memory; states as the replies that they follow from, up to the last digits."""
-    places = ("engine.states_dir", "engine.states_dtype", "engine.compact_states")
+    """States on disk are those in memory."""
+    places = ("engine.states_dir", "engine.states_dtype")
     plain = case.run(without=places)
     same(case.run(without=places, more={"engine.states_dir": '"@dir"'}), plain)
-    with contextlib.suppress(fedspan.FedspanError):  # not all states follow from replies
-        compact = case.run(without=places, more={"engine.compact_states": "true"})
-        close(flat(compact)[0], flat(plain)[0], case.precision)
 
 
 def known_start(case: Case) -> None:

@@ -18,7 +18,6 @@ import fedspan
 from conftest import GAUSSIAN, RUN, advance, build, model, small
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory, OnDisk
@@ -75,7 +74,7 @@ def test_a_checkpoint_leads_back_whatever_came_after(tmp_path: Path) -> None:
     assert torch.equal(second.transport.clients().c, whole.transport.clients().c)
 
 
-def copied(states: OnDisk | CompactStates | InMemory) -> dict[str, torch.Tensor]:
+def copied(states: OnDisk | InMemory) -> dict[str, torch.Tensor]:
     return {name: array.clone() for name, array in states.save().items()}
 
 
@@ -126,7 +125,6 @@ def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
     assert loop_on(tmp_path, resume=True).load(saved) is None
 
 
-COMPACT = Engine(simulate="loop", compact_states=True)
 BIG = """
 import resource, sys, torch
 from pathlib import Path
@@ -165,38 +163,3 @@ def test_two_thousand_clients_of_a_large_model_need_little_memory(tmp_path: Path
 @pytest.mark.slow
 def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
     assert peak(tmp_path / "s", 300) < 4e9
-
-
-@pytest.mark.parametrize("seeds", [(5,), (5, 6)])
-@pytest.mark.parametrize("kind", ["coordinate", "gaussian"])
-def test_replayed_entries_are_the_state(kind: str, seeds: tuple[int, ...]) -> None:
-    """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
-    problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
-    compact = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
-    whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
-    states = compact.transport.population.tables["c"]
-    assert isinstance(states, CompactStates)
-    tolerance = 0 if kind == "coordinate" else 1e-14
-    for _ in range(14):
-        advance(compact, 1)
-        advance(whole, 1)
-        torch.testing.assert_close(model(compact), model(whole), rtol=tolerance, atol=tolerance)
-        mine, its = compact.transport.clients().c, whole.transport.clients().c
-        torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
-        if compact.t == 2:
-            assert (
-                states.numel() == 2 * 3 * len(seeds) * 4
-            )  # r = 2 × 2 outputs, against 7 × 24 for each run
-    held = [one.numel() for one in states.states.values()]
-    assert max(held) == 24
-    assert all(one.start is not None or one.numel() < 24 for one in states.states.values())
-    saved = {name: array.clone() for name, array in compact.save().items()}
-    again = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
-    again.load(saved)
-    torch.testing.assert_close(model(advance(again, 5)), model(advance(compact, 5)), rtol=0, atol=0)
-
-
-def test_compact_states_need_a_method_that_can_replay_them() -> None:
-    problem = small()
-    with pytest.raises(SpecError, match="Scaffold's client states do not follow from its replies"):
-        Simulator(build("scaffold"), problem, COMPACT)

@@ -67,10 +67,6 @@ def test_wrong_values(own: dict[str, Any], words: str) -> None:
             "callback TrainingLoss computes on the clients' data",
         ),
         (
-            {"method": SSF, "engine": {"compact_states": True}},
-            "`compact_states` does not know of `leak`",
-        ),
-        (
             {"method": SSF | {"extrapolate": True}},
             "`extrapolate` True is not for ssf with `privacy`",
         ),
@@ -101,17 +97,6 @@ def test_settings_for_which_epsilon_would_be_wrong(change: dict[str, Any], words
     privacy = {"clip": 1.0, "noise": 1.0, "leak": 0.1}
     with pytest.raises(SpecError, match=words):
         fedspan.run(PRIVATE | {"privacy": privacy} | change, progress=False)
-
-
-def test_compact_states_would_hold_the_noise_of_clients() -> None:
-    spec = PRIVATE | {"method": SSF, "engine": {"compact_states": True}}
-    with pytest.raises(
-        SpecError, match=r"`compact_states` .* with `noise_at` 'clients' has noise .* leave out one"
-    ):
-        fedspan.run(
-            spec | {"privacy": {"clip": 1.0, "noise": 1.0, "noise_at": "clients"}}, progress=False
-        )
-    assert fedspan.run(spec | {"privacy": {"clip": 1.0, "noise": 1.0}}, progress=False).finished
 
 
 def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:

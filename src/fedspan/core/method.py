@@ -170,23 +170,6 @@ class Restorable(ABC, Generic[ClientState, Down, Up]):
         """
 
 
-class Replayable(Restorable[ClientState, Down, Up]):
-    """A method whose client states can be computed again from what the clients sent, for `compact_states`."""
-
-    @abstractmethod
-    def state_change(self, up: Up, rnd: Round) -> Vector:
-        """The part of a reply from which `replay` makes the new state."""
-
-    @abstractmethod
-    def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
-        """The state after a round in which the client sent `change`."""
-
-    def update_client_state(
-        self, client: ClientState, down: Down, up: Up, rnd: Round
-    ) -> ClientState:
-        return self.replay(client, self.state_change(up, rnd), rnd)
-
-
 class LogsChanges(ABC, Generic[ServerState]):
     """A method whose server keeps a log of the changes of x and sends each client those it missed."""
 

@@ -173,7 +173,7 @@ class SecureSimulator(Simulator):
         events: tuple[str, ...],
     ) -> Replies:
         """The round as it counts: the clients' new states are stored, and the server is given the mean."""
-        self.population.put(rnd, work.states, work.up)
+        self.population.put(rnd, work.states)
         sums = zip(totals, work.factors.sum(1), strict=True)
         means, clipped = zip(
             *(work.payload.decode(total, own, len(there)) for total, own in sums), strict=True

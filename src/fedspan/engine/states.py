@@ -113,7 +113,7 @@ class InMemory:
             size = count * first.shape[-1] * first.itemsize / 1e9
             raise SpecError(
                 f"the states of {count:,} clients take {size:,.0f} GB, more than there is memory for; set `states_dir` "
-                "to keep them on disk, or `compact_states` if the method allows it"
+                "to keep them on disk"
             ) from None
         self._latest: tuple[Rows | None, torch.Tensor] = (None, torch.empty(0))
 

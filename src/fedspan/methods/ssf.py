@@ -59,7 +59,7 @@ from fedspan import (
     Encoded,
     Layout,
     Objective,
-    Replayable,
+    Restorable,
     Round,
     SpecError,
     Vector,
@@ -126,7 +126,7 @@ class Up:
 @register
 @dataclass(frozen=True, kw_only=True)
 class SSF(
-    Correction, KeptControl[ServerState, ClientState, Down, Up], Replayable[ClientState, Down, Up]
+    Correction, KeptControl[ServerState, ClientState, Down, Up], Restorable[ClientState, Down, Up]
 ):
     """Drift correction with r numbers per message."""
 
@@ -283,8 +283,10 @@ class SSF(
             up.q, self.subspace(rnd).rank, self.compressor.keys(rnd), rnd.layout.dtype
         )
 
-    def replay(self, client: ClientState, change: Vector, rnd: Round) -> ClientState:
-        P = self.subspace(rnd)
+    def update_client_state(
+        self, client: ClientState, down: Down, up: Up, rnd: Round
+    ) -> ClientState:
+        P, change = self.subspace(rnd), self.state_change(up, rnd)
         u = client.u - P.T @ change if self.keeps_unsent else client.u
         return ClientState(P.T.plus(change, client.c, rnd.overwrite), u, client.moments)  # 6
 
