@@ -196,9 +196,8 @@ def every_way(case: Case) -> None:
 
 def states_elsewhere(case: Case) -> None:
     """States on disk are those in memory."""
-    places = ("engine.states_dir", "engine.states_dtype")
-    plain = case.run(without=places)
-    same(case.run(without=places, more={"engine.states_dir": '"@dir"'}), plain)
+    plain = case.run(without=("engine.states_dir",))
+    same(case.run(more={"engine.states_dir": '"@dir"'}), plain)
 
 
 def known_start(case: Case) -> None:
@@ -277,7 +276,7 @@ def secure_sums(case: Case) -> None:
 
 def across_machines(case: Case) -> None:
     """A server and clients that exchange packed messages come to the simulator's model, and count its bytes."""
-    plain = case.run(without=("callbacks", "engine.states_dir", "engine.states_dtype"))
+    plain = case.run(without=("callbacks", "engine.states_dir"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         loop, channel = _across(case, plain)

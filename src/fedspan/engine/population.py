@@ -10,8 +10,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedspan.core import wire
 from fedspan.core.config import Engine
 from fedspan.core.layout import Vector
@@ -45,8 +43,7 @@ class Population:
                 self.tables[field.name] = InMemory(first, rows)
             else:
                 path = Path(engine.states_dir) / f"{field.name}.states"
-                stored = torch.bfloat16 if engine.states_dtype == "bfloat16" else first.dtype
-                self.tables[field.name] = OnDisk(path, first, rows, stored, resume=resume)
+                self.tables[field.name] = OnDisk(path, first, rows, resume=resume)
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""

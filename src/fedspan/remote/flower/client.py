@@ -33,7 +33,6 @@ SERVER_ONLY = {
     "participation",
     "callbacks",
     "search",
-    "states_dtype",
 }
 Prepare = Callable[
     [tuple[str, ...], int, str, str], tuple[Spec, Problem]
