@@ -148,7 +148,7 @@ class Restorable(ABC, Generic[ClientState, Down, Up]):
     """A method that says what a reply does to the state of the client that sent it.
 
     Every method with a client state needs this on a network: the server can then keep a copy of each state and restore
-    it for a client that lost it, and replies can be rounded.
+    it for a client that lost it.
     """
 
     @property
