@@ -472,9 +472,7 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
     spec, values, method = case.spec, case.values, case.spec.method
     dp, task = spec.dp, values.get("task", TASKS[0])
     network = "regression" not in task
-    noise = (
-        dp is not None and (dp.level == "example" or dp.noise_at == "clients") and dp.noise != 0
-    )  # of the clients
+    noise = dp is not None and dp.level == "example" and dp.noise != 0  # of the clients
     watched = {one["name"] for one in values.get("callbacks", ())}
     # Gradients of idle units and of biases before a norm are 0, or −1e-18, whose sign is a rounding error; projected by
     # `hadamard`, they leave numbers of one size, of which rounding decides the largest.

@@ -32,10 +32,6 @@ SSF: dict[str, Any] = {"name": "ssf", "lr": 0.1, "projector": {"name": "coordina
         ({"clip": 1.0, "noise": 1.0, "delta": 0.0}, "delta` must be above 0 and below 1"),
         ({"clip": 1.0, "noise": 1.0, "quantile": 1.0}, "quantile` must be above 0 and below 1"),
         ({"clip": 1.0, "noise": 1.0, "leak": 1.0}, "leak` must be at least 0 and below 1"),
-        (
-            {"clip": 1.0, "noise": 1.0, "noise_at": "moon"},
-            "noise_at` must be one of clients, server",
-        ),
         ({"clip": 1.0, "noise": 1.0, "sigma": 1.0}, "sigma"),
         ({"clip": 1.0, "noise": 1.0, "delta": 0.2}, "`delta` 0.2 is not below 1/7"),
         ({"clip": 1.0, "noise": 1.0, "delta": 1 / 7}, "is not below 1/7"),

@@ -127,9 +127,7 @@ class SecureSimulator(Simulator):
                 counted[name][run, place] = array[0, 0]
         counted.pop(BUFFERS, None)
         reply: Any = wire.unpack(type(up), counted)
-        states = new  # with noise of the clients it follows from the replies without it, see `privacy.mechanism`
-        if rnd.privacy is None or not rnd.privacy.noise:
-            states = after(self.method, leaked(self.method, before, rnd), new, down, reply, rnd)
+        states = after(self.method, leaked(self.method, before, rnd), new, down, reply, rnd)
         return _Work(states, reply, payload, factors, vectors)
 
     def _sum(

@@ -365,8 +365,4 @@ def _privacy(
             f"run config 'checkpoint-every' is {config.checkpoint_every}: a resumed run would release rounds again; "
             "with `privacy` set it to 1"
         )
-    if spec.dp.noise_at == "clients" and spec.secure is None:
-        raise SpecError(
-            "`privacy.noise_at` 'clients' needs secure sums, without which the server sees every reply"
-        )
     return Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)
