@@ -3,8 +3,8 @@
     python benchmarks/population.py [--clients 1000 10000 100000 1000000] [--rounds 30]
 
 SSF with a rank of 0.1 on a network of 101,770 numbers (784-128-10), 10 clients per round whatever the population, 20
-examples per client. Client states are kept in memory, on disk and as compact states. Each population is a process of
-its own; a row that is already in out/bench-population.jsonl is not measured again. Writes out/bench-population.md.
+examples per client. Client states are kept in memory and on disk. Each population is a process of its own; a row that
+is already in out/bench-population.jsonl is not measured again. Writes out/bench-population.md.
 
 Times are CPU times of one thread. "memory" is the growth of the process beyond the model and the clients' data, which
 are tensors in a list.
@@ -41,7 +41,7 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.tasks.custom import Custom, Objects
 
 OUT = Path(__file__).parents[1] / "out"
-STATES = ("memory", "disk", "compact")
+STATES = ("memory", "disk")
 COHORT = 10
 IN_MEMORY = 10_000  # clients; the states of more would be refused on a machine with 24 GB
 
@@ -64,7 +64,6 @@ def of_states(states: str, folder: Path) -> Engine:
     return Engine(
         simulate="loop",
         states_dir=folder / "states" if states == "disk" else None,
-        compact_states=states == "compact",
     )
 
 
@@ -201,11 +200,7 @@ def in_process(states: str, clients: int, rounds: int) -> dict[str, Any]:
 
 def short() -> list[bench.Row]:
     """For `make bench`."""
-    found = [
-        in_process(states, clients, 15)
-        for states in ("disk", "compact")
-        for clients in (1000, 100_000)
-    ]
+    found = [in_process("disk", clients, 15) for clients in (1000, 100_000)]
     return rows(found, checkpoint_growth((50, 500)), replies_per_minute(100))
 
 
@@ -222,11 +217,7 @@ def main() -> None:
         print(json.dumps(measure(given.one[0], int(given.one[1]), int(given.one[2]))))
         return
     if given.short:
-        found = [
-            in_process(states, clients, 5)
-            for states in ("disk", "compact")
-            for clients in (100, 1000)
-        ]
+        found = [in_process("disk", clients, 5) for clients in (100, 1000)]
         print(bench.table(rows(found, checkpoint_growth((50, 500)), replies_per_minute(20))))
         return
     OUT.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import fedspan
-from fedspan import Engine, Projection, Training
+from fedspan import Projection, Training
 from fedspan.core.extras import needs
 from fedspan.data.sets import require
 from fedspan.huggingface.checkpoints import place_of
@@ -69,9 +69,6 @@ result = fedspan.fit(
     projection=Projection(frozen_modules=["embeddings"]),
     test=[test[i] for i in rng.permutation(len(test))[: args.test]],
     eval_every=args.rounds,
-    engine=Engine(
-        compact_states=True
-    ),  # controls are kept as the few numbers that were sent, not as 20 models
 )
 for row in result.history:
     print(

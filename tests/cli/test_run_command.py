@@ -113,7 +113,6 @@ def test_a_run_and_its_short_flags(
     flags = (
         "--simulate",
         "loop",
-        "--compact-states",
         "--callback",
         "keep_best",
         "--keep-checkpoint",
@@ -125,7 +124,7 @@ def test_a_run_and_its_short_flags(
     assert "finished" in shown
     assert "saved in" in shown
     written = tomllib.loads((tmp_path / "o/spec.toml").read_text())
-    assert written["engine"] | {"simulate": "loop", "compact_states": True} == written["engine"]
+    assert written["engine"] | {"simulate": "loop"} == written["engine"]
     assert written["callbacks"] == [{"name": "keep_best"}]
     assert (tmp_path / "o/checkpoint.safetensors").exists()
     assert [row["round"] for row in rows(tmp_path / "o/seed-4")] == [0, 10, 20, 30, 40]

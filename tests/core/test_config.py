@@ -29,12 +29,6 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
         "`simulate` must be one of auto, batched, loop, pool, got 'fast'",
     ),
     (Engine, {"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
-    (Engine, {"compact_states": True, "states_dir": "s"}, "give one of them"),
-    (
-        Engine,
-        {"states_dtype": "float16"},
-        "`states_dtype` must be one of bfloat16, float32, got 'float16'",
-    ),
     (Search, {"share": 2.0}, "`share` must be above 0 and at most 1"),
 ]
 
@@ -74,7 +68,7 @@ FULL: dict[str, Any] = TABLE | {
     "training": {"clip": 1.0, "weight_decay": 0.1},
     "participation": {"weights": "examples"},
     "projection": {"full_modules": ["head"], "frozen_modules": ["emb*"], "min_numel": 64},
-    "engine": {"simulate": "loop", "states_dir": "s", "states_dtype": "bfloat16"},
+    "engine": {"simulate": "loop", "states_dir": "s"},
     "callbacks": [{"name": "early_stopping", "metric": "loss"}, {"name": "keep_best"}],
     "search": {"share": 0.2},
 }
@@ -106,7 +100,6 @@ def test_identity_is_what_decides_the_numbers() -> None:
         {"participation": {"weights": "uniform"}},
         {"clients_per_round": 4},
         {"callbacks": [{"name": "early_stopping"}]},
-        {"engine": {"states_dir": "s", "states_dtype": "bfloat16"}},
     ):
         assert Spec.from_table(TABLE | other).identity() != spec.identity(), other
 

@@ -11,7 +11,7 @@ import torch
 from conftest import build, small
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import LogsChanges, Replayable, Restorable, private_fields, restorable
+from fedspan.core.method import LogsChanges, Restorable, private_fields, restorable
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 from fedspan.methods.base import FullModel, LocalSteps
@@ -57,17 +57,13 @@ def test_a_state_without_its_rule_is_refused_on_a_network() -> None:
 
 def test_capabilities_are_seen_by_their_type() -> None:
     has = {
-        name: {
-            kind.__name__
-            for kind in (Restorable, Replayable, LogsChanges)
-            if isinstance(build(name), kind)
-        }
+        name: {kind.__name__ for kind in (Restorable, LogsChanges) if isinstance(build(name), kind)}
         for name in ("fedavg", "scaffold", "ssf", "doublesqueeze", "fedit")
     }
     assert has == {
         "fedavg": set(),
         "scaffold": {"Restorable"},
-        "ssf": {"Restorable", "Replayable", "LogsChanges"},
+        "ssf": {"Restorable", "LogsChanges"},
         "doublesqueeze": {"Restorable", "LogsChanges"},
         "fedit": set(),
     }

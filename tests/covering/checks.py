@@ -195,13 +195,9 @@ def every_way(case: Case) -> None:
 
 
 def states_elsewhere(case: Case) -> None:
-    """States on disk are those in memory; states as the replies that they follow from, up to the last digits."""
-    places = ("engine.states_dir", "engine.states_dtype", "engine.compact_states")
-    plain = case.run(without=places)
-    same(case.run(without=places, more={"engine.states_dir": '"@dir"'}), plain)
-    with contextlib.suppress(fedspan.FedspanError):  # not all states follow from replies
-        compact = case.run(without=places, more={"engine.compact_states": "true"})
-        close(flat(compact)[0], flat(plain)[0], case.precision)
+    """States on disk are those in memory."""
+    plain = case.run(without=("engine.states_dir",))
+    same(case.run(more={"engine.states_dir": '"@dir"'}), plain)
 
 
 def known_start(case: Case) -> None:
@@ -280,7 +276,7 @@ def secure_sums(case: Case) -> None:
 
 def across_machines(case: Case) -> None:
     """A server and clients that exchange packed messages come to the simulator's model, and count its bytes."""
-    plain = case.run(without=("callbacks", "engine.states_dir", "engine.states_dtype"))
+    plain = case.run(without=("callbacks", "engine.states_dir"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         loop, channel = _across(case, plain)
@@ -476,9 +472,7 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
     spec, values, method = case.spec, case.values, case.spec.method
     dp, task = spec.dp, values.get("task", TASKS[0])
     network = "regression" not in task
-    noise = (
-        dp is not None and (dp.level == "example" or dp.noise_at == "clients") and dp.noise != 0
-    )  # of the clients
+    noise = dp is not None and dp.level == "example" and dp.noise != 0  # of the clients
     watched = {one["name"] for one in values.get("callbacks", ())}
     # Gradients of idle units and of biases before a norm are 0, or −1e-18, whose sign is a rounding error; projected by
     # `hadamard`, they leave numbers of one size, of which rounding decides the largest.

@@ -131,9 +131,8 @@ def interrupted(place: Path, kind: str, resume: bool = False) -> fedspan.Result:
         }
     callbacks: list[Any] = [fedspan.callbacks.KeepBest("loss")] if kind == "best" else []
     callbacks += [] if resume else [Interrupt(3)]
-    if kind in ("compact", "powersgd"):  # with layers that are not sent in full
-        own = {"method": SSF, "engine": {"compact_states": True}}
-        own = own if kind == "compact" else {"method": SSF | {"name": "powersgd", "rank": 1}}
+    if kind == "powersgd":  # with layers that are not sent in full
+        own = {"method": SSF | {"name": "powersgd", "rank": 1}}
         return fedspan.run(SPEC | own, place, resume=resume, callbacks=callbacks, progress=False)
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(8, 3, generator=draw) for _ in range(3)]
@@ -244,11 +243,6 @@ FORGED: list[tuple[str, Any]] = [
     ("best", lambda a, m: (without(a, "0.weight"), m)),
     ("best", lambda a, m: (changed(a, **{"0__weight": a["0.weight"] * math.nan}), m)),
     ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"] * 0), m)),
-    (
-        "compact",
-        lambda a, m: (changed(a, clients__c__entries=a["clients.c.entries"].repeat(1, 1, 2)), m),
-    ),
-    ("compact", lambda a, m: (changed(a, clients__c__counts=a["clients.c.counts"] * 0), m)),
     ("powersgd", lambda a, m: (changed(a, server__columns=a["server.columns"].repeat(1, 1, 2)), m)),
 ]
 
@@ -278,9 +272,7 @@ def test_a_forged_checkpoint_with_a_right_checksum_is_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "kind", ["fedavg", "scaffold", "ssf", "private", "best", "compact", "powersgd"]
-)
+@pytest.mark.parametrize("kind", ["fedavg", "scaffold", "ssf", "private", "best", "powersgd"])
 def test_the_same_checkpoint_written_again_is_resumed(
     kind: str, stopped: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -22,7 +22,6 @@ from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import CheckpointError
 from fedspan.core.partition import fill_empty
 from fedspan.data.partitions import Classes, Natural
-from fedspan.engine.compact_states import CompactState, CompactStates
 from fedspan.engine.loop import EVENTS_KEPT, Loop
 from fedspan.engine.outcome import CHECKPOINT
 from fedspan.engine.run_dir import _Files
@@ -88,7 +87,7 @@ def calls(work: Callable[[], Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize("engine", [{}, {"compact_states": True}, {"states_dir": "states"}])
+@pytest.mark.parametrize("engine", [{}, {"states_dir": "states"}])
 def test_calls_per_round_do_not_grow_with_the_population(
     engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,23 +117,6 @@ def test_memory_and_checkpoints_hold_only_who_took_part() -> None:
     again = InMemory(torch.full((1, 1000), 2.0), 1_000_000)
     again.load(saved)
     assert torch.equal(again.take(np.array([3, 7]))[:, 0], torch.tensor([2.0, 1.0]))
-
-
-def test_compact_states_are_few_arrays_however_many_clients_there_are(tmp_path: Path) -> None:
-    """One array per client made a header that safetensors refuses from about 700,000 clients on."""
-    states = CompactStates(
-        torch.zeros(1, 8), 2_000_000, lambda state, entry, t, row: state + entry.sum()
-    )
-    entry = torch.ones(1, 1, 2)
-    states.states = {row: CompactState(None, [row % 5], [entry]) for row in range(20_000)}
-    states.states[5] = CompactState(torch.full((1, 1, 8), 3.0))
-    saved = states.save()
-    assert len(saved) < 10
-    checkpoint.save(tmp_path / "c", saved, {})
-    again = CompactStates(torch.zeros(1, 8), 2_000_000, states.replay)
-    again.load(checkpoint.load(tmp_path / "c")[0])
-    assert again.states[4].rounds == [4]
-    assert torch.equal(again.take(np.array([4, 5, 1_999_999]))[:, 0], torch.tensor([2.0, 3.0, 0.0]))
 
 
 @pytest.mark.parametrize(

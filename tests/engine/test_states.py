@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,19 +17,13 @@ import fedspan
 from conftest import GAUSSIAN, RUN, advance, build, model, small
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory, OnDisk
 
 
-def loop_on(
-    states_dir: Path | None, stored: Any = "float32", resume: bool = False, name: str = "ssf"
-) -> Loop:
-    problem, engine = (
-        small(torch.float32),
-        Engine(simulate="loop", states_dir=states_dir, states_dtype=stored),
-    )
+def loop_on(states_dir: Path | None, resume: bool = False, name: str = "ssf") -> Loop:
+    problem, engine = small(torch.float32), Engine(simulate="loop", states_dir=states_dir)
     method = build(name, **({} if name == "scaffold" else {"projector": GAUSSIAN}))
     return Loop(method, problem, Simulator(method, problem, engine, resume=resume), (5,), 3)
 
@@ -54,12 +47,6 @@ def test_a_run_in_float64_keeps_its_states_in_float64(tmp_path: Path) -> None:
     )
 
 
-def test_in_bfloat16_it_is_close_and_half_the_size(tmp_path: Path) -> None:
-    half, memory = advance(loop_on(tmp_path / "h", "bfloat16"), 20), advance(loop_on(None), 20)
-    assert float((model(half) - model(memory)).norm() / model(memory).norm()) < 2e-2
-    assert (tmp_path / "h" / "c.states").stat().st_size == 7 * 24 * 2
-
-
 def test_a_checkpoint_leads_back_whatever_came_after(tmp_path: Path) -> None:
     """Crash after a later save whose checkpoint was never written: the older checkpoint still leads back."""
     whole = advance(loop_on(None), 30)
@@ -75,7 +62,7 @@ def test_a_checkpoint_leads_back_whatever_came_after(tmp_path: Path) -> None:
     assert torch.equal(second.transport.clients().c, whole.transport.clients().c)
 
 
-def copied(states: OnDisk | CompactStates | InMemory) -> dict[str, torch.Tensor]:
+def copied(states: OnDisk | InMemory) -> dict[str, torch.Tensor]:
     return {name: array.clone() for name, array in states.save().items()}
 
 
@@ -90,7 +77,7 @@ def test_any_order_of_writes_saves_and_crashes(
     """A model of it: after a crash the rows are those of the last save whose checkpoint was written."""
     folder, rng = tmp_path_factory.mktemp("s"), np.random.default_rng(seed)
     first = torch.zeros(3)
-    states = OnDisk(folder / "c.states", first, 5, torch.float32, resume=False)
+    states = OnDisk(folder / "c.states", first, 5, resume=False)
     now, kept = torch.zeros(5, 3), (copied(states), torch.zeros(5, 3))
     for step in steps:
         if step == "put":
@@ -107,7 +94,7 @@ def test_any_order_of_writes_saves_and_crashes(
         else:
             if rng.random() < 0.4:  # the crash came after a save, before its checkpoint was on disk
                 states.save()
-            states = OnDisk(folder / "c.states", first, 5, torch.float32, resume=True)
+            states = OnDisk(folder / "c.states", first, 5, resume=True)
             states.load(kept[0])
             now = kept[1].clone()
         assert torch.equal(states.take_all(), now)
@@ -118,15 +105,12 @@ def test_another_runs_states_are_not_touched(tmp_path: Path) -> None:
     saved = advance(loop_on(tmp_path), 3).save()
     with pytest.raises(SpecError, match="earlier run"):
         loop_on(tmp_path)
-    with pytest.raises(CheckpointError, match="another run"):
-        loop_on(tmp_path, "bfloat16", resume=True).load(saved)
     other = advance(loop_on(tmp_path / "other"), 3).save()
     with pytest.raises(CheckpointError, match="another run"):
         loop_on(tmp_path, resume=True).load(other)
     assert loop_on(tmp_path, resume=True).load(saved) is None
 
 
-COMPACT = Engine(simulate="loop", compact_states=True)
 BIG = """
 import resource, sys, torch
 from pathlib import Path
@@ -165,38 +149,3 @@ def test_two_thousand_clients_of_a_large_model_need_little_memory(tmp_path: Path
 @pytest.mark.slow
 def test_two_thousand_clients_all_taking_part(tmp_path: Path) -> None:
     assert peak(tmp_path / "s", 300) < 4e9
-
-
-@pytest.mark.parametrize("seeds", [(5,), (5, 6)])
-@pytest.mark.parametrize("kind", ["coordinate", "gaussian"])
-def test_replayed_entries_are_the_state(kind: str, seeds: tuple[int, ...]) -> None:
-    """Few numbers while n·r < d, the d numbers themselves after that, and the same run all the way."""
-    problem, method = small(seeds=seeds), build("ssf", projector={"name": kind, "rank": 2})
-    compact = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
-    whole = Loop(method, problem, Simulator(method, problem), seeds, 3)
-    states = compact.transport.population.tables["c"]
-    assert isinstance(states, CompactStates)
-    tolerance = 0 if kind == "coordinate" else 1e-14
-    for _ in range(14):
-        advance(compact, 1)
-        advance(whole, 1)
-        torch.testing.assert_close(model(compact), model(whole), rtol=tolerance, atol=tolerance)
-        mine, its = compact.transport.clients().c, whole.transport.clients().c
-        torch.testing.assert_close(mine, its, rtol=tolerance, atol=tolerance)
-        if compact.t == 2:
-            assert (
-                states.numel() == 2 * 3 * len(seeds) * 4
-            )  # r = 2 × 2 outputs, against 7 × 24 for each run
-    held = [one.numel() for one in states.states.values()]
-    assert max(held) == 24
-    assert all(one.start is not None or one.numel() < 24 for one in states.states.values())
-    saved = {name: array.clone() for name, array in compact.save().items()}
-    again = Loop(method, problem, Simulator(method, problem, COMPACT), seeds, 3)
-    again.load(saved)
-    torch.testing.assert_close(model(advance(again, 5)), model(advance(compact, 5)), rtol=0, atol=0)
-
-
-def test_compact_states_need_a_method_that_can_replay_them() -> None:
-    problem = small()
-    with pytest.raises(SpecError, match="Scaffold's client states do not follow from its replies"):
-        Simulator(build("scaffold"), problem, COMPACT)

@@ -11,9 +11,7 @@ import torch
 from test_simulate import method_of, mlp, model_after, problem_of
 
 from conftest import ADAMW, GAUSSIAN, advance, build, close, model, small, start
-from fedspan.checks.channel import remote
 from fedspan.core.config import Engine
-from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.optimizer import turned, turned_squares
 from fedspan.core.projector import draw
@@ -216,16 +214,3 @@ def test_states_on_disk_hold_the_moments(tmp_path: Path) -> None:
             found.append(advance(start(method, problem, 4, clients), 7))
     assert torch.equal(model(found[0]), model(found[1]))
     assert (tmp_path / "states" / "moments.states").exists()
-
-
-def test_kept_moments_need_replies_as_they_are_and_whole_states(tmp_path: Path) -> None:
-    method = build("ssf", rank=3, optimizer=ADAMW, moments="project")
-    with pytest.raises(SpecError, match="SSF's clients keep moments, which no reply tells"):
-        Simulator(method, small(), Engine(compact_states=True))
-    with pytest.raises(SpecError, match="would round replies after ssf"):
-        remote(method, small(), tmp_path, reply_dtype="bfloat16")
-    free = build("ssf", rank=3, optimizer=ADAMW)
-    compact_states = start(
-        free, small(), transport=Simulator(free, small(), Engine(compact_states=True))
-    )
-    close(model(advance(compact_states, 12)), model(advance(start(free, small()), 12)))

@@ -136,13 +136,10 @@ def test_the_sum_is_divided_by_qn_whoever_replies(dropped: set[int]) -> None:
         assert float(one.norm(dim=-1).max()) <= 0.05
 
 
-@pytest.mark.parametrize("noise_at", ["server", "clients"])
 @pytest.mark.parametrize("cohort", [2, 7])
-def test_noise_of_the_sum_is_sigma_times_the_clip(cohort: int, noise_at: Any) -> None:
+def test_noise_of_the_sum_is_sigma_times_the_clip(cohort: int) -> None:
     problem = small(dim=800, outputs=5)
-    loop = begun(
-        "fedavg", problem, Privacy(clip=1e-6, noise=3.0, noise_at=noise_at), cohort, lr=1e-12
-    )
+    loop = begun("fedavg", problem, Privacy(clip=1e-6, noise=3.0), cohort, lr=1e-12)
     for _ in range(4):  # of different cohorts, also an empty one
         before = model(loop).clone()
         advance(loop, 1)
@@ -346,13 +343,6 @@ def test_the_count_within_the_clip_is_noised_and_no_client_moves_it_by_more_than
         released(made, within=told)
     assert one.clip != two.clip
     assert liars.clip == one.clip
-
-
-def test_more_clients_than_parts_of_the_noise_are_paid_for_by_delta() -> None:
-    """A hundredth of δ is for rounds with more clients than parts, in which the server adds nothing."""
-    here, apart = mechanism(), mechanism(noise_at="clients")
-    assert apart.delta == pytest.approx(0.99 * here.delta)
-    assert not released(apart, clients=apart.parts + 1).any()
 
 
 def test_a_resumed_mechanism_keeps_its_noise_key_and_clip() -> None:

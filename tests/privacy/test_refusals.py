@@ -32,10 +32,6 @@ SSF: dict[str, Any] = {"name": "ssf", "lr": 0.1, "projector": {"name": "coordina
         ({"clip": 1.0, "noise": 1.0, "delta": 0.0}, "delta` must be above 0 and below 1"),
         ({"clip": 1.0, "noise": 1.0, "quantile": 1.0}, "quantile` must be above 0 and below 1"),
         ({"clip": 1.0, "noise": 1.0, "leak": 1.0}, "leak` must be at least 0 and below 1"),
-        (
-            {"clip": 1.0, "noise": 1.0, "noise_at": "moon"},
-            "noise_at` must be one of clients, server",
-        ),
         ({"clip": 1.0, "noise": 1.0, "sigma": 1.0}, "sigma"),
         ({"clip": 1.0, "noise": 1.0, "delta": 0.2}, "`delta` 0.2 is not below 1/7"),
         ({"clip": 1.0, "noise": 1.0, "delta": 1 / 7}, "is not below 1/7"),
@@ -65,10 +61,6 @@ def test_wrong_values(own: dict[str, Any], words: str) -> None:
         (
             {"callbacks": [{"name": "training_loss"}]},
             "callback TrainingLoss computes on the clients' data",
-        ),
-        (
-            {"method": SSF, "engine": {"compact_states": True}},
-            "`compact_states` does not know of `leak`",
         ),
         (
             {"method": SSF | {"extrapolate": True}},
@@ -101,17 +93,6 @@ def test_settings_for_which_epsilon_would_be_wrong(change: dict[str, Any], words
     privacy = {"clip": 1.0, "noise": 1.0, "leak": 0.1}
     with pytest.raises(SpecError, match=words):
         fedspan.run(PRIVATE | {"privacy": privacy} | change, progress=False)
-
-
-def test_compact_states_would_hold_the_noise_of_clients() -> None:
-    spec = PRIVATE | {"method": SSF, "engine": {"compact_states": True}}
-    with pytest.raises(
-        SpecError, match=r"`compact_states` .* with `noise_at` 'clients' has noise .* leave out one"
-    ):
-        fedspan.run(
-            spec | {"privacy": {"clip": 1.0, "noise": 1.0, "noise_at": "clients"}}, progress=False
-        )
-    assert fedspan.run(spec | {"privacy": {"clip": 1.0, "noise": 1.0}}, progress=False).finished
 
 
 def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:

@@ -60,21 +60,12 @@ def test_the_private_sum_is_the_same_with_secure_sums(
         close(model(hidden), model(plain), 1e-6)
 
 
-def test_noise_of_the_clients_is_in_the_sum_and_not_in_their_states() -> None:
-    """All noise is added before the masks. In c_i it would be subtracted from the next reply, and void ε."""
-    loud, quiet = (
-        private({"noise": noise, "noise_at": "clients"}, 1, True) for noise in (1.0, 0.0)
-    )
-    assert float((loud.server.c - quiet.server.c).norm()) > 1e-2
-    close(loud.transport.clients().c, quiet.transport.clients().c, 1e-9)  # type: ignore[attr-defined]
-
-
 def test_rounding_never_enlarges_a_norm() -> None:
     """ε counts on the norm of the clip; to the nearest, a reply on the sphere would leave it."""
     v = np.random.default_rng(0).normal(size=10_000)
     v /= np.linalg.norm(v)
     for private_sum in (True, False):
-        fixed = FixedPoint(32, 2.0**10, 8.0, not private_sum, private_sum)
+        fixed = FixedPoint(32, 2.0**10, 8.0, private_sum)
         assert (np.linalg.norm(fixed.decode(fixed.encode(v)[0])) <= 1.0) == private_sum
         assert fixed.encode(np.array([9.0]))[1] == (
             0 if private_sum else 1
@@ -119,12 +110,11 @@ def test_a_robust_aggregator_is_refused() -> None:
 
 
 def test_both_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients' noise follows from their own spec; without secure sums it is refused."""
     flower = pytest.importorskip("test_flower")
     monkeypatch.setattr("os.fsync", lambda _: None)
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(flower.TaskIdentity, f"_{name}", 1)
-    noise = {"clip": 1.0, "noise": 1.0, "delta": 1e-3, "noise_at": "clients"}
+    noise = {"clip": 1.0, "noise": 1.0, "delta": 1e-3}
     more = {"clients_per_round": 7, "participation": {"weights": "uniform"}}
     spec = flower.spec_of(rounds=2, privacy=noise | SECURE, **more)
     result = flower.serve(
@@ -132,7 +122,4 @@ def test_both_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert not flower.events_of(result)
     assert result.history[-1]["epsilon"] > 0
-    spec = flower.spec_of(rounds=2, privacy=noise, **more)
-    with pytest.raises(SpecError, match="needs secure sums"):
-        flower.serve(spec, flower.FakeGrid(spec, tmp_path / "s"), tmp_path / "o", backup=False)
     assert torch.isfinite(torch.tensor(result.history[-1]["rel_err"]))

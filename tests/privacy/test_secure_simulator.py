@@ -68,10 +68,9 @@ def test_a_secure_run_is_the_plain_run(name: str, settings: dict[str, Any], weig
 
 
 @pytest.mark.parametrize("simulate", ["loop", "pool", "batched"])
-@pytest.mark.parametrize("engine", [{}, {"compact_states": True}])
-def test_several_seeds_and_every_way_of_simulating(simulate: str, engine: dict[str, Any]) -> None:
+def test_several_seeds_and_every_way_of_simulating(simulate: str) -> None:
     method, problem = build("ssf", **COORDINATES), small(seeds=(5, 6))
-    loop = secure(method, problem, simulate=simulate, **engine)
+    loop = secure(method, problem, simulate=simulate)
     with loop.transport:  # type: ignore[attr-defined]
         advance(loop, 6)
     close(model(loop), model(advance(start(method, problem, 4), 6)), 1e-7)

@@ -191,8 +191,7 @@ def test_a_client_keeps_its_own_callbacks(bundle: Path) -> None:
 
 DP = "privacy = {clip = 0.5, noise = 2.0, secure = true, secure_signed = true}\n"
 EPSILON = (
-    "clients_per_round = 2\n"
-    "privacy = {clip = 0.5, epsilon = 4.0, delta = 1e-3, noise_at = 'clients', secure = true}\n"
+    "clients_per_round = 2\nprivacy = {clip = 0.5, epsilon = 4.0, delta = 1e-3, secure = true}\n"
 )
 WEAKER = [
     (DP, "privacy.secure=false", "secure"),
@@ -208,7 +207,6 @@ WEAKER = [
     (DP, "clients_per_round=1", "clients_per_round"),
     (EPSILON, "privacy.epsilon=100.0", "epsilon"),
     (EPSILON, "privacy.delta=0.01", "delta"),
-    (EPSILON, "privacy.noise_at='server'", "noise_at"),
 ]
 
 

@@ -84,7 +84,6 @@ def test_silence_at_a_question_is_an_event(
         (SSF, {}, "backup = false"),
         (SSF | {"extrapolate": True}, {"backup": False}, "leave out `extrapolate`"),
         ({"name": "ef", "lr": 0.02, "local_steps": 3}, {"backup": False}, "ef needs each reply"),
-        (SSF, {"backup": False, "reply_dtype": "float16"}, "leave out the reply dtype"),
     ],
 )
 def test_what_needs_single_replies_is_refused(

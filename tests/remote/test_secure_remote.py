@@ -391,7 +391,6 @@ def test_a_client_that_lost_its_state_re_enters_with_an_empty_one(tmp_path: Path
     ("options", "words"),
     [
         ({"backup": True}, "backup = false"),
-        ({"reply_dtype": "bfloat16"}, "leave out the reply dtype 'bfloat16'"),
     ],
 )
 def test_what_needs_single_replies_is_refused(options: Any, words: str, tmp_path: Path) -> None:

@@ -56,10 +56,6 @@ def command(
             help="How the clients of a round are computed; short for --set engine.simulate=…",
         ),
     ] = None,
-    compact_states: Annotated[
-        bool,
-        typer.Option("--compact-states", help="Keep a client's state as the numbers it has sent."),
-    ] = False,
     keep_checkpoint: Annotated[
         bool,
         typer.Option(
@@ -75,7 +71,6 @@ def command(
     """
     load_plugins(plugin)
     short = [f"engine.simulate={simulate}"] if simulate else []
-    short += ["engine.compact_states=true"] if compact_states else []
     loaded = _with_callbacks(load_spec(spec, [*(changes or ()), *short], threads), callback or [])
 
     from fedspan.api.run import run

@@ -143,31 +143,21 @@ class Engine:
             batches and the clients alone (`"auto"`).
         workers: Processes of `"pool"`. None takes as many as torch has threads.
         states_dir: A directory for the clients' states, so that memory holds only those of one round's clients.
-        states_dtype: The type in which states are kept on disk. `"float32"` keeps them as they are, in a float64 run in
-            float64; `"bfloat16"` halves the disk and rounds the states.
-        compact_states: Keeps a client's state as the numbers it has sent, as long as these are fewer than the state.
         recompute: Recomputes outputs of projected layers in the backward pass instead of keeping them.
     """
 
     simulate: Simulate = "auto"
     workers: int | None = None
     states_dir: str | Path | None = None
-    states_dtype: Literal["float32", "bfloat16"] = "float32"
-    compact_states: bool = False
     recompute: bool = False
 
     def __post_init__(self) -> None:
         one_of("simulate", self.simulate, ("auto", "loop", "batched", "pool"))
-        one_of("states_dtype", self.states_dtype, ("float32", "bfloat16"))
         if self.workers is not None:
             at_least("workers", self.workers, 1)
             at_most("workers", self.workers, 10_000)
         if self.states_dir is not None:
             path_of("states_dir", self.states_dir)
-        if self.compact_states and self.states_dir is not None:
-            raise SpecError(
-                "`compact_states` keeps states in memory and `states_dir` on disk; give one of them"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

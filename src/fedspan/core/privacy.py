@@ -11,7 +11,6 @@ from fedspan.core.errors import (
     below_one,
     not_negative,
     number,
-    one_of,
     positive,
     positive_share,
     shown,
@@ -49,8 +48,6 @@ class Privacy:
             `clip`.
         leak: λ: controls shrink by 1 − λ per round at the server and at all clients, so that noise does not pile up
             in the difference between the server's control and the mean of the clients'.
-        noise_at: `"server"` adds the noise to the sum. `"clients"` lets each client add its part to its own message
-            and state, which protects clients from the server only under secure sums.
         secure: Adds the replies of a round up by secure aggregation, so that the server learns their sum only.
         secure_threshold: Share of a round's clients that must stay to the end of it, above 1/2. With fewer the round
             changes nothing; as many clients must collude with the server to open a reply.
@@ -69,7 +66,6 @@ class Privacy:
     delta: float = 1e-5
     quantile: float | None = None
     leak: float = 0.0
-    noise_at: Literal["server", "clients"] = "server"
     secure: bool = False
     secure_threshold: float = 2 / 3
     secure_bits: Literal[32, 64] = 32
@@ -111,7 +107,6 @@ class Privacy:
             if share is not None and not 0 < number(name, share) < 1:
                 raise SpecError(f"`{name}` must be above 0 and below 1, got {shown(share)}")
         below_one("leak", self.leak)
-        one_of("noise_at", self.noise_at, ("server", "clients"))
         if self.level == "example":
             self._check_example()
 
@@ -121,7 +116,7 @@ class Privacy:
                 f"`epsilon` {self.epsilon!r} cannot be solved for at level 'example', where each client has its own; "
                 "give `noise`, and find ε in the history"
             )
-        for name, default in (("quantile", None), ("leak", 0.0), ("noise_at", "server")):
+        for name, default in (("quantile", None), ("leak", 0.0)):
             if (value := getattr(self, name)) != default:
                 raise SpecError(f"`{name}` {value!r} is for level 'client'; leave it out")
 

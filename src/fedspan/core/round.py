@@ -34,9 +34,6 @@ class Terms:
 
     clip: float  # largest norm of a reply
     leak: float = 0.0  # what controls lose per round
-    noise: float = (
-        0.0  # standard deviation of the noise that each client adds, as a multiple of the clip
-    )
 
 
 @dataclass(frozen=True, eq=False)

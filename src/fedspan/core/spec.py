@@ -139,8 +139,6 @@ class Spec(Settings):
         for name in UNDECIDED:
             if not (name == "rounds" and self.length_decides):
                 table.pop(name, None)
-        if self.engine.states_dir is not None and self.engine.states_dtype != "float32":
-            table["states_dtype"] = self.engine.states_dtype
         table.pop("callbacks", None)
         deciding = [building.describe(one) for one in self.callbacks if one.decides]
         return table | ({"callbacks": deciding} if deciding else {})

@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
-import torch
+from typing import Any
 
 from fedspan.core import wire
 from fedspan.core.config import Engine
-from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, Replayable
+from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
-from fedspan.engine.compact_states import CompactStates
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
 from fedspan.engine.worker import without_zeros
 
 
 class Population:
-    """The clients' states in memory, in files, or as the replies that they follow from."""
+    """The clients' states in memory or in files."""
 
     def __init__(
         self, method: AnyMethod, problem: Problem, engine: Engine, *, resume: bool
     ) -> None:
-        self.method, self.problem = method, problem
+        self.problem = problem
         one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
         self._kind = type(one)
         rows = problem.x0.shape[0] * problem.clients
-        self.tables: dict[str, States | CompactStates] = {}
+        self.tables: dict[str, States] = {}
         self._empty: dict[str, Vector] = {}  # fields without numbers
         self._empties: dict[
             tuple[int, int], dict[str, Vector]
@@ -44,14 +39,11 @@ class Population:
             first = getattr(one, field.name)[0]
             if not first.numel():
                 self._empty[field.name] = first
-            elif engine.compact_states:
-                self.tables[field.name] = self._compact(one, field.name, rows)
             elif engine.states_dir is None:
                 self.tables[field.name] = InMemory(first, rows)
             else:
                 path = Path(engine.states_dir) / f"{field.name}.states"
-                stored = torch.bfloat16 if engine.states_dtype == "bfloat16" else first.dtype
-                self.tables[field.name] = OnDisk(path, first, rows, stored, resume=resume)
+                self.tables[field.name] = OnDisk(path, first, rows, resume=resume)
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""
@@ -72,14 +64,10 @@ class Population:
             self._empties[runs, clients] = empty
         return self._kind(**full, **empty)
 
-    def put(self, rnd: Round, new: Any, up: Any) -> None:
-        """Stores the states of a round's clients after they replied `up`."""
+    def put(self, rnd: Round, new: Any) -> None:
+        """Stores the states of a round's clients."""
         for name, table in self.tables.items():
-            if isinstance(table, CompactStates):
-                assert isinstance(self.method, Replayable)
-                table.append(rnd.rows, rnd.t, self.method.state_change(up, rnd).flatten(0, 1))
-            else:
-                table.put(rnd.rows, getattr(new, name).flatten(0, 1))
+            table.put(rnd.rows, getattr(new, name).flatten(0, 1))
 
     def restart(self, rnd: Round) -> bool:
         """Whether a round's clients got their first states, as their last ones have been overwritten in memory."""
@@ -89,27 +77,6 @@ class Population:
         for table in lost:
             table.put(rnd.rows, table.first.expand(len(rnd.rows), -1))
         return bool(lost)
-
-    def _compact(self, one: Any, field: str, rows: int) -> CompactStates:
-        name, method = type(self.method).__name__, self.method
-        if not isinstance(method, Replayable):
-            raise SpecError(
-                f"{name}'s client states do not follow from its replies; leave `compact_states` out"
-            )
-        if method.private:
-            kept = ", ".join(method.private)
-            raise SpecError(
-                f"{name}'s clients keep {kept}, which no reply tells; leave `compact_states` out"
-            )
-        problem, clients = self.problem, self.problem.clients
-
-        def grow(state: Vector, entry: Vector, t: int, row: int) -> Vector:
-            seed, client = problem.seeds[row // clients], np.array([[row % clients]])
-            rnd = Round(t, (seed,), clients, problem.layout, client, np.array([[-1]]))
-            grown = method.replay(dataclasses.replace(one, **{field: state}), entry, rnd)
-            return cast(Vector, getattr(grown, field))
-
-        return CompactStates(getattr(one, field)[0], rows, grow)
 
     def close(self) -> None:
         """Closes the files of the states, if any."""

@@ -127,9 +127,7 @@ class SecureSimulator(Simulator):
                 counted[name][run, place] = array[0, 0]
         counted.pop(BUFFERS, None)
         reply: Any = wire.unpack(type(up), counted)
-        states = new  # with noise of the clients it follows from the replies without it, see `privacy.mechanism`
-        if rnd.privacy is None or not rnd.privacy.noise:
-            states = after(self.method, leaked(self.method, before, rnd), new, down, reply, rnd)
+        states = after(self.method, leaked(self.method, before, rnd), new, down, reply, rnd)
         return _Work(states, reply, payload, factors, vectors)
 
     def _sum(
@@ -173,7 +171,7 @@ class SecureSimulator(Simulator):
         events: tuple[str, ...],
     ) -> Replies:
         """The round as it counts: the clients' new states are stored, and the server is given the mean."""
-        self.population.put(rnd, work.states, work.up)
+        self.population.put(rnd, work.states)
         sums = zip(totals, work.factors.sum(1), strict=True)
         means, clipped = zip(
             *(work.payload.decode(total, own, len(there)) for total, own in sums), strict=True

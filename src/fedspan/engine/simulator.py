@@ -103,7 +103,7 @@ class Simulator:
             )
         if outliers := self.screen.outliers(up, beside):
             return self._without(outliers, rnd, new, up, beside)
-        self.population.put(rnd, new, up)
+        self.population.put(rnd, new)
         return Replies(np.arange(cohort), up, beside)
 
     def _without(
@@ -116,7 +116,7 @@ class Simulator:
         new, up = (
             wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
         )
-        self.population.put(rnd.subset(places), new, up)
+        self.population.put(rnd.subset(places), new)
         return Replies(
             places,
             up,
@@ -143,7 +143,7 @@ class Simulator:
             if far:
                 out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
                 continue
-            self.population.put(one, new, up)
+            self.population.put(one, new)
             del new
             beside.append(own)
             places.append(place)

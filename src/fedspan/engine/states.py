@@ -113,7 +113,7 @@ class InMemory:
             size = count * first.shape[-1] * first.itemsize / 1e9
             raise SpecError(
                 f"the states of {count:,} clients take {size:,.0f} GB, more than there is memory for; set `states_dir` "
-                "to keep them on disk, or `compact_states` if the method allows it"
+                "to keep them on disk"
             ) from None
         self._latest: tuple[Rows | None, torch.Tensor] = (None, torch.empty(0))
 
@@ -182,7 +182,6 @@ class OnDisk:
         path: Path,
         first: torch.Tensor,
         count: int,
-        stored: torch.dtype,
         *,
         resume: bool,
         own: bool = False,
@@ -196,8 +195,8 @@ class OnDisk:
                 "states on disk start at zero, but those of this method do not; keep them in memory"
             )
         self.own = own  # in the run's own directory: what is there without a checkpoint is of no use to anyone
-        self.path, self.count, self.stored, self.dtype = path, count, stored, first.dtype
-        self.size, self.row_bytes = first.shape[-1], first.shape[-1] * stored.itemsize
+        self.path, self.count, self.dtype = path, count, first.dtype
+        self.size, self.row_bytes = first.shape[-1], first.shape[-1] * first.itemsize
         self.checksums = np.zeros(count, np.int64)  # 0: the row was never written
         self.id = int.from_bytes(secrets.token_bytes(7), "little")
         self.file = self.journal = -1  # opened when there is something to write
@@ -232,7 +231,7 @@ class OnDisk:
                         old = read_at(self.file, min(COPIED, start + self.row_bytes - part), part)
                         self.journal_end += write_at(self.journal, old, self.journal_end)
                     self.journaled.add(row)
-                raw = value.to(self.stored).contiguous().view(torch.uint8).numpy().data
+                raw = value.contiguous().view(torch.uint8).numpy().data
                 write_at(self.file, raw, start)
                 self.checksums[row] = self._checksum(row, raw)
 
@@ -309,7 +308,7 @@ class OnDisk:
             )
 
     def _about(self) -> dict[str, object]:
-        return {"id": self.id, "rows": self.count, "size": self.size, "dtype": str(self.stored)}
+        return {"id": self.id, "rows": self.count, "size": self.size, "dtype": str(self.dtype)}
 
     def _about_path(self) -> Path:
         return self.path.with_suffix(".json")
@@ -354,4 +353,4 @@ class OnDisk:
             raise CheckpointError(
                 f"the state of client {row} in {str(self.path)!r} is damaged; put the file back, or start the run again"
             )
-        return torch.frombuffer(raw, dtype=self.stored).to(self.dtype)
+        return torch.frombuffer(raw, dtype=self.dtype)

@@ -44,13 +44,6 @@ def check_spec(spec: Spec) -> None:
             f"`participation.aggregator` {name!r} is not for `privacy`: one client can move it by more than `clip`; "
             "leave it out, the clip bounds every reply"
         )
-    if spec.engine.compact_states and spec.dp.leak:
-        raise SpecError("`compact_states` does not know of `leak`; leave out one of them")
-    if spec.engine.compact_states and spec.dp.noise_at == "clients":
-        raise SpecError(
-            "`compact_states` makes a client's state of what it sent, which with `noise_at` 'clients' has noise that "
-            "no state may hold; leave out one of them"
-        )
 
 
 def _check_data_use(spec: Spec) -> None:

@@ -15,7 +15,6 @@ from fedspan.core.objective import Objective
 from fedspan.core.registry import name_of
 from fedspan.core.reply import payload, statistics_in
 from fedspan.core.round import Round
-from fedspan.privacy.randomness import new_key, normal
 
 MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it
 Message = TypeVar("Message")
@@ -95,16 +94,4 @@ def private_work(
     clip = terms.clip if sent is None else sent.double()
     up, norm = clipped(up, MARGIN * clip)
     within = None if sent is None else (norm <= clip).to(sent.dtype) - 0.5
-    new = after(method, state, new, down, up, rnd)  # without the noise, see `mechanism`
-    return new, noised(up, clip * terms.noise) if terms.noise else up, within
-
-
-def noised(message: Message, scale: float | Vector) -> Message:
-    """The message with the client's own part of the noise, from a new key of its machine."""
-    parts = payload(message)
-    noise = {
-        name: normal(new_key(), "client", 0, v.numel()).reshape(v.shape) * scale
-        for name, v in parts.items()
-    }
-    changed = {name: (v.double() + noise[name]).to(v.dtype) for name, v in parts.items()}
-    return dataclasses.replace(message, **changed)  # type: ignore[type-var]
+    return after(method, state, new, down, up, rnd), up, within

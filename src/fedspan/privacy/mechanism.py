@@ -13,10 +13,6 @@ subtract the noise of the round before, and the sum of two releases would have t
 each round. A client shrinks its c_i when it next takes part, once for every round since, so that c − mean_i c_i is
 1 − λ times the one before plus the new noise, for any cohort; its variance stays below 1/(2λ) times that of one round.
 
-With noise_at = "clients" each client adds N(0, σ²C²/M I) to its message. The server adds what |S| clients leave of the
-M parts, so that the noise of the sum is σ²C² for every cohort: noise that grows with |S| would tell |S|. M is so large
-that |S| > M happens with a probability of at most δ/100 in the whole run; the accountant is asked for 0.99 δ.
-
 With `quantile` γ clients say whether their norm was within the clip, as ±1/2. The count gets noise as well, and C is
 multiplied by exp(−0.2 (share within − γ)) (Andrew et al. 2021).
 """
@@ -43,7 +39,6 @@ from fedspan.privacy.randomness import new_key, normal, rounded, uniform
 
 STEP = 0.2  # of the adapted clip
 COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
-UNSEEN = 0.01  # share of δ for more clients than parts of distributed noise
 
 
 @dataclass
@@ -72,7 +67,7 @@ class Mechanism:
         made = Mechanism(settings, clients, q, 0.0, key or new_key(), settings.clip)
         noise = settings.noise
         if settings.epsilon is not None:
-            noise = accountant.noise_for(settings.epsilon, q, rounds, made.delta)
+            noise = accountant.noise_for(settings.epsilon, q, rounds, settings.delta)
         made.noise = noise or 0.0
         if made.noise and settings.quantile is not None and made.noise >= 2 * made.count_noise:
             raise SpecError(
@@ -80,11 +75,6 @@ class Mechanism:
                 "would take the whole budget; leave it out"
             )
         return made
-
-    @property
-    def delta(self) -> float:
-        """δ that is left for the noise."""
-        return self.settings.delta * (1 - UNSEEN if self.parts else 1)
 
     @property
     def expected(self) -> float:
@@ -103,22 +93,10 @@ class Mechanism:
             return self.noise
         return accountant.without_count(self.noise, self.count_noise)
 
-    @property
-    def parts(self) -> int:
-        """M, of which each client adds one; 0 where the server adds all noise."""
-        if self.settings.noise_at == "server":
-            return 0
-        if self.q == 1:
-            return self.clients
-        from scipy.stats import binom
-
-        return int(binom.isf(UNSEEN * self.settings.delta / 1e6, self.clients, self.q))
-
     def terms(self) -> Terms:
         """What clients are told of a round in which the clip is not adapted."""
-        share = self.vector_noise / math.sqrt(self.parts) if self.parts else 0.0
         assert self.settings.clip is not None
-        return Terms(self.settings.clip, self.settings.leak, share)
+        return Terms(self.settings.clip, self.settings.leak)
 
     def sent(self, like: Vector) -> Vector | None:
         """What is sent beside the model: the clip, if it is adapted."""
@@ -138,8 +116,7 @@ class Mechanism:
         """The private mean of the replies of a round, and the round with the share q; adapts the clip for the next."""
         count, parts = rnd.ids.shape[1], payload(up)
         sizes = [part.shape[0] * part.shape[-1] for part in parts.values()]
-        missing = max(0.0, 1 - count / self.parts) if self.parts else 1.0
-        scale = self.vector_noise * self.clip * math.sqrt(missing)
+        scale = self.vector_noise * self.clip
         noise = normal(self.key, "noise", rnd.t, sum(sizes)).split(sizes)
         released = {}
         for (name, part), own in zip(parts.items(), noise, strict=True):
@@ -161,7 +138,7 @@ class Mechanism:
 
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds."""
-        return accountant.epsilon(self.noise, self.q, rounds, self.delta)
+        return accountant.epsilon(self.noise, self.q, rounds, self.settings.delta)
 
     def measures(self, rounds: int, runs: int) -> dict[str, npt.NDArray[np.float64]]:
         """What a row of the history tells: ε so far, and the clip if it is adapted."""

@@ -2,8 +2,7 @@
 
 A number v is sent as round(v · scale), to the nearest, after it was clipped to ±range. The sum over n clients cannot
 overflow while n · range · scale < 2^(bits − 1). With differential privacy clipped values are not counted: the count
-would tell of the data. Where the server adds the noise, numbers are then rounded toward zero, so that no reply exceeds
-its norm.
+would tell of the data. Numbers are then rounded toward zero, so that no reply exceeds its norm.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class FixedPoint:
     bits: int
     scale: float  # whole numbers per unit
     range: float  # largest absolute value; what lies outside is clipped
-    counts: bool = True  # whether clipped values are counted
-    inward: bool = False  # whether replies have a norm that rounding must not enlarge
+    private: bool = False  # whether replies have a norm that rounding must not enlarge
 
     @staticmethod
     def of(privacy: Privacy) -> FixedPoint:
         """The format that the settings name."""
-        private = privacy.clip is not None
-        inward = private and privacy.noise_at == "server"
         return FixedPoint(
-            privacy.secure_bits, privacy.fixed_scale, privacy.fixed_range, not private, inward
+            privacy.secure_bits,
+            privacy.fixed_scale,
+            privacy.fixed_range,
+            private=privacy.clip is not None,
         )
 
     def check(self, clients: int) -> None:
@@ -61,8 +60,8 @@ class FixedPoint:
         if not np.isfinite(values).all():
             raise ProtocolError("the reply has values that are not finite")
         limit = np.floor(self.range * self.scale)
-        whole = (np.trunc if self.inward else np.rint)(values * self.scale)
-        clipped = int((np.abs(whole) > limit).sum()) if self.counts else 0
+        whole = (np.trunc if self.private else np.rint)(values * self.scale)
+        clipped = 0 if self.private else int((np.abs(whole) > limit).sum())
         return np.clip(whole, -limit, limit, out=whole).astype(np.int64).astype(self.dtype), clipped
 
     def decode(self, total: Numbers) -> Floats:

@@ -31,8 +31,6 @@ from fedspan.remote.messages import (
     DisagreementError,
     RoundMessage,
     mark_of,
-    restore_arrays,
-    round_arrays,
 )
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -172,15 +170,8 @@ class RemoteClient:
                 f"{message.status!r} is a question of secure sums, which this client's settings exclude"
             )
         done = self._train(message)
-        sent = round_arrays(done.up, message.reply_dtype)
-        after = done.after
-        if (
-            sent is not done.up
-        ):  # the client's state must follow from the rounded numbers, as the server's copy does
-            arrived = restore_arrays(sent, message.reply_dtype, self.problem.layout.dtype)
-            after = replace(after, state=self._settle(done, arrived))
-        self.state_file.save(message, mark_of(sent), done.before, after)
-        return sent
+        self.state_file.save(message, mark_of(done.up), done.before, done.after)
+        return done.up
 
     def _train(self, message: RoundMessage) -> _Trained:
         down = {

@@ -43,9 +43,7 @@ class Copies:
             if kept and v.numel() and n not in self.private
         }
         self.tables: dict[str, States] = {
-            name: OnDisk(
-                folder / f"{name}.states", start, clients, start.dtype, resume=resume, own=True
-            )
+            name: OnDisk(folder / f"{name}.states", start, clients, resume=resume, own=True)
             if folder
             else InMemory(start, clients)
             for name, start in fields.items()

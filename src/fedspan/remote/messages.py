@@ -21,7 +21,7 @@ from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, one_of
 from fedspan.core.layout import Layout, Vector
 
-PROTOCOL = 3
+PROTOCOL = 4
 Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
 QUESTIONS: tuple[Status, ...] = (
     "train",
@@ -32,9 +32,8 @@ QUESTIONS: tuple[Status, ...] = (
 STATUSES: tuple[Status, ...] = (*QUESTIONS, "ok", "lost", "refused", "failed")
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
-    "mark": int, "reason": str, "settings": str, "reply_dtype": str,
+    "mark": int, "reason": str, "settings": str,
 }  # fmt: skip
-REPLY_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_REASON = 300  # characters
 KNOWN_START = (
     "participation.known_start"  # whose value in an agreement is a hash of the initial model
@@ -53,7 +52,6 @@ class RoundMessage:
     arrays: wire.Arrays = field(default_factory=dict)
     reason: str = ""  # why a client refuses or fails
     settings: str = ""  # the settings of a client that refuses because they differ, as JSON
-    reply_dtype: str = "float32"  # type of the numbers in a reply
     mark: int = 0  # `mark_of` the last of these updates; 0: none yet
     max_reply: int = 1 << 62  # bytes that the reply may have; not sent
     protocol: int = PROTOCOL
@@ -77,7 +75,6 @@ class RoundMessage:
                 f"{PROTOCOL} (fedspan {fedspan.__version__}); install the same fedspan on both"
             )
         one_of("status", header["status"], STATUSES)
-        one_of("reply_dtype", header["reply_dtype"], REPLY_DTYPES)
         return RoundMessage(**{name: header[name] for name in HEADER}, arrays=arrays)
 
     @property
@@ -176,24 +173,6 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = list(value.items()) if isinstance(value, Mapping) else value
     return flat
-
-
-def round_arrays(arrays: wire.Arrays, reply_dtype: str) -> wire.Arrays:
-    """Float32 arrays in the type of a reply; float64 (probes) and integers stay."""
-    dtype = REPLY_DTYPES[reply_dtype]
-    if dtype is None:
-        return arrays
-    return {name: a.to(dtype) if a.dtype == torch.float32 else a for name, a in arrays.items()}
-
-
-def restore_arrays(arrays: wire.Arrays, reply_dtype: str, dtype: torch.dtype) -> wire.Arrays:
-    """Rounded arrays back in the model's type."""
-    rounded = REPLY_DTYPES[reply_dtype]
-    return (
-        arrays
-        if rounded is None
-        else {n: a.to(dtype) if a.dtype == rounded else a for n, a in arrays.items()}
-    )
 
 
 def check_arrays(arrays: wire.Arrays, expected: wire.Arrays) -> None:

@@ -113,11 +113,7 @@ class SecureClient(RemoteClient):
             reply[BUFFERS] = reply[BUFFERS] - done.down[BUFFERS]
         payload = Payload.of(FixedPoint.of(self.secure), reply, self.method.types()[3])
         numbers, counted = payload.encode(reply, session.factor())
-        after = (
-            done.after
-        )  # with noise of the clients it follows from the reply without it, see `privacy.mechanism`
-        if self.privacy is None or not self.privacy.noise:
-            after = replace(after, state=self._settle(done, counted))
+        after = replace(done.after, state=self._settle(done, counted))
         with self.session_file.locked():
             session, answer = secure_client.mask(self._session(message), message.arrays, numbers)
             self.session_file.save(session)

@@ -43,10 +43,6 @@ class SecureTransport(RemoteTransport):
                 "`privacy.secure` hides replies, from which a server would make its copies of the clients' states; set "
                 "backup = false"
             )
-        if self.reply_dtype != "float32":
-            raise SpecError(
-                f"`privacy.secure` sends whole numbers; leave out the reply dtype {self.reply_dtype!r}"
-            )
         super().__post_init__(x0, clients, backup, copies_dir, resume)
         self._used: set[bytes] = set()
 

@@ -21,11 +21,10 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.config import Participation
-from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line, one_of
+from fedspan.core.errors import DiskError, ProtocolError, at_least, one_line
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import Method, private_fields
+from fedspan.core.method import Method
 from fedspan.core.objective import Flat
-from fedspan.core.registry import name_of
 from fedspan.core.reply import outside, ranges_of
 from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
@@ -39,13 +38,11 @@ from fedspan.remote.channel import Channel, Event, Failure, StalledError, in_wor
 from fedspan.remote.copies import Copies
 from fedspan.remote.messages import (
     QUESTIONS,
-    REPLY_DTYPES,
     Agreement,
     RoundMessage,
     Status,
     check_arrays,
     mark_of,
-    restore_arrays,
 )
 
 ROOM = 1024  # bytes per array of a reply for its name and header
@@ -79,9 +76,6 @@ class RemoteTransport:
     pause: float = (
         0.0  # seconds for which such a round is tried again before the run stops; 0: it is counted
     )
-    reply_dtype: str = (
-        "float32"  # type of the numbers in replies; "bfloat16" and "float16" halve their bytes
-    )
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
@@ -92,13 +86,7 @@ class RemoteTransport:
         self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
     ) -> None:
         at_least("min_replies", self.min_replies, 1)
-        one_of("reply_dtype", self.reply_dtype, REPLY_DTYPES)
         self.screen = Screen(self.participation.screen)
-        if private_fields(self.method) and self.reply_dtype != "float32":
-            raise SpecError(
-                f"reply dtype {self.reply_dtype!r} would round replies after {name_of(self.method)} computed what "
-                "remains to be sent; use 'float32', and {name = 'cast'} as its compressor"
-            )
         self.accepted = np.zeros(clients, np.int64)  # updates per client
         self.marks = np.zeros(clients, np.int64)  # of the last of them
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
@@ -177,7 +165,7 @@ class RemoteTransport:
         most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
         return RoundMessage(
             question, rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint, arrays,
-            reply_dtype=self.reply_dtype, mark=int(self.marks[client]), max_reply=most,
+            mark=int(self.marks[client]), max_reply=most,
         )  # fmt: skip
 
     def _collect(self, messages: dict[int, RoundMessage], found: Collected, rnd: Round) -> None:
@@ -244,14 +232,13 @@ class RemoteTransport:
     def _read(self, reply: RoundMessage, expected: wire.Arrays) -> wire.Arrays:
         try:
             self.agreement.check(reply)
-            arrays = restore_arrays(reply.arrays, self.reply_dtype, self.layout.dtype)
-            check_arrays(arrays, expected)
-            wrong = outside(self.method.types()[3], arrays)
+            check_arrays(reply.arrays, expected)
+            wrong = outside(self.method.types()[3], reply.arrays)
             if wrong is not None and wrong.any():
                 raise ProtocolError(OUTSIDE)
         except ProtocolError as error:
             raise ProtocolError(f"reply refused: {error}") from None
-        return arrays
+        return reply.arrays
 
     def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:
         """A reply of the norm that every client has promised."""

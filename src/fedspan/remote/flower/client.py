@@ -17,7 +17,6 @@ from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
 from fedspan.core.sync import SyncedDown
-from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
@@ -33,7 +32,6 @@ SERVER_ONLY = {
     "participation",
     "callbacks",
     "search",
-    "states_dtype",
 }
 Prepare = Callable[
     [tuple[str, ...], int, str, str], tuple[Spec, Problem]
@@ -67,7 +65,7 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
             spec.seed,
             agreement,
             spec.rounds,
-            terms_of(spec, problem),
+            terms_of(spec),
         )
         known_start = spec.participation.known_start
         client_end = RemoteClient(*ours, known_start=known_start)
@@ -142,11 +140,7 @@ def client_spec(
 
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
-    at_clients = (
-        spec.dp is not None and spec.dp.noise_at == "clients"
-    )  # then a client's noise depends on these as well
-    server_only = SERVER_ONLY - {"clients_per_round"} if at_clients else SERVER_ONLY
-    settings = {key: value for key, value in spec.decisions().items() if key not in server_only}
+    settings = {key: value for key, value in spec.decisions().items() if key not in SERVER_ONLY}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
     if spec.secure is not None and spec.participation.weights != Participation.weights:
         settings["participation.weights"] = spec.participation.weights
@@ -170,14 +164,11 @@ def client_of(context: Context) -> int:
     return number
 
 
-def terms_of(spec: Spec, problem: Problem) -> Terms | None:
-    """What differential privacy of sums asks of a client; its part of the noise follows from its own spec."""
+def terms_of(spec: Spec) -> Terms | None:
+    """What differential privacy of sums asks of a client."""
     if spec.dp is None or spec.dp.level == "example":  # then its gradients have the noise
         return None
-    if spec.dp.noise_at == "server":
-        return Terms(spec.dp.clip or 0.0, spec.dp.leak)
-    per_round = spec.clients_per_round or problem.clients
-    return Mechanism.of(spec.dp, problem.clients, per_round, spec.rounds).terms()
+    return Terms(spec.dp.clip or 0.0, spec.dp.leak)
 
 
 def identity_of(privacy: Privacy, context: Context) -> Identity | None:

@@ -80,7 +80,6 @@ def check_floor(spec: Spec, floor: Privacy | None, own: Spec | None) -> None:
             floor.epsilon is not None and (given.epsilon is None or given.epsilon > floor.epsilon),
         ),
         ("delta", floor.epsilon is not None and given.delta > floor.delta),
-        ("noise_at", floor.clip is not None and floor.noise_at == "clients" != given.noise_at),
         ("secure", floor.secure and not given.secure),
         ("secure_signed", floor.secure_signed and not given.secure_signed),
         ("secure_threshold", floor.secure and given.secure_threshold < floor.secure_threshold),

@@ -18,15 +18,7 @@ from fedspan.core.objective import Problem
 from fedspan.remote.messages import RoundMessage
 
 HEADER, ARRAYS = "header", "arrays"
-DTYPES = {
-    "<f4",
-    "<f8",
-    "<f2",
-    "<i2",
-    "<i4",
-    "<i8",
-    "|u1",
-}  # little-endian; bfloat16 is sent as int16
+DTYPES = {"<f4", "<f8", "<i4", "<i8", "|u1"}  # little-endian
 RAW, PART = "raw", "#"  # how a large array is sent: its bytes, in pieces named x#0, x#1, …
 PIECE, MAX_PIECES = 1 << 24, 256  # bytes of a piece at least, and pieces of an array
 MAX_ARRAYS = 4096  # in one message
@@ -52,7 +44,6 @@ class RunConfig:
         "auto"  # a client's number belongs to the first node that used it; "auto": where nodes
     )
     # are authenticated, without which a node has another id at every start
-    reply_dtype: str = "float32"  # "bfloat16" or "float16" halve the bytes of replies
     backup: bool = True  # keep a copy of every client's state on the server's disk
     checkpoint_every: int = 1  # rounds
 
@@ -100,8 +91,7 @@ def write_message(message: RoundMessage) -> RecordDict:
     """A message as Flower's records."""
     arrays = ArrayRecord()
     for name, tensor in message.arrays.items():
-        plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        for piece, array in _pieces(name, plain.detach().contiguous().numpy()).items():
+        for piece, array in _pieces(name, tensor.detach().contiguous().numpy()).items():
             arrays[piece] = array  # one by one: the constructor would copy it
     return RecordDict({HEADER: ConfigRecord(message.header()), ARRAYS: arrays})
 
@@ -130,9 +120,7 @@ def read_message(content: RecordDict, max_bytes: int) -> RoundMessage:
         found = (
             read_pieces(name, pieces, records) if large else read_array(name, records[name].data)
         )
-        tensor = torch.from_numpy(found)
-        rounded = header.get("reply_dtype") == "bfloat16" and tensor.dtype == torch.int16
-        arrays[name] = tensor.view(torch.bfloat16) if rounded else tensor
+        arrays[name] = torch.from_numpy(found)
     return RoundMessage.read(dict(header), arrays)
 
 

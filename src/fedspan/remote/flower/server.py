@@ -322,7 +322,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         kind = functools.partial(SecureTransport, secure=spec.secure)
     transport = kind(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
-        min_replies=config.min_replies, pause=config.pause, reply_dtype=config.reply_dtype, backup=config.backup,
+        min_replies=config.min_replies, pause=config.pause, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
         participation=screening(spec),
     )  # fmt: skip
@@ -364,14 +364,5 @@ def _privacy(
         raise SpecError(
             f"run config 'checkpoint-every' is {config.checkpoint_every}: a resumed run would release rounds again; "
             "with `privacy` set it to 1"
-        )
-    if config.reply_dtype != "float32":
-        raise SpecError(
-            f"run config 'reply-dtype' is {config.reply_dtype!r}, which rounds replies after they are clipped; with "
-            "`privacy` use 'float32'"
-        )
-    if spec.dp.noise_at == "clients" and spec.secure is None:
-        raise SpecError(
-            "`privacy.noise_at` 'clients' needs secure sums, without which the server sees every reply"
         )
     return Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)
