@@ -94,11 +94,10 @@ class AlikeClients:
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
         """Take the cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
-        own = {name: part.expand(-1, cohort, -1) for name, part in vars(self.state).items()}
+        own = {name: part.expand(-1, cohort, -1) for name, part in wire.pack(self.state).items()}
+        states: Any = wire.unpack(type(self.state), own)
         rnd = dataclasses.replace(rnd, overwrite=False)  # their states are one
-        _, up = self.method.client_step(
-            type(self.state)(**own), down, self.problem.cohort(rnd), rnd
-        )
+        _, up = self.method.client_step(states, down, self.problem.cohort(rnd), rnd)
         return Replies(
             np.arange(cohort), up, None if buffers is None else buffers.expand(-1, cohort, -1)
         )
