@@ -36,13 +36,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedspan.core import wire
+from fedspan.core import building, wire
 from fedspan.core.config import Engine, Settings
+from fedspan.core.layout import Layout
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import rehearsal
-from fedspan.costs.memory import memory
-from fedspan.costs.model import ModelRequest, comparable
-from fedspan.costs.sketch import OneBatch, Sketch
+from fedspan.costs.memory import OneBatch, memory
+from fedspan.costs.plan import matched
 from fedspan.engine.worker import Replica, answer, without_zeros
 from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
@@ -124,9 +124,14 @@ def prepared(kind: str, model: nn.Module) -> tuple[Any, list[ProjectionRule], An
     only = FROZEN[:1] if kind.startswith("full but") else FROZEN
     rules = projection_rules(model, frozen_modules=frozen.get(kind, only))
     batch = batch_of(model, *((16, 64) if model.config.hidden_size > 64 else (2, 8)))  # type: ignore[union-attr]
-    request, name = ModelRequest(model=Path(), lora_rank=RANK), NAMES.get(kind, "scaffold")
-    ((_, method),) = comparable(request, layout_of(rules), [name])
-    return method, rules, batch
+    return method_of(NAMES.get(kind, "scaffold"), layout_of(rules)), rules, batch
+
+
+def method_of(name: str, layout: Layout) -> Any:
+    """The method that trains about as many values as LoRA."""
+    lora_method = building.build("method", {"name": "fedit", "rank": RANK})
+    table = {"name": name, "lr": 1.0}
+    return building.build("method", matched(table, layout, lora_method.footprint(layout).trained))
 
 
 def make(kind: str, model: nn.Module) -> tuple[Step, int]:
@@ -172,9 +177,10 @@ def predicted(kind: str, dropout: float) -> int:
     if not kind.startswith("full"):
         with torch.device("meta"):
             method, rules, batch = prepared(kind, model)
-        return memory(
-            method, Sketch(model, rules, own_loss, batch, recompute=kind.endswith("recompute"))
-        ).peak
+        engine = Engine(recompute=kind.endswith("recompute"))
+        settings = Settings(batch_size=1, device="meta", engine=engine)
+        problem = TorchProblem(model, [OneBatch(batch)], own_loss, rules, settings, on_client=True)
+        return memory(method, problem).peak
     with rehearsal() as live:
         step, _ = make(kind, model)
         live.count([*model.parameters(), *model.buffers()])
@@ -201,8 +207,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         Settings(batch_size=size, engine=Engine(recompute=recompute)),
         on_client=True,
     )
-    ((_, method),) = comparable(ModelRequest(model=Path(), lora_rank=RANK), problem.layout, ["ssf"])
-    method = dataclasses.replace(method, lr=1e-3, local_steps=2)  # type: ignore[type-var]
+    method = dataclasses.replace(method_of("ssf", problem.layout), lr=1e-3, local_steps=2)
     store, t = StateFile.of(states, "run", "client"), 0
 
     def step() -> None:

@@ -25,9 +25,9 @@ from typing import Any
 import bench
 import numpy as np
 import torch
+from attacks import hostile, times
 
 import fedspan
-from fedspan.checks.attacks import hostile, times
 from fedspan.nn.models import mlp
 
 OUT = Path(__file__).parents[1] / "out"

@@ -16,7 +16,7 @@ from torch import nn
 import fedspan
 from fedspan.core import config, registry
 from fedspan.core.errors import FedspanError
-from fedspan.data.own import OwnData
+from fedspan.data.user_tables import OwnData
 
 NAN = float("nan")
 SPEC: dict[str, Any] = {

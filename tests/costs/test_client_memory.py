@@ -19,15 +19,13 @@ from conftest import model as model_of
 from fedspan.core import building, registry
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
-from fedspan.costs import outline as outlines
+from fedspan.costs import plan as plans
 from fedspan.costs.dry_run import Live
-from fedspan.costs.memory import local_step, lora_step, memory
-from fedspan.costs.model import ModelRequest
-from fedspan.costs.outline import client_memory, outline
-from fedspan.costs.plan import plan
-from fedspan.costs.sketch import OneBatch, Sketch, largest, sketched, without_numbers
+from fedspan.costs.memory import OneBatch, largest_batch, memory, step_memory, without_numbers
+from fedspan.costs.plan import client_memory, plan, shapes
 from fedspan.huggingface.checkpoints import load_model
 from fedspan.huggingface.lora import stepper
+from fedspan.nn.problem import TorchProblem
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}
@@ -43,38 +41,28 @@ def table(task: dict[str, Any], method: dict[str, Any], **more: Any) -> dict[str
     return {"rounds": 2, "batch_size": 8, "device": "cpu"} | own | small | more
 
 
-def sketch_of(task: dict[str, Any], **more: Any) -> Sketch:
-    found = outline(Spec.from_table(table(task, {"name": "fedavg"}, **more))).sketch
+def dry_of(task: dict[str, Any], **more: Any) -> TorchProblem:
+    found = shapes(Spec.from_table(table(task, {"name": "fedavg"}, **more))).dry
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize(
-    ("told", "steps", "asked"),
+    ("told", "steps"),
     [
-        ({"gradient_checkpointing": True}, {}, {"checkpointing": True}),
-        (
-            {"precision": "bfloat16"},
-            {"optimizer": ADAMW},
-            {"dtype": "bfloat16", "optimizer": "adamw"},
-        ),
+        ({"gradient_checkpointing": True}, {}),
+        ({"precision": "bfloat16"}, {"optimizer": ADAMW}),
     ],
 )
 def test_a_spec_holds_what_the_plan_of_its_model_says(
-    told: Any, steps: Any, asked: Any, tmp_path: Path
+    told: Any, steps: Any, tmp_path: Path
 ) -> None:
     model: Any = load_model("tiny", "SequenceClassification", 0, 0.0, num_labels=4)
     model.config.save_pretrained(tmp_path)
-    request = ModelRequest(
-        model=tmp_path,
-        rank=0.25,
-        batch_size=8,
-        length=6,
-        labels=4,
-        frozen_modules=("*embed*",),
-        **asked,
-    )
-    for row in plan(request).rows:
+    outline = {"name": "outline", "model": str(tmp_path), "length": 6, "labels": 4} | told
+    frozen = {"frozen_modules": ["*embed*"]}
+    asked = table(outline, {"name": "ssf", "rank": 0.25} | steps, projection=frozen)
+    for row in plan(asked).rows:
         method = {"name": row.method} | ({} if row.rank is None else {"rank": row.rank}) | steps
         assert row.memory is not None
         assert client_memory(table(ASK | told, method)) == row.memory.peak, row.method
@@ -112,7 +100,7 @@ def test_a_dry_step_holds_what_the_real_one_does(
     spec = Spec.from_table(table(task, method, dtype=dtype))
     problem: Any = spec.task.build((0,), spec)
     problem.client_data, problem.batch_size = (
-        [OneBatch(tree_map_only(torch.Tensor, torch.clone, largest(problem)))],
+        [OneBatch(tree_map_only(torch.Tensor, torch.clone, largest_batch(problem)))],
         1,
     )
     for parameter in problem.model.train().parameters():
@@ -120,10 +108,9 @@ def test_a_dry_step_holds_what_the_real_one_does(
             parameter.data.clone()
         )  # out of the one vector that a problem keeps them in
     problem.module = type(problem.module)(problem.model, problem.layout)
-    planned = memory(spec.method, sketch_of(task, dtype=dtype))
-    step = local_step if spec.method.footprint(problem.layout).adapters is None else lora_step
+    planned = memory(spec.method, dry_of(task, dtype=dtype))
     with Live(torch.device("cpu")) as live:
-        real = step(spec.method, problem, live)
+        real = step_memory(spec.method, problem, live)
     assert planned.peak == pytest.approx(real.peak, rel=0.02)
     assert planned.weights == real.weights
     assert planned.controls == pytest.approx(real.controls, rel=0.02, abs=64)
@@ -131,12 +118,12 @@ def test_a_dry_step_holds_what_the_real_one_does(
 
 
 def test_what_a_method_holds_from_step_to_step() -> None:
-    sketch = sketch_of(IMAGES | {"model": "mlp"})
-    layout = sketch.problem().layout
+    problem = dry_of(IMAGES | {"model": "mlp"})
+    layout = problem.layout
 
     def held(name: str, **given: Any) -> Any:
         method = building.build("method", {"name": name, "lr": 0.1} | given)
-        return memory(method, sketch), method.footprint(layout).trained
+        return memory(method, problem), method.footprint(layout).trained
 
     (without, r), (controls, same) = held("subavg", rank=0.25), held("ssf", rank=0.25)
     assert r == same < layout.size
@@ -155,11 +142,11 @@ def test_what_a_method_holds_from_step_to_step() -> None:
 
 
 def test_every_method_has_a_number() -> None:
-    sketch = sketch_of(IMAGES | {"model": "mlp"})
+    problem = dry_of(IMAGES | {"model": "mlp"})
     for name in registry.choices("method"):
         for own in METHODS[name]:
             method = building.build("method", {"name": name, "lr": 0.1} | own)
-            found = memory(method, sketch)
+            found = memory(method, problem)
             assert min(found.weights, found.gradients, found.activations) > 0, (name, own)
 
 
@@ -174,7 +161,7 @@ def test_a_dry_run_leaves_no_trace() -> None:
 
 
 def test_the_largest_batch_of_any_client() -> None:
-    batch = sketch_of(ASK | {"max_length": 40}).batch
+    batch = largest_batch(dry_of(ASK | {"max_length": 40}))
     assert {name: tuple(column.shape) for name, column in batch.items()} == {
         "input_ids": (8, 10), "attention_mask": (8, 10), "labels": (8,),  # six words, three thanks, and a beginning
     }  # fmt: skip
@@ -210,29 +197,33 @@ def test_what_cannot_be_rehearsed_has_no_number(monkeypatch: pytest.MonkeyPatch)
         raise NotImplementedError("no such kernel on the meta device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(outlines, "memory", no_kernel)
+        patch.setattr(plans, "memory", no_kernel)
         assert client_memory(table(IMAGES, {"name": "fedavg", "server_lr": 0.123})) is None
     spec = Spec.from_table(table(IMAGES, {"name": "fedavg"}))
+    assert shapes(spec).dry is not None
+    plans._shapes.clear()
     problem: Any = spec.task.build((0,), spec)
-    assert sketched(problem) is not None
     problem.model.computed = torch.ones(2, requires_grad=True) * 2
-    assert sketched(problem) is None
+    monkeypatch.setattr(type(spec.task), "build", lambda *_: problem)
+    assert shapes(spec).dry is None
+    plans._shapes.clear()
 
 
 def test_a_grid_of_steps_is_rehearsed_once() -> None:
-    outlines._peaks.clear()
+    plans._shapes.clear()
     for lr, rounds in ((0.1, 5), (0.2, 7), ("search", 7)):
         assert client_memory(
             table(IMAGES, {"name": "fedavg", "lr": lr, "local_steps": 3}, rounds=rounds)
         )
-    assert len(outlines._peaks) == 1
+    (known,) = plans._shapes.values()
+    assert len(known.peaks) == 1
 
 
 def test_a_task_that_recomputes_takes_less_and_learns_the_same() -> None:
     task = ASK | {"dropout": 0.2}
     method = building.build("method", {"name": "ssf", "rank": 0.2, "lr": 0.3, "local_steps": 2})
     told: list[dict[str, Any]] = [{"engine": {"recompute": again}} for again in (False, True)]
-    kept, remade = (memory(method, sketch_of(task, **more)).activations for more in told)
+    kept, remade = (memory(method, dry_of(task, **more)).activations for more in told)
     assert remade < 0.9 * kept
     specs = [Spec.from_table(table(task, {"name": "fedavg"}, **more)) for more in told]
     problems = [spec.task.build((0,), spec) for spec in specs]

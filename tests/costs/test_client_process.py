@@ -16,9 +16,8 @@ from fedspan.core import building, registry, wire
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.costs.dry_run import Live
-from fedspan.costs.outline import client_process, outline
-from fedspan.costs.plan import plan
-from fedspan.costs.process import client_peak
+from fedspan.costs.memory import client_peak
+from fedspan.costs.plan import plan, shapes
 from fedspan.engine.worker import Replica, answer
 from fedspan.methods import SSF
 from fedspan.tasks.custom import Custom, Objects
@@ -84,21 +83,19 @@ def test_a_rehearsed_round_holds_what_a_real_one_does(
     )  # no P of later rounds in the same storage
     spec = spec_of(method)
     spec.task.client_problem(0, (0,), spec)  # caches
-    sketch = outline(spec).sketch
-    assert sketch is not None
-    assert client_peak(spec.method, sketch, 1) == pytest.approx(measured(spec), rel=0.1)
+    dry = shapes(spec).dry
+    assert dry is not None
+    assert client_peak(spec.method, dry, 1) == pytest.approx(measured(spec), rel=0.1)
 
 
 def test_every_method_has_a_peak_above_its_weights() -> None:
-    sketch = outline(spec_of({"name": "fedavg"})).sketch
-    assert sketch is not None
-    weights = sum(p.nbytes for p in sketch.model.parameters())
+    dry = shapes(spec_of({"name": "fedavg"})).dry
+    assert dry is not None
+    weights = sum(p.nbytes for p in dry.model.parameters())
     for name in registry.choices("method"):
         for own in METHODS[name]:
             method = building.build("method", {"name": name, "lr": 0.1} | own)
-            found = client_process(method, sketch, 2)
-            assert found is not None, (name, own)
-            assert found > 2 * weights, (name, own)
+            assert client_peak(method, dry, 2) > 2 * weights, (name, own)
 
 
 def test_clients_that_missed_rounds_hold_the_changes_of_all_of_them() -> None:
@@ -112,10 +109,10 @@ def test_clients_that_missed_rounds_hold_the_changes_of_all_of_them() -> None:
         device="cpu",
         projection=Projection(min_numel=64),
     )
-    sketch = outline(spec).sketch
-    assert sketch is not None
-    often, seldom = (client_peak(spec.method, sketch, lag) for lag in (1, 3))
-    assert often < seldom <= often + 2 * 4 * spec.method.footprint(sketch.problem().layout).trained
+    dry = shapes(spec).dry
+    assert dry is not None
+    often, seldom = (client_peak(spec.method, dry, lag) for lag in (1, 3))
+    assert often < seldom <= often + 2 * 4 * spec.method.footprint(dry.layout).trained
     assert plan(spec, ["ssf"])["ssf"].client_peak == often
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("peft")
 
 from test_text_tasks import data  # noqa: F401
 
+import fedspan
 from conftest import advance, start
 from fedspan.cli.app import app
 from fedspan.core import building
@@ -24,9 +25,7 @@ from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.footprint import Adapters
 from fedspan.core.spec import Spec
 from fedspan.costs.dry_run import Live, rehearsal
-from fedspan.costs.model import ModelRequest
-from fedspan.costs.outline import price
-from fedspan.costs.plan import plan
+from fedspan.costs.plan import Plan, plan, price
 from fedspan.huggingface.checkpoints import place_of
 from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
@@ -49,6 +48,15 @@ LLAMA = {
 def written(folder: Path, config: dict[str, Any]) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def planned(
+    path: Path, methods: list[str] | None = None, *, trained: int | None = None, **more: Any
+) -> Plan:
+    """The plan of a model's outline. Settings of the task stand in `task`."""
+    task = {"name": "outline", "model": str(path)} | more.pop("task", {})
+    usual = {"rounds": 100, "batch_size": 16, "method": {"name": "fedit", "rank": 8, "lr": 1.0}}
+    return plan(usual | more | {"task": task}, methods, trained=trained)
 
 
 def peaks(path: Path, adapters: Adapters | None, states: int) -> list[int]:
@@ -91,8 +99,9 @@ def test_a_dry_step_of_peft_holds_what_the_real_one_does(
 
 def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
     written(tmp_path, LLAMA | {"num_hidden_layers": 1})
-    for given in ({}, {"trained": 40_000}, {"rank": 0.25}):
-        found = plan(ModelRequest(model=tmp_path, **given))
+    quarter = {"method": {"name": "ssf", "rank": 0.25, "lr": 1.0}}
+    for given in ({}, {"trained": 40_000}, quarter):
+        found = planned(tmp_path, **given)
         trained = {row.method: row.trained for row in found.rows}
         for name in ("fedit", "ffalora"):  # no nearer than a whole rank allows
             one, two = (
@@ -101,17 +110,15 @@ def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
             )
             assert abs(trained[name] - trained["ssf"]) <= two.trained - one.trained
         assert trained["fedavg"] == trained["scaffold"] == found.layout.size == found.parameters
-    some = plan(ModelRequest(model=tmp_path), ["subavg", "powersgd", "qsparse"])
-    assert some["subavg"].trained == pytest.approx(
-        plan(ModelRequest(model=tmp_path), ["ssf"])["ssf"].trained
-    )
+    some = planned(tmp_path, ["subavg", "powersgd", "qsparse"])
+    assert some["subavg"].trained == pytest.approx(planned(tmp_path, ["ssf"])["ssf"].trained)
     assert some["powersgd"].rank == 4
     assert all(row.memory is not None for row in some.rows)
 
 
 def test_a_tied_weight_is_counted_once(tmp_path: Path) -> None:
     written(tmp_path, LLAMA | {"num_hidden_layers": 1, "tie_word_embeddings": True})
-    found = plan(ModelRequest(model=tmp_path), ["fedavg"])
+    found = planned(tmp_path, ["fedavg"])
     written(tmp_path, LLAMA | {"num_hidden_layers": 1})
     assert (
         found.parameters
@@ -123,8 +130,8 @@ def test_a_tied_weight_is_counted_once(tmp_path: Path) -> None:
 def test_checkpointing_and_bfloat16_take_less(tmp_path: Path) -> None:
     written(tmp_path, LLAMA | {"num_hidden_layers": 4})
     long, short = (
-        plan(ModelRequest(model=tmp_path, **more), ["ssf", "fedit"])
-        for more in ({}, {"dtype": "bfloat16", "checkpointing": True})
+        planned(tmp_path, ["ssf", "fedit"], task=more)
+        for more in ({}, {"precision": "bfloat16", "gradient_checkpointing": True})
     )
     for method in ("ssf", "fedit"):
         one, two = long[method].memory, short[method].memory
@@ -179,27 +186,31 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     other.write_text(json.dumps({"model_type": "no_such_model"}))
     (tmp_path / "empty").mkdir()
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("does not exist", {"model": tmp_path / "nowhere"}),
-        ("has no config.json", {"model": tmp_path / "empty"}),
-        ("no config that transformers knows", {"model": other}),
-        ("`rank` 65 is larger than the 64 inputs", {"model": good, "rank": 65}),
-        ("`rank` 70 is larger than the 64 inputs", {"model": good, "lora_rank": 70}),
-        ("`length` 65 is more than the 64 positions", {"model": good, "length": 65}),
-        ("rank 1 trains", {"model": good, "trained": 10}),
-        ("give one of them", {"model": good, "trained": 10, "rank": 0.1}),
-        ("matches no tensor", {"model": good, "frozen_modules": ("nothing*",)}),
+        ("does not exist", {"path": tmp_path / "nowhere"}),
+        ("has no config.json", {"path": tmp_path / "empty"}),
+        ("no config that transformers knows", {"path": other}),
+        ("`rank` 65 is larger than the 64 inputs", {"method": {"name": "ssf", "rank": 65}}),
+        ("`rank` 70 is larger than the 64 inputs", {"method": {"name": "fedit", "rank": 70}}),
+        ("`length` 65 is more than the 64 positions", {"task": {"length": 65}}),
+        ("rank 1 trains", {"trained": 10}),
+        ("`trained` must be a whole number of at least 1", {"trained": 0}),
+        ("give a number", {"batch_size": "full"}),
+        ("matches no tensor", {"projection": {"frozen_modules": ["nothing*"]}}),
         (
             "`clients_per_round` must be from 1 to the 3 clients",
-            {"model": good, "clients": 3, "clients_per_round": 4},
+            {"task": {"clients": 3}, "clients_per_round": 4},
         ),
-        ("`optimizer` must be one of", {"model": good, "optimizer": "lion"}),
+        ("freeze less", {"projection": {"frozen_modules": ["bert*"]}}),
     ]
     for words, given in cases:
         with pytest.raises(FedspanError, match=words) as told:
-            plan(ModelRequest(**given))
+            planned(**({"path": good} | given))
         assert "\n" not in str(told.value)
-    with pytest.raises(SpecError, match="freeze less"):
-        plan(ModelRequest(model=good, frozen_modules=("bert*",)))
+    both = ["plan", "--model", str(good), "--rank", "0.1", "--trained", "10"]
+    assert "give one of them" in str(CliRunner().invoke(app, both).exception)
+    table = {"rounds": 1, "method": {"name": "fedavg", "lr": 1.0}}
+    with pytest.raises(SpecError, match="planned, not run"):
+        fedspan.run(table | {"task": {"name": "outline", "model": str(good)}})
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(FedspanError, match=r"pip install 'fedspan\[nlp\]'"):
         outline(good)
@@ -219,10 +230,14 @@ def test_both_plans_are_the_ledgers_bytes_on_minilm() -> None:
     task = {"name": "text_classification", "model": "minilm", "max_length": 4}
     task |= {"partition": {"name": "iid", "clients": 3}}
     few = {"rounds": 3, "clients_per_round": 2, "batch_size": 1}
-    request = ModelRequest(
-        model=place_of("minilm"), rank=0.1, labels=4, frozen_modules=("*embed*",), clients=3, **few
+    found = planned(
+        place_of("minilm"),
+        method={"name": "ssf", "rank": 0.1, "lr": 1.0},
+        projection={"frozen_modules": ["*embed*"]},
+        task={"labels": 4, "clients": 3},
+        **few,
     )
-    for row in plan(request).rows:
+    for row in found.rows:
         method = {"name": row.method, "lr": 0.01, "local_steps": 1} | (
             {} if row.rank is None else {"rank": row.rank}
         )

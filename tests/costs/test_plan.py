@@ -26,9 +26,8 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.projector import draw
 from fedspan.core.spec import Spec
 from fedspan.costs import traffic
-from fedspan.costs.outline import outline, price, sibling
-from fedspan.costs.plan import plan
-from fedspan.costs.traffic import FlatProblem, cost
+from fedspan.costs.plan import plan, price, shapes, sibling
+from fedspan.costs.traffic import AlikeClients, FlatProblem, cost
 
 TABLE: dict[str, Any] = {
     "rounds": 30,
@@ -82,7 +81,7 @@ class Pulled(LocalSteps[State, Kept, State, Up]):
 @pytest.fixture
 def without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, too, are walked through on tensors without numbers."""
-    monkeypatch.setattr(traffic, "SMALL", 0)
+    monkeypatch.setattr(traffic, "WITH_VALUES", 0)
 
 
 def test_a_plan_is_what_the_run_then_costs() -> None:
@@ -133,7 +132,7 @@ def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str,
             level.grad = lambda y: (seen.append(y.shape[-1]), moved(y))[1]  # type: ignore[method-assign]
             return level
 
-    loop = start(method, Watched(LAYOUT, 5), 2, traffic._Forgetful(method, FlatProblem(LAYOUT, 5)))
+    loop = start(method, Watched(LAYOUT, 5), 2, AlikeClients(method, FlatProblem(LAYOUT, 5)))
     loop.transport.problem = loop.problem  # type: ignore[attr-defined]
     advance(loop, 1)
     if footprint.adapters is None:
@@ -160,11 +159,11 @@ def test_running_statistics_are_counted(dtype: str, width: int) -> None:
         "method": {"name": "fedavg", "lr": 0.1},
     }
     spec, done = Spec.from_table(table), fedspan.run(table)
-    statistics = outline(spec).problem.buffers0
+    statistics = shapes(spec).problem.buffers0
     assert statistics is not None
     found = price(spec)
     assert (found.up, found.down) == (done.up_bytes, done.down_bytes)
-    assert found.up_round == width * (outline(spec).problem.layout.size + statistics.shape[-1])
+    assert found.up_round == width * (shapes(spec).problem.layout.size + statistics.shape[-1])
 
 
 def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:
@@ -219,9 +218,7 @@ def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     rank = {"rank": 1} if name == "powersgd" else {"rank": 0.2}
     method = building.build("method", {"name": name, "lr": 0.02} | rank)
     found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
-    loop = start(
-        method, FlatProblem(LAYOUT, 4), 4, traffic._Forgetful(method, FlatProblem(LAYOUT, 4))
-    )
+    loop = start(method, FlatProblem(LAYOUT, 4), 4, AlikeClients(method, FlatProblem(LAYOUT, 4)))
     advance(loop, 200)
     assert len(found.course.walked) < 20
     spent = int(loop.ledger.up.sum()), int(loop.ledger.down.sum())

@@ -14,8 +14,8 @@ import torch
 import fedspan
 from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.data import columns, images
-from fedspan.data.own import OwnData
 from fedspan.data.partitions.iid import IID
+from fedspan.data.user_tables import OwnData
 from fedspan.nn.client_data import as_client_data
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from attacks import filled, hostile
 
 import fedspan
 from conftest import RUN, Interrupt
-from fedspan.checks.attacks import filled, hostile
 from fedspan.cli import app as cli
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError

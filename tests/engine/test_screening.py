@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacks import filled, hostile, times
 
 import fedspan
 from conftest import METHODS, RUN, advance, build, small
-from fedspan.checks.attacks import filled, hostile, times
 from fedspan.checks.bench import Scripted, same, tensors
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Engine, Participation

@@ -13,16 +13,15 @@ from torch import nn
 
 import fedspan
 from conftest import build
-from fedspan.core.config import Engine
+from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import FedspanError
 from fedspan.core.projector import draw
 from fedspan.costs.dry_run import Live
 from fedspan.costs.memory import memory
-from fedspan.costs.sketch import Sketch
-from fedspan.huggingface.models import own_loss
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.coordinate import Coordinate
+from fedspan.tasks.outline import Outline
 
 Loss = Callable[[nn.Module], torch.Tensor]
 
@@ -184,7 +183,6 @@ def test_dropout_is_not_drawn_again() -> None:
 def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from fedspan.huggingface.outline import batch_of, outline
 
     config = {
         "model_type": "bert",
@@ -197,11 +195,9 @@ def test_a_plan_counts_what_it_saves(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     def peak(recompute: bool) -> int:
-        model = outline(tmp_path)
-        with torch.device("meta"):
-            batch = batch_of(model, 16, 32)
-        sketch = Sketch(model, projection_rules(model), own_loss, batch, recompute=recompute)
-        return memory(build("ssf", rank=0.1, lr=0.1), sketch).peak
+        settings = Settings(batch_size=16, engine=Engine(recompute=recompute))
+        problem = Outline(model=str(tmp_path), length=32).shapes(settings)
+        return memory(build("ssf", rank=0.1, lr=0.1), problem).peak
 
     # what goes into a GELU, four times as wide as what it is made of, for all layers but the one that makes it again
     saved = (4 - 1) * 4 * 16 * 32 * 32

@@ -16,7 +16,7 @@ from fedspan.checks.bench import start
 from fedspan.checks.channel import remote
 from fedspan.core.spec import Spec
 from fedspan.core.sync import SyncedDown
-from fedspan.costs.outline import price
+from fedspan.costs.plan import price
 from fedspan.methods import SSF, Scaffold
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.messages import RoundMessage

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspan.callbacks._places import folder_of
+from fedspan.callbacks._base import Writer
 from fedspan.core import checkpoint
-from fedspan.core.callback import Callback
 from fedspan.core.errors import at_least
 from fedspan.core.files import make_dir
 from fedspan.core.registry import register
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class Checkpoint(Callback):
+class Checkpoint(Writer):
     """Writes `models/round-000010.safetensors` and so on, which `model.load_state_dict(load_file(path))` takes.
 
     A run that is interrupted continues from its own checkpoint in the run directory; it does not need this callback.
@@ -39,22 +38,17 @@ class Checkpoint(Callback):
         if self.keep is not None:
             at_least("keep", self.keep, 1)
 
-    def on_run_start(self, run: Loop) -> None:
-        """Refuses a run that has no directory to write to."""
-        folder_of(self, self.log_dir, run)
-
     def on_round_end(self, run: Loop) -> None:
         """Writes the model of each seed."""
         if run.t % self.every:
             return
-        folder = folder_of(self, self.log_dir, run)
+        folder = self.folder(run)
         for number, seed in enumerate(run.seeds):
             place = (folder if len(run.seeds) == 1 else folder / f"seed-{seed}") / "models"
             make_dir(place)
             checkpoint.write_tensors(
                 place / f"round-{run.t:06}.safetensors", run.state_dict(number)
             )
-            for old in sorted(place.glob("round-*.safetensors"))[
-                : -self.keep if self.keep is not None else 0
-            ]:
+            models = sorted(place.glob("round-*.safetensors"))
+            for old in models[: -self.keep] if self.keep is not None else ():
                 old.unlink()

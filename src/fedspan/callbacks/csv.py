@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspan.callbacks._places import folder_of
-from fedspan.core.callback import Callback
+from fedspan.callbacks._base import Writer
 from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.core.registry import register
 from fedspan.engine.outcome import TABLE
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class CSV(Callback):
+class CSV(Writer):
     """Keeps `history.csv` up to date: a row per evaluation and seed, a column per metric.
 
     Args:
@@ -26,10 +25,6 @@ class CSV(Callback):
     """
 
     log_dir: str | Path | None = None
-
-    def on_run_start(self, run: Loop) -> None:
-        """Refuses a run that has no directory to write to."""
-        folder_of(self, self.log_dir, run)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Writes all rows anew, so that a resumed run has none twice."""
@@ -40,6 +35,5 @@ class CSV(Callback):
             for seed, own in zip(run.seeds, run.lines, strict=True)
             for line in own
         ]
-        folder = folder_of(self, self.log_dir, run)
-        make_dir(folder)
-        write_atomic(folder / TABLE, csv_text(lines).encode())
+        make_dir(self.folder(run))
+        write_atomic(self.folder(run) / TABLE, csv_text(lines).encode())

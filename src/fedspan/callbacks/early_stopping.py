@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedspan.core.callback import Callback
-from fedspan.core.errors import at_least, not_negative, one_of
+from fedspan.callbacks._base import Judge
+from fedspan.core.errors import at_least, not_negative
 from fedspan.core.registry import register
-from fedspan.engine.judging import Mode, judged_by, sign_of
+from fedspan.engine.judging import Mode
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Line, Loop, Row
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class EarlyStopping(Callback):
+class EarlyStopping(Judge):
     """Ends a run after `patience` evaluations without a better value.
 
     Args:
@@ -35,13 +35,11 @@ class EarlyStopping(Callback):
     def __post_init__(self) -> None:
         at_least("patience", self.patience, 1)
         not_negative("min_delta", self.min_delta)
-        if self.mode is not None:
-            one_of("mode", self.mode, ("min", "max"))
+        super().__post_init__()
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """Ends the run when no seed has improved for `patience` evaluations."""
-        metric = judged_by(run.lines[0], self.metric, run.metrics)
-        sign = sign_of(metric, run.metrics, self.mode)
+        metric, sign = self.judged_by(run)
         waited = [
             self._waited(lines, metric, sign)
             for lines in run.lines

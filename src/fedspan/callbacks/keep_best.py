@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from fedspan.callbacks._base import Judge
 from fedspan.core import checkpoint
-from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError, one_of
+from fedspan.core.errors import CheckpointError
 from fedspan.core.registry import register
 from fedspan.core.sealed import REMEDY, check_form
 from fedspan.core.wire import check_weights
-from fedspan.engine.judging import Mode, judged_by, sign_of
+from fedspan.engine.judging import Mode
 from fedspan.engine.outcome import BEST
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class KeepBest(Callback):
+class KeepBest(Judge):
     """Keeps the model with the best value of a metric; the result and the saved model are that one.
 
     `result.best`, `result.per_client.last` and the metrics of the result are those of that model.
@@ -38,10 +36,6 @@ class KeepBest(Callback):
     _kept: dict[int, tuple[float, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        if self.mode is not None:
-            one_of("mode", self.mode, ("min", "max"))
 
     def on_run_start(self, run: Loop) -> None:
         """Takes up the best model of an interrupted run."""
@@ -67,35 +61,28 @@ class KeepBest(Callback):
         """Keeps the model where it is the best so far."""
         improved = False
         for number, lines in enumerate(run.lines):
-            metric = judged_by(lines, self.metric, run.metrics)
-            sign, value = sign_of(metric, run.metrics, self.mode), lines[-1].get(metric)
+            metric, sign = self.judged_by(run, number)
+            value = lines[-1].get(metric)
             if value is None:
                 continue
-            signed = sign * value
-            if number not in self._kept or signed > self._kept[number][0]:
-                self._kept[number], improved = (signed, run.state_dict(number)), True
-        if improved and run.run_dir is not None:
-            self._save(run)
+            if number not in self._kept or sign * value > self._kept[number][0]:
+                self._kept[number], improved = (sign * value, run.state_dict(number)), True
+        if not improved or run.run_dir is None:
+            return
+        arrays = {
+            f"{number}.{name}": value
+            for number, (_, weights) in self._kept.items()
+            for name, value in weights.items()
+        }
+        best = {str(number): value for number, (value, _) in self._kept.items()}
+        meta = {"run": run.id, "round": run.t, "best": best}
+        checkpoint.save(run.run_dir / BEST, arrays, meta)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Puts the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
-            metric = judged_by(run.lines[number], self.metric, run.metrics)
+            metric, sign = self.judged_by(run, number)
             known = [line for line in run.lines[number] if line.get(metric) is not None]
-            sign = sign_of(metric, run.metrics, self.mode)
-            result.model_rounds[run.seeds[number]] = int(
-                max(known, key=lambda line: sign * line[metric])["round"]
-            )
-
-    def _save(self, run: Loop) -> None:
-        assert run.run_dir is not None
-        arrays: dict[str, torch.Tensor] = {}
-        for number, (_, weights) in self._kept.items():
-            arrays |= {f"{number}.{name}": value for name, value in weights.items()}
-        meta = {
-            "run": run.id,
-            "round": run.t,
-            "best": {str(number): value for number, (value, _) in self._kept.items()},
-        }
-        checkpoint.save(run.run_dir / BEST, arrays, meta)
+            _, best = max((sign * line[metric], -line["round"]) for line in known)  # the first
+            result.model_rounds[run.seeds[number]] = int(-best)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.callbacks._sinks import Logger, Sink, Values
+from fedspan.callbacks._base import Logger
 from fedspan.core.extras import needs
 from fedspan.core.registry import register
 
@@ -26,16 +26,11 @@ class WandB(Logger):
     def __post_init__(self) -> None:
         needs("wandb", "wandb")
 
-    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Sink:
-        return _Tracked(self.project, folder, name, settings)
-
-
-class _Tracked:
-    def __init__(self, project: str, folder: Path, name: str, settings: dict[str, Any]) -> None:
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Any:
         import wandb
 
-        self.run: Any = wandb.init(
-            project=project,
+        return wandb.init(
+            project=self.project,
             name="/".join((folder / name).parts[-2:]),
             dir=str(folder),
             config=settings,
@@ -43,8 +38,8 @@ class _Tracked:
             reinit="create_new",  # seeds of one batched computation are runs side by side
         )
 
-    def log(self, values: Values, t: int) -> None:
-        self.run.log(values, step=t)
+    def log(self, tracker: Any, values: dict[str, float], t: int) -> None:
+        tracker.log(values, step=t)
 
-    def close(self) -> None:
-        self.run.finish()
+    def close(self, tracker: Any) -> None:
+        tracker.finish()

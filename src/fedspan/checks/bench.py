@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -94,7 +93,7 @@ def same(a: wire.Arrays, b: wire.Arrays) -> bool:
 
 def bytes_of(arrays: wire.Arrays) -> int:
     """Bytes of packed arrays."""
-    return sum(array.numel() * array.element_size() for array in arrays.values())
+    return sum(array.nbytes for array in arrays.values())
 
 
 class WireTransport:
@@ -136,14 +135,14 @@ class WireTransport:
         return Replies(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
 
     def save(self) -> wire.Arrays:
-        """Nothing: these runs are not resumed."""
+        """Return nothing: these runs are not resumed."""
         return {}
 
     def saved(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def load(self, arrays: wire.Arrays) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Scripted:
@@ -191,5 +190,11 @@ def cohort_state(loop: Loop, rnd: Round) -> Any:
     """A copy of the states of a round's clients, in a simulator."""
     assert isinstance(loop.transport, Simulator)
     states = loop.transport.clients()
-    fields = [field.name for field in dataclasses.fields(states)]
-    return type(states)(**{name: getattr(states, name)[:, rnd.ids[0]].clone() for name in fields})
+    own = {name: array[:, rnd.ids[0]].clone() for name, array in wire.pack(states).items()}
+    return wire.unpack(type(states), own)
+
+
+def replied(loop: Loop) -> tuple[Round, Any]:
+    """The next round, and the replies of its clients."""
+    rnd = loop._round()
+    return rnd, loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None).up

@@ -15,17 +15,16 @@ from fedspan.checks.bench import (
     advance,
     cohort_state,
     model,
+    replied,
     same,
     small,
     start,
     tensors,
 )
-from fedspan.checks.law import BrokenError, hold, near
+from fedspan.checks.law import BrokenError, hold, near, same_bytes
 from fedspan.core import building, wire
 from fedspan.core.errors import SpecError
 from fedspan.core.method import restorable
-from fedspan.core.objective import Problem
-from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 
 LEARNED = 0.95  # what may be left of the way to the minimum: FedAdagrad's steps are small
@@ -65,8 +64,7 @@ def axes(method: AnyMethod) -> None:
     problem = small(seeds=(5, 6))
     loop = start(method, problem)
     advance(loop, 3)  # the loop checks the shape of x
-    rnd = loop._round()
-    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
+    _, up = replied(loop)
     for where, arrays, axes in (
         ("init_client", wire.pack(method.init_client(problem.x0, problem.layout)), (2, 1)),
         ("client_step's reply", wire.pack(up), (2, 3)),
@@ -100,24 +98,20 @@ def inputs_kept(method: AnyMethod) -> None:
     """No function changes its arguments."""
     problem = small()
     loop = advance(start(method, problem), 6)
-    with torch.inference_mode():  # in which a change in place is possible
-        _try_inputs(method, problem, loop)
-
-
-def _try_inputs(method: AnyMethod, problem: Problem, loop: Loop) -> None:
     rnd, server = loop._round(), loop.server
     before = tensors(server)
-    down = method.broadcast(server, rnd)
-    hold(same(before, tensors(server)), "broadcast changes the server's state in place")
-    state = cohort_state(loop, rnd)
-    held = tensors(state)
-    _, up = method.client_step(state, down, problem.cohort(rnd), rnd)
-    hold(same(held, tensors(state)), "client_step changes the clients' state in place")
-    hold(same(before, tensors(server)), "client_step changes what it was sent in place")
-    sent = tensors(up)
-    method.server_step(server, up, rnd)
-    hold(same(before, tensors(server)), "server_step changes the server's state in place")
-    hold(same(sent, tensors(up)), "server_step changes the replies in place")
+    with torch.inference_mode():  # in which a change in place is possible
+        down = method.broadcast(server, rnd)
+        hold(same(before, tensors(server)), "broadcast changes the server's state in place")
+        state = cohort_state(loop, rnd)
+        held = tensors(state)
+        _, up = method.client_step(state, down, problem.cohort(rnd), rnd)
+        hold(same(held, tensors(state)), "client_step changes the clients' state in place")
+        hold(same(before, tensors(server)), "client_step changes what it was sent in place")
+        sent = tensors(up)
+        method.server_step(server, up, rnd)
+        hold(same(before, tensors(server)), "server_step changes the server's state in place")
+        hold(same(sent, tensors(up)), "server_step changes the replies in place")
 
 
 def seeds_decide(method: AnyMethod) -> None:
@@ -154,8 +148,7 @@ def seeds_apart(method: AnyMethod) -> None:
 def order_of_replies(method: AnyMethod) -> None:
     """The order of replies has no effect."""
     loop = advance(start(method, small()), 6)
-    rnd, order = loop._round(), [2, 0, 1]
-    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
+    (rnd, up), order = replied(loop), [2, 0, 1]
     turned = wire.gather([wire.pick(up, place) for place in order])
     one = tensors(method.server_step(loop.server, up, rnd))
     two = tensors(method.server_step(loop.server, turned, rnd.subset(np.array(order))))
@@ -172,8 +165,7 @@ def codec(method: AnyMethod) -> None:
     """States and messages survive packing."""
     loop = advance(start(method, small()), 6)
     assert isinstance(loop.transport, Simulator)
-    kinds, rnd = method.types(), loop._round()
-    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
+    kinds, (_, up) = method.types(), replied(loop)
     for kind, found in (
         (kinds[0], loop.server),
         (kinds[1], loop.transport.clients()),
@@ -201,14 +193,10 @@ def clients_apart(method: AnyMethod) -> None:
             advance(apart, 1)
             wrong = "clients that work alone from packed messages give another model than a cohort in one process"
             near(model(apart), model(together), tolerance, wrong)
+        same_bytes(apart, together, "the ledger counts other bytes {} for clients apart")
         for name, packed in (("down", transport.down_bytes), ("up", transport.up_bytes)):
-            counted = [getattr(loop.ledger, name) for loop in (apart, together)]
             hold(
-                (counted[0] == counted[1]).all(),
-                f"the ledger counts other bytes {name} for clients apart",
-            )
-            hold(
-                sum(map(sum, packed)) == counted[0].sum(),
+                sum(map(sum, packed)) == getattr(apart.ledger, name).sum(),
                 f"the ledger's bytes {name} are not those that were packed",
             )
 
@@ -228,9 +216,7 @@ def resume(method: AnyMethod) -> None:
         same(second.transport.save(), whole.transport.save()),
         "the clients' states differ after a resume",
     )
-    for name in ("up", "down"):
-        counted = [getattr(loop.ledger, name) for loop in (second, whole)]
-        hold((counted[0] == counted[1]).all(), f"the bytes {name} differ after a resume")
+    same_bytes(second, whole, "the bytes {} differ after a resume")
 
 
 def lost_replies(method: AnyMethod) -> None:
@@ -261,13 +247,11 @@ def restorable_state(method: AnyMethod) -> None:
     down, before = method.broadcast(loop.server, rnd), cohort_state(loop, rnd)
     after, up = method.client_step(before, down, problem.cohort(rnd), rnd)
     told: Any = memory.update_client_state(before, down, up, rnd)
-    for field in dataclasses.fields(after):
-        if field.name not in memory.private:
-            equal = torch.equal(getattr(told, field.name), getattr(after, field.name))
-            hold(
-                equal,
-                f"update_client_state gives another {field.name!r} than client_step; call it there",
-            )
+    restored = wire.pack(told)
+    for name, value in wire.pack(after).items():
+        if name not in memory.private:
+            words = f"update_client_state gives another {name!r} than client_step; call it there"
+            hold(torch.equal(restored[name], value), words)
 
 
 def learns(method: AnyMethod) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedspan.checks.bench import AnyMethod, advance, model, simulated, small, start
 from fedspan.checks.channel import ids_of, remote
-from fedspan.checks.law import hold, near
+from fedspan.checks.law import hold, near, same_bytes
 from fedspan.core.method import private_fields
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -41,12 +41,8 @@ def machines(method: AnyMethod) -> None:
         1e-12,
         "clients on other machines give another model than the simulator",
     )
-    for name in ("up", "down"):
-        counted = [getattr(loop.ledger, name) for loop in (there, here)]
-        hold(
-            (counted[0] == counted[1]).all(),
-            f"the bytes {name} of clients on other machines are not the simulator's",
-        )
+    words = "the bytes {} of clients on other machines are not the simulator's"
+    same_bytes(there, here, words)
     hold(end.accepted.sum() == ROUNDS * 3, "not every reply was accepted")
 
 

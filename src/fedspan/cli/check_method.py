@@ -27,7 +27,7 @@ def command(
     A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
     unanswered ones. --set gives its settings, as in --set mu=0.5.
     """
-    from fedspan.checks.verdict import check_file
+    from fedspan.checks.check_file import check_file
     from fedspan.cli._tables import console, say, table
     from fedspan.core.spec import toml_value
 
@@ -35,11 +35,11 @@ def command(
     settings = {key.strip().removeprefix("method."): toml_value(text) for key, _, text in parts}
     marks = {True: "pass", False: "FAIL", None: "-"}
     broken = 0
-    for what, verdicts in check_file(file, settings).items():
-        failed = [one for one in verdicts if one.holds is False]
+    for what, laws in check_file(file, settings).items():
+        failed = [one for one in laws if one.holds is False]
         broken += len(failed)
-        console.print(table((what, "law"), [(marks[one.holds], one.law) for one in verdicts]))
-        for one in verdicts:
+        console.print(table((what, "law"), [(marks[one.holds], one.law) for one in laws]))
+        for one in laws:
             if one.why:
                 say(f"{marks[one.holds]}: {one.law}: {one.why}")
     say(HOLDS if not broken else f"{broken} {'law does' if broken == 1 else 'laws do'} not hold")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fedspan.cli._options import Changes, Plugin, load_plugins, load_spec
-
-if TYPE_CHECKING:
-    from fedspan.core.spec import Spec
 
 
 def command(
@@ -92,29 +89,47 @@ def command(
     load_plugins(plugin)
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
-    from fedspan.core.config import Settings
+    from fedspan.core import building
+    from fedspan.core.config import Engine, Projection
+    from fedspan.core.errors import SpecError
     from fedspan.core.extras import needs
     from fedspan.core.privacy import Privacy
-    from fedspan.costs.model import ModelRequest
+    from fedspan.core.spec import Spec
     from fedspan.costs.plan import plan
+    from fedspan.tasks.outline import Outline
 
-    source: Spec | ModelRequest
     if spec is not None:
         source = load_spec(spec, changes)
-    elif model is not None:
-        source = ModelRequest(
-            model=model, rank=rank, trained=trained, lora_rank=lora_rank, batch_size=batch_size, length=length,
-            dtype=dtype, rounds=rounds, clients=clients, clients_per_round=clients_per_round,
-            frozen_modules=tuple(frozen_modules or ()), optimizer=optimizer, labels=labels,
-            checkpointing=checkpointing, recompute=recompute,
-        )  # fmt: skip
-    settings = source.dp if spec is not None and isinstance(source, Settings) else None
+    else:
+        if rank is not None and trained is not None:
+            raise SpecError("--rank and --trained both say how much SSF trains; give one of them")
+        method = (
+            {"name": "fedit", "rank": lora_rank} if rank is None else {"name": "ssf", "rank": rank}
+        )
+        steps: dict[str, Any] = {"momentum": {"momentum": 0.9}, "adamw": {"optimizer": "adamw"}}
+        source = Spec(
+            rounds=rounds,
+            batch_size=batch_size,
+            clients_per_round=clients_per_round,
+            method=building.build("method", {**method, **steps.get(optimizer, {}), "lr": 1.0}),
+            task=Outline(
+                model=str(model),
+                clients=clients,
+                length=length,
+                labels=labels,
+                precision="bfloat16" if dtype == "bfloat16" else "full",
+                gradient_checkpointing=checkpointing,
+            ),
+            projection=Projection(frozen_modules=tuple(frozen_modules or ())),
+            engine=Engine(recompute=recompute),
+        )
+    settings = source.dp
     if epsilon is not None:
         settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)
     if settings is not None and settings.epsilon is not None:
         needs("privacy", "dp_accounting")
     with console.status("a round of each method, without numbers"):
-        found = plan(source, methods.split(",") if methods else None)
+        found = plan(source, methods.split(",") if methods else None, trained=trained)
     _plan_table.plan(found, console)
     if settings is not None:
         _plan_table.privacy(found, settings, console)

@@ -1,8 +1,8 @@
-"""Code run on tensors without numbers, and every byte that would be alive counted as it comes and goes.
+"""Run code on tensors without values, and count every byte that would be alive as it comes and goes.
 
-Torch's meta device knows shapes and types and holds no data, so the real code of a round or a training step runs for a
-model of any size. What is counted is what torch itself allocates: weights, gradients, what autograd keeps, and the
-values in between. Buffers inside a kernel are not seen; on a CPU they are a few megabytes.
+Torch's meta device has shapes and types and no data, so the real code of a round or a training step runs for a model
+of any size. What is counted is what torch itself allocates: weights, gradients, what autograd keeps, and the values in
+between. Buffers inside a kernel are not seen; on a CPU they are a few megabytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -111,7 +110,7 @@ _attention = F.scaled_dot_product_attention
 
 
 def _fused(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Attention by the kernel that a CPU takes, where it has one: the meta device would write out the probabilities."""
+    """Attention by the kernel that a CPU uses, if any: the meta device would form the probabilities."""
     if len(args) != 3 or kwargs.get("dropout_p") or kwargs.get("enable_gqa"):
         return _attention(*args, **kwargs)
     own = {name: kwargs[name] for name in ("attn_mask", "scale") if kwargs.get(name) is not None}
@@ -122,14 +121,12 @@ def _fused(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def rehearsal() -> Iterator[Live]:
-    """New tensors have no numbers, and all are counted."""
+    """Make new tensors without values, and count them all."""
     gc.freeze()  # what is there already need not be searched for garbage
+    F.scaled_dot_product_attention = _fused  # a mode of torch would not see a backward pass
     try:
-        with (
-            torch.device(NOWHERE),
-            mock.patch.object(F, "scaled_dot_product_attention", _fused),
-            Live() as live,
-        ):
+        with torch.device(NOWHERE), Live() as live:
             yield live
     finally:
+        F.scaled_dot_product_attention = _attention
         gc.unfreeze()

@@ -1,13 +1,20 @@
-"""What a client's memory holds at the peak of a local step: the method's own `client_step`, run without numbers.
+"""What a client's memory holds, measured on the method's own code without values.
 
-The step starts from a download and a state that lie on disk: they are counted as far as local steps use them. So SSF
-holds where x began inside the subspace, SCAFFOLD c − c_i, and FedProx the x that it is pulled back to. LoRA methods are
-the exception: `fedit` forms full gradients in the simulator, and a device that is short of memory runs PEFT.
+`memory` looks at a local step in `client_step`. It starts from a download and a state that lie on disk, which are
+counted as far as local steps use them: SSF holds where x began inside the subspace, SCAFFOLD c − c_i, and FedProx the x
+that it is pulled back to. LoRA methods are the exception: `fedit` forms full gradients in the simulator, and a device
+that is short of memory runs PEFT.
+
+`client_peak` looks at the process of a client across machines, in whole rounds of `engine.worker`. A round starts from
+a message in memory and a state on disk, which is mapped: the system may drop its pages at any time, so that they are
+not counted. What Python, torch and Flower take themselves is not counted either.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -16,19 +23,29 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fedspan.core.footprint import Footprint
-from fedspan.core.layout import Vector
+from fedspan.core import wire
+from fedspan.core.config import Engine, Settings
+from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear_map import LinearMap
-from fedspan.core.method import Method
+from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
 from fedspan.core.round import Round
-from fedspan.costs.dry_run import Live, rehearsal
-from fedspan.costs.sketch import OneBatch, Sketch
+from fedspan.core.sync import SyncedDown
+from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
+from fedspan.engine.worker import Replica, answer
 from fedspan.huggingface.lora import lora
+from fedspan.huggingface.text_data import Texts
+from fedspan.nn.client_data import Batch
+from fedspan.nn.loaders import batch_size_of
 from fedspan.nn.problem import TorchProblem
 
 STEPS = 4  # local steps until all that lasts is there: two to fill it, one to see what is used, one to measure
+STEPS_OF_PROCESS = 2  # the same where whole rounds are looked at
+UNPACKED = 2  # times that a message is in memory while Flower unpacks it
+
+AnyMethod = Method[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -44,87 +61,196 @@ class Memory:
     @property
     def peak(self) -> int:
         """All of it."""
-        return self.weights + self.gradients + self.activations + self.optimizer + self.controls
+        return sum(dataclasses.astuple(self))
 
 
-def memory(method: Method[Any, Any, Any, Any], sketch: Sketch) -> Memory:
-    """The memory of a local step of a method on a sketched network."""
-    problem = sketch.problem()
-    with rehearsal() as live:
-        return (lora_step if method.footprint(problem.layout).adapters else local_step)(
-            method, problem, live
-        )
+@dataclass(frozen=True, eq=False)
+class OneBatch:
+    """Data of a client that always draws the same batch."""
+
+    batch: Batch
+
+    def __len__(self) -> int:
+        return 1
+
+    def take(self, index: torch.Tensor) -> Batch:
+        return self.batch
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of the batch."""
+        return [part for part in tree_leaves(self.batch) if isinstance(part, torch.Tensor)]
 
 
-def local_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
-    """The memory of the method's own step on a problem of one client, with numbers or without."""
-    problem.module.checked = True
-    base = _counted(problem.model, problem, live)
-    method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
-    layout = dataclasses.replace(
-        problem.layout
-    )  # of its own: what is drawn for it is in nobody else's cache
-    rnd = Round(
-        0,
-        (0,),
-        1,
-        layout,
-        np.zeros((1, 1), np.int64),
-        np.full((1, 1), -1),
-        local_steps=STEPS,
-        rounds=1,
-    )
-    with live.pause(), torch.device(problem.device):
-        x = torch.zeros_like(problem.module.flat, dtype=layout.dtype).view(1, 1, -1)
-        down, state = (
-            method.broadcast(method.init_server(x, layout), rnd),
-            method.init_client(x, layout),
-        )
-    f = _Watched(problem, rnd, live)
-    with torch.no_grad(), suppress(_Measured):
-        method.client_step(state, down, f, rnd)
+def without_numbers(model: nn.Module) -> nn.Module:
+    """Copy a model to the meta device, for training. A tensor that is used in several places stays one tensor."""
+    memo: dict[int, Any] = {}
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        new = empty(tensor)
+        trains = tensor.requires_grad
+        memo[id(tensor)] = nn.Parameter(new, trains) if isinstance(tensor, nn.Parameter) else new
+    return copy.deepcopy(model, memo).train()
+
+
+def largest_batch(problem: TorchProblem) -> Batch:
+    """Return the mini-batch that takes most: as many examples as any client's has, and its longest texts."""
+
+    def size(source: Any) -> tuple[int, int]:
+        longest = int(source.lengths.max()) if isinstance(source, Texts) else 0
+        return batch_size_of(source, problem.batch_size), longest
+
+    source = max(problem.local_data, key=size)
+    if isinstance(source, Texts):
+        order = source.lengths.argsort(descending=True)
+    else:
+        order = torch.arange(len(source))
+    return source.take(order[: batch_size_of(source, problem.batch_size)])
+
+
+def dry_problem(problem: TorchProblem) -> TorchProblem:
+    """Copy a problem without its values: one client, which always draws the largest batch of any client.
+
+    A copy has shapes and types alone, so the problem it was made of may be let go. A rehearsal uses a copy up; make
+    another one of it.
+    """
     problem.release()
-    footprint, itemsize = method.footprint(layout), layout.dtype.itemsize
-    held = (
-        f.start - base - f.in_place * itemsize * footprint.trained
-    )  # a gradient in place stays from step to step
-    return _parts(problem.model, footprint, itemsize, live.peak, held)
-
-
-def lora_step(method: Method[Any, Any, Any, Any], problem: TorchProblem, live: Live) -> Memory:
-    """The memory of a step of PEFT's adapters in the method's place."""
-    (source,), footprint = problem.client_data, method.footprint(problem.layout)
-    (batch,) = (source.take(torch.arange(1)),)
-    step, model, trained = lora(
-        problem.model, lambda m: problem.loss(m, batch), problem.rules, footprint
+    batch = tree_map_only(torch.Tensor, empty, largest_batch(problem))
+    settings = Settings(
+        batch_size=1,
+        device=NOWHERE.type,
+        training=dataclasses.replace(problem.training, augment=None),
+        engine=Engine(recompute=problem.recompute),
     )
-    _counted(model, problem, live)
-    for _ in range(2):  # the first makes the optimizer's state
-        live.restart()
-        step()
-    return _parts(model, dataclasses.replace(footprint, trained=trained), 4, live.peak, 0)
-
-
-def _counted(model: nn.Module, problem: TorchProblem, live: Live) -> int:
-    """Bytes of model and batch, which are alive from now on."""
-    live.count(_tensors(model))
-    live.count(
-        part
-        for source in problem.client_data
-        if isinstance(source, OneBatch)
-        for part in source.tensors()
+    found = TorchProblem(
+        without_numbers(problem.model),
+        [OneBatch(batch)],
+        problem.loss,
+        problem.rules,
+        settings,
+        on_client=True,
     )
-    return live.restart()
+    found.device = torch.device("cpu")  # steps are those of a CPU
+    return found
 
 
-def _parts(model: nn.Module, footprint: Footprint, itemsize: int, peak: int, held: int) -> Memory:
-    """The peak by part; `held` is there between two steps, besides the model and the batch."""
+def memory(method: AnyMethod, problem: TorchProblem) -> Memory:
+    """Return the memory of a local step of a method on a network, without values."""
+    problem = dry_problem(problem)
+    with rehearsal() as live:
+        return step_memory(method, problem, live)
+
+
+def step_memory(method: AnyMethod, problem: TorchProblem, live: Live) -> Memory:
+    """Return the memory of a local step on a problem of one client with one batch, with values or without.
+
+    It is that of the method's own step, or of PEFT's adapters if the method declares adapters.
+    """
+    footprint, itemsize = method.footprint(problem.layout), problem.layout.dtype.itemsize
+    model, held = problem.model, 0  # `held` is there between two steps, besides model and batch
+    if footprint.adapters is not None:
+        batch = problem.client_data[0].take(torch.arange(1))
+        step, model, trained = lora(
+            model, lambda m: problem.loss(m, batch), problem.rules, footprint
+        )
+        footprint, itemsize = dataclasses.replace(footprint, trained=trained), 4
+        _count(model, problem, live)
+        for _ in range(2):  # the first makes the optimizer's state
+            live.restart()
+            step()
+    else:
+        problem.module.checked = True
+        base = _count(model, problem, live)
+        held = _local_steps(method, problem, live, itemsize * footprint.trained) - base
     weights = sum(t.nbytes for t in _tensors(model))
     gradients, optimizer = itemsize * footprint.trained, itemsize * footprint.optimizer
     controls = max(0, held - optimizer)
-    return Memory(
-        weights, gradients, peak - weights - gradients - optimizer - controls, optimizer, controls
-    )
+    rest = live.peak - weights - gradients - optimizer - controls
+    return Memory(weights, gradients, rest, optimizer, controls)
+
+
+def _local_steps(method: AnyMethod, problem: TorchProblem, live: Live, gradient: int) -> int:
+    """Run `client_step` until its steps have been seen; bytes alive between two of them."""
+    method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
+    rnd = _round(0, dataclasses.replace(problem.layout), -1, STEPS)
+    with live.pause(), torch.device(problem.device):
+        x = torch.zeros_like(problem.module.flat, dtype=rnd.layout.dtype).view(1, 1, -1)
+        down = method.broadcast(method.init_server(x, rnd.layout), rnd)
+        state = method.init_client(x, rnd.layout)
+    f = _Watched(problem.cohort(rnd), live)
+    with torch.no_grad(), suppress(_Measured):
+        method.client_step(state, down, f, rnd)
+    problem.release()
+    return f.start - f.in_place * gradient  # a gradient in place stays from step to step
+
+
+def client_peak(method: AnyMethod, problem: TorchProblem, lag: int) -> int:
+    """Return the bytes at the peak of a client's process, if a client takes part in every `lag`-th round.
+
+    Two rounds are looked at: the first, to which the server sends x in full, and a later one, to which it sends what
+    the client has missed.
+    """
+    method = dataclasses.replace(method, lr=1.0, local_steps=STEPS_OF_PROCESS)  # type: ignore[type-var]
+    with rehearsal() as live, torch.no_grad():
+        problem = dry_problem(problem)
+        layout = dataclasses.replace(problem.layout)
+        built = live.restart()
+        built += max(block.size for block in layout.blocks) * problem.module.flat.itemsize
+        problem.in_memory = problem.module.same_dtype  # as on a CPU
+        with live.pause():
+            x = torch.empty(1, 1, layout.size, dtype=layout.dtype)
+            server, replica = method.init_server(x, layout), Replica(method.init_client(x, layout))
+            rnd = _round(0, layout, -1, STEPS_OF_PROCESS)
+            down = wire.pack(wire.pick(method.broadcast(server, rnd), 0))
+        received, state = (
+            sum(array.nbytes for array in arrays.values())
+            for arrays in (down, wire.pack(replica.state))
+        )
+        peaks = [max(UNPACKED * received, received + built, received + state)]
+        peaks.append(_round_peak(method, problem, down, replica, rnd, live))
+        with live.pause():
+            if isinstance(method, LogsChanges):  # the server's moves have no values either
+                for t in range(lag):
+                    server = method.empty_round(server, _round(t, layout, t, STEPS_OF_PROCESS))
+            rnd = _round(lag, layout, 0, STEPS_OF_PROCESS)
+            message = method.broadcast(server, rnd)
+            own_x = message.sync.model if isinstance(message, SyncedDown) else None
+            down, replica = wire.pack(wire.pick(message, 0)), Replica(replica.state, own_x, 0)
+        peaks.append(_round_peak(method, problem, down, replica, rnd, live))
+    return max(peaks)
+
+
+def _round_peak(
+    method: AnyMethod,
+    problem: TorchProblem,
+    down: wire.Arrays,
+    replica: Replica,
+    rnd: Round,
+    live: Live,
+) -> int:
+    """Bytes at the peak of a round, from the message in memory to the new state."""
+    problem.module.checked = True
+    if problem.in_memory:
+        problem.module.forget()  # a message has a process of its own
+    live.count(problem.client_data[0].tensors())  # type: ignore[attr-defined]
+    live.restart()
+    received = {
+        name: torch.empty_like(array) if array.is_meta else array for name, array in down.items()
+    }
+    answer(method, problem, replica, received, rnd)
+    problem.release()
+    return live.peak
+
+
+def _round(t: int, layout: Layout, last_round: int, steps: int) -> Round:
+    """A round of one client; the layout is nobody else's, so that no cache gives what is drawn for it to others."""
+    ids, before = np.zeros((1, 1), np.int64), np.full((1, 1), last_round)
+    return Round(t, (0,), 1, layout, ids, before, local_steps=steps, rounds=t + 1)
+
+
+def _count(model: nn.Module, problem: TorchProblem, live: Live) -> int:
+    """Bytes of model and batch, which are alive from now on."""
+    live.count(_tensors(model))
+    live.count(problem.client_data[0].tensors())  # type: ignore[attr-defined]
+    return live.restart()
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
@@ -138,8 +264,8 @@ class _Measured(Exception):  # noqa: N818 (it ends a rehearsal that went well)
 class _Watched(Objective):
     """The client's objective. Every gradient is a step; what is alive from one to the next is looked at."""
 
-    def __init__(self, problem: TorchProblem, rnd: Round, live: Live) -> None:
-        self.f, self.live = problem.cohort(rnd), live
+    def __init__(self, f: Objective, live: Live) -> None:
+        self.f, self.live = f, live
         self.steps, self.start, self.in_place = 0, live.now, False
 
     def grad(self, y: Vector) -> Vector:
@@ -156,11 +282,15 @@ class _Watched(Objective):
         return self._watched(self.f.restrict(x, P, plus))
 
     def _watched(self, inner: Direction) -> Direction:
+        def step(y: Vector) -> Vector:
+            self.next()
+            return inner(y)
+
         self.in_place = isinstance(inner, InPlaceDirection)
-        return (_InPlace if self.in_place else _Steps)(inner, self.next)
+        return _InPlace(step, inner.in_place) if isinstance(inner, InPlaceDirection) else step
 
     def next(self) -> None:
-        """A step begins: the last but one shows what steps use, and the last is measured."""
+        """Begin a step: the last but one shows what steps use, and the last is measured."""
         self.steps += 1
         if self.steps == STEPS:
             raise _Measured
@@ -169,21 +299,15 @@ class _Watched(Objective):
             self.start = self.live.restart()
 
 
-class _Steps:
-    """A direction that tells when a step begins."""
+@dataclass(frozen=True, eq=False)
+class _InPlace(InPlaceDirection):
+    """A watched direction that can step in place."""
 
-    def __init__(self, inner: Any, begins: Callable[[], None]) -> None:
-        self.inner, self.begins = inner, begins
+    step: Direction
+    point: Callable[[Vector], AbstractContextManager[Vector]]
 
     def __call__(self, y: Vector) -> Vector:
-        self.begins()
-        direction: Vector = self.inner(y)
-        return direction
-
-
-class _InPlace(_Steps, InPlaceDirection):
-    """The same for steps in place."""
+        return self.step(y)
 
     def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        point: AbstractContextManager[Vector] = self.inner.in_place(start)
-        return point
+        return self.point(start)

@@ -1,36 +1,56 @@
-"""`plan`: what each method will cost on a spec's task, or on a Hugging Face model that is not even downloaded."""
+"""`plan`: what each method will cost on a spec's task, or on a Hugging Face model that is not even downloaded.
+
+A task's data is read once, for all specs that differ in method, steps and length alone, and let go again: `shapes`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import bisect
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedspan.core import building, registry
-from fedspan.core.errors import SpecError, items, one_of, shown
+from fedspan.core.config import Participation
+from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
+from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout
+from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
-from fedspan.costs.memory import Memory
-from fedspan.costs.model import ModelRequest, comparable
-from fedspan.costs.outline import Outline, client_process, outline, rehearsed, sibling
-from fedspan.costs.traffic import AnyMethod, Cost, cost
+from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
+from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
+from fedspan.methods.base import InSubspace
+from fedspan.nn.problem import TorchProblem
+from fedspan.tasks.outline import Outline
 
 RANK = 0.1  # of a subspace where a spec has none
+COMPARED = ("ssf", "fedit", "ffalora", "fedavg", "scaffold")  # methods planned for an outline
+FINE = 2**20  # shares of a layer's inputs that are told apart
+KEPT = 8  # shapes of different models
+# Settings that one method takes from another, and those that decide the shapes of a model.
+SHARED = ("lr", "local_steps", "schedule", "warmup", "milestones", "gamma")
+DECIDING = (
+    "task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine",
+)  # fmt: skip
+# Errors of a network that does not run without values, or of an adapter that PEFT does not have.
+CANNOT_REHEARSE = (FedspanError, ImportError, RuntimeError, ValueError, TypeError)
+NOT_HERE = (FedspanError, OSError, ImportError)  # a method, a task, objects or data
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodPlan:
     """What one method costs."""
 
     method: str
     rank: Any  # of its subspace or adapters; None: it has neither
     trained: int  # numbers that a local step trains
     cost: Cost
-    memory: Memory | None  # of one client; None: not a network, or it does not run without numbers
-    client_peak: (
-        int | None
-    )  # bytes of a client's process across machines, besides Python, torch and Flower
+    memory: Memory | None  # of one client; None: not a network, or it does not run without values
+    client_peak: int | None  # bytes of a client's process, besides Python, torch and Flower
 
 
 @dataclass(frozen=True)
@@ -42,73 +62,251 @@ class Plan:
     clients: int
     clients_per_round: int
     rounds: int
-    rows: tuple[Row, ...]
+    rows: tuple[MethodPlan, ...]
 
-    def __getitem__(self, method: str) -> Row:
+    def __getitem__(self, method: str) -> MethodPlan:
         one_of("method", method, [row.method for row in self.rows])
         return next(row for row in self.rows if row.method == method)
 
 
 def plan(
-    source: Spec | Path | str | Mapping[str, Any] | ModelRequest,
+    source: Spec | Path | str | Mapping[str, Any],
     methods: Sequence[str] | None = None,
+    *,
+    trained: int | None = None,
 ) -> Plan:
-    """Plans bytes, memory and disk of a run, without running it.
+    """Plan bytes, memory and disk of a run, without running it.
 
     Args:
-        source: A `Spec`, the path of a TOML file or a table of plain values; or a `ModelRequest`.
-        methods: Names of the methods to plan. By default all that are registered for a spec, and for a model those
+        source: A `Spec`, the path of a TOML file or a table of plain values. With the task `outline`, of a Hugging
+            Face model only its config.json is read.
+        methods: Names of the methods to plan. By default all that are registered, and for the task `outline` those
             that are compared most: SSF, LoRA (`fedit`), FFA-LoRA, FedAvg and SCAFFOLD.
+        trained: Number of values that all methods with a rank train, as nearly as they can. By default they
+            take the spec's rank; for the task `outline` they train as many values as the spec's own method.
 
     Returns:
-        A row per method. All take the spec's steps, subspace and compressor as far as they can; on a model all that
-        have a rank train about the same amount of numbers.
+        A row per method. All take the spec's steps, subspace and compressor as far as they can.
     """
     if methods is not None:
         names = items("methods", methods)
         if not names:
             raise SpecError("`methods` is empty; name at least one method, or leave it out for all")
         methods = [registry.registered_name("method", name, "methods") for name in names]
-    if isinstance(source, ModelRequest):
-        found = Outline(*source.outline())
-        made = comparable(source, found.problem.layout, methods)
-        return _planned(made, found, source.clients_per_round, source.rounds, 0)
     if not isinstance(source, Spec | str | Path | Mapping):
         raise SpecError(
-            f"`source` must be a Spec, the path of a TOML file, a table or a ModelRequest, got {shown(source)}"
+            f"`source` must be a Spec, the path of a TOML file or a table, got {shown(source)}"
         )
     if isinstance(source, str | Path):
         source = Spec.load(source)
     spec = source if isinstance(source, Spec) else Spec.from_table(source)
-    chosen = list(registry.choices("method")) if methods is None else methods
-    built = ((name, building.build("method", sibling(spec, name, RANK))) for name in chosen)
-    known_start = spec.participation.known_start
-    return _planned(
-        built,
-        outline(spec),
-        spec.clients_per_round,
-        spec.rounds,
-        spec.seed,
-        known_start=known_start,
+    if trained is not None:
+        at_least("trained", trained, 1)
+    known, outlined = shapes(spec), isinstance(spec.task, Outline)
+    problem, layout = known.problem, known.problem.layout
+    wanted = trained or (spec.method.footprint(layout).trained if outlined else None)
+    if wanted is not None:
+        _check_matched(wanted, layout)
+    cohort, known_start = spec.clients_per_round or problem.clients, spec.participation.known_start
+    rows = []
+    for name in methods or (COMPARED if outlined else registry.choices("method")):
+        own = trained is None and name == registry.name_of(spec.method)
+        table = sibling(spec, name, RANK)
+        method = building.build(
+            "method", table if wanted is None or own else matched(table, layout, wanted)
+        )
+        spent = cost(method, problem, cohort, spec.rounds, spec.seed, known_start=known_start)
+        held = _rehearsed(memory, method, known.dry)
+        peak = _rehearsed(client_peak, method, known.dry, max(1, problem.clients // cohort))
+        if peak is not None and known_start:  # the initial weights stay
+            peak += layout.size * layout.dtype.itemsize
+        rank = getattr(getattr(method, "projector", method), "rank", None)
+        rows.append(MethodPlan(name, rank, method.footprint(layout).trained, spent, held, peak))
+    return Plan(known.parameters, layout, problem.clients, cohort, spec.rounds, tuple(rows))
+
+
+def _rehearsed(look: Any, method: AnyMethod, problem: TorchProblem | None, *given: int) -> Any:
+    """What `look` finds; None where there is no network, or it does not run without values."""
+    try:
+        return None if problem is None else look(method, problem, *given)
+    except CANNOT_REHEARSE:
+        return None
+
+
+# --- The shapes of a spec's task, and what follows from them ---
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """A task without its data and values."""
+
+    problem: FlatProblem
+    parameters: int  # numbers of the model, trained or not
+    dry: TorchProblem | None = None  # None: not a network, or no client's data is here
+    test_examples: int | None = None  # None: not a network, or without a test set
+    weighted: bool = False  # whether clients have different weights
+    peaks: dict[str, int | None] = field(default_factory=dict)  # method → `client_memory`
+
+
+_shapes: dict[str, Shapes] = {}
+
+
+def shapes(spec: Spec) -> Shapes:
+    """Return the spec's model and number of clients; its data is let go again."""
+    table = spec.table()
+    key = json.dumps({name: table[name] for name in DECIDING}, sort_keys=True)
+    if key in _shapes:
+        return _shapes[key]
+    while len(_shapes) >= KEPT:
+        _shapes.pop(next(iter(_shapes)))
+    problem = spec.task.shapes(spec) if isinstance(spec.task, Outline) else _built(spec)
+    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
+    flat, weighted = (
+        FlatProblem(problem.layout, problem.clients, buffers),
+        problem.weights is not None,
+    )
+    found = Shapes(flat, flat.layout.size, weighted=weighted)
+    if isinstance(problem, TorchProblem):
+        parameters, dry = sum(p.numel() for p in problem.model.parameters()), None
+        # A module may hold what cannot be copied, such as an open file or a tensor that was computed.
+        with contextlib.suppress(RuntimeError, TypeError):
+            dry = dry_problem(problem) if problem.local_data else None
+        found = Shapes(flat, parameters, dry, problem.test_examples, weighted)
+    _shapes[key] = found
+    return found
+
+
+def _built(spec: Spec) -> Problem:
+    """With the clients' data, which memory depends on, or as a server has it where they are elsewhere."""
+    try:
+        return spec.task.build((spec.seed,), spec)
+    except DataError:  # nothing here depends on the clients' weights
+        alike = dataclasses.replace(spec, participation=Participation(weights="uniform"))
+        return spec.task.server_problem((spec.seed,), alike)
+
+
+def price(spec: Spec) -> Cost:
+    """Return the bytes of the spec's run."""
+    problem, known_start = shapes(spec).problem, spec.participation.known_start
+    per_round = spec.clients_per_round or problem.clients
+    return cost(spec.method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
+
+
+def client_memory(given: Spec | dict[str, Any]) -> int | None:
+    """Bytes in a client's memory at the peak of a local step of a spec; None where they are not known."""
+    try:
+        spec = given if isinstance(given, Spec) else Spec.from_table(given)
+        method = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
+        # Of the ranks by layer the first that matches counts: unsorted.
+        key, known = json.dumps(building.describe(method)), shapes(spec)
+    except NOT_HERE:
+        return None
+    if key not in known.peaks:
+        found: Memory | None = _rehearsed(memory, method, known.dry)
+        known.peaks[key] = None if found is None else found.peak
+    return known.peaks[key]
+
+
+def projected(spec: Spec) -> tuple[int, int, int] | None:
+    """Parameters that a method projects, values that a client sends, and parameters that are trained.
+
+    None for a method without a subspace.
+    """
+    layout = shapes(spec).problem.layout
+    return spec.method.projected(layout) if isinstance(spec.method, InSubspace) else None
+
+
+def keeps_objective(spec: Spec) -> bool:
+    """Whether a run minimizes the weighted objective; sampling can bias it: see `Participation.unbiased`."""
+    known = shapes(spec)
+    everyone = (spec.clients_per_round or known.problem.clients) == known.problem.clients
+    return (
+        everyone or not known.weighted or spec.participation.unbiased or spec.method.follows_states
     )
 
 
-def _planned(
-    methods: Iterable[tuple[str, AnyMethod]], found: Outline, clients_per_round: int | None, rounds: int, seed: int,
-    *, known_start: bool = False,
-) -> Plan:  # fmt: skip
-    problem = found.problem
-    cohort = clients_per_round or problem.clients
-    rows = []
-    for name, method in methods:
-        spent = cost(method, problem, cohort, rounds, seed, known_start=known_start)
-        trained = method.footprint(problem.layout).trained
-        peak = client_process(method, found.sketch, max(1, problem.clients // cohort))
-        if peak is not None and known_start:  # the initial weights stay
-            peak += problem.layout.size * problem.layout.dtype.itemsize
-        rows.append(Row(name, _rank(method), trained, spent, rehearsed(method, found.sketch), peak))
-    return Plan(found.parameters, problem.layout, problem.clients, cohort, rounds, tuple(rows))
+def check(spec: Spec) -> None:
+    """Raise SpecError if the method cannot work on the task's model."""
+    spec.method.check(shapes(spec).problem.layout)
 
 
-def _rank(method: AnyMethod) -> Any:
-    return getattr(getattr(method, "projector", method), "rank", None)
+def metrics(spec: Spec) -> tuple[list[str], bool]:
+    """The metrics that a run of the spec reports, and whether its task has a training loss."""
+    problem = _built(spec)
+    trains = type(problem).training_loss is not Problem.training_loss
+    return list(problem.evaluate(problem.x0, problem.buffers0)), trains
+
+
+# --- Other methods on the same task ---
+
+
+def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
+    """Return the table of method `name` with what it can take of the spec's steps, subspace and compressor.
+
+    `rank` is that of a subspace where the spec has none.
+    """
+    own: dict[str, Any] = building.describe(spec.method)
+    name = registry.registered_name("method", name, "method")
+    if name == own["name"]:
+        return own
+    known = _settings(name)
+    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank", rank)})
+    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
+    table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
+    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
+        table |= subspace
+    for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
+        if key in own and key in known:
+            with contextlib.suppress(SpecError):
+                building.build("method", table | {key: own[key]}).check(shapes(spec).problem.layout)
+                table |= {key: own[key]}
+    return table
+
+
+def matched(table: dict[str, Any], layout: Layout, wanted: int) -> dict[str, Any]:
+    """Return a method's table with the rank at which it trains about the wanted number of values.
+
+    LoRA's adapters are on the layers that SSF projects, and what SSF trains in full LoRA trains in full.
+    """
+    if "rank" not in _settings(table["name"]):
+        return table
+    table = {key: value for key, value in table.items() if key != "rank"}
+
+    def trained(rank: int | float) -> int:
+        return _footprint(table | {"rank": rank}, layout).trained
+
+    def nearest(most: int, unit: int | float) -> int | float:
+        """The multiple of a unit, up to `most` of them, that trains the number nearest to the wanted one."""
+        above = bisect.bisect_left(range(1, most), wanted, key=lambda n: trained(n * unit)) + 1
+        near = (max(1, above - 1) * unit, above * unit)
+        return min(near, key=lambda rank: abs(trained(rank) - wanted))
+
+    if trained(1) == trained(1.0):  # PowerSGD's rank is that of messages alone
+        return table
+    if _footprint(table | {"rank": 1}, layout).adapters is None:
+        return table | {"rank": nearest(FINE, 1 / FINE)}
+    widest = min(min(block.shape[:2]) for block in layout.blocks if block.axis is not None)
+    return table | {"rank": nearest(widest, 1)}
+
+
+def _check_matched(wanted: int, layout: Layout) -> None:
+    """Refuse a number of trained values that no rank has."""
+    if all(block.axis is None for block in layout.blocks):
+        raise SpecError(
+            "nothing of this model is projected: every large tensor is frozen; freeze less"
+        )
+    least = _footprint({"name": "ssf", "rank": 1}, layout).trained
+    if wanted < least:
+        raise SpecError(
+            f"`trained` {wanted:,} is too few: rank 1 trains {least:,} here; freeze more"
+        )
+
+
+def _footprint(table: dict[str, Any], layout: Layout) -> Footprint:
+    found: Footprint = building.build("method", table).footprint(layout)
+    return found
+
+
+def _settings(name: str) -> set[str]:
+    """The settings of a method."""
+    return {one.name for one in dataclasses.fields(registry.choices("method")[name])}

@@ -1,6 +1,6 @@
 """Bytes of a run before it runs: the method's own messages, packed and counted, with no data and no gradients.
 
-The method takes its real steps on tensors without numbers and an objective without slope, so the bytes are those of
+The method takes its real steps on tensors without values and an objective without slope, so the bytes are those of
 real messages, for a model of any size. The first rounds are walked through. Later downloads depend on how long ago
 each client took part last, which the seed tells; beyond that a round costs what the last ones cost on average.
 """
@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,7 @@ from fedspan.engine.running_mean import averages
 from fedspan.engine.transport import Replies
 from fedspan.projectors._dense import Dense
 
-SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
+WITH_VALUES = 300_000  # parameters up to which a walk with values is faster than without
 WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
 STEADY = (
@@ -45,12 +44,12 @@ AnyMethod = Method[Any, Any, Any, Any]
 
 
 class FlatProblem(Problem):
-    """A model of the right size over clients that have nothing to learn; the vectors of a large one have no numbers."""
+    """A model of the right size over clients that have nothing to learn; the vectors of a large one have no values."""
 
     seeds = (0,)
 
     def __init__(self, layout: Layout, clients: int, buffers: int = 0) -> None:
-        device = None if layout.size <= SMALL else NOWHERE
+        device = None if layout.size <= WITH_VALUES else NOWHERE
         self.layout, self.clients, self.weights = layout, clients, None
         self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
         self.buffers0 = (
@@ -85,24 +84,20 @@ class _Level(Objective):
         return self.grad
 
 
-class _Forgetful:
+class AlikeClients:
     """A transport whose clients are all alike and always new: states have the right shape, which is all that counts."""
 
-    def __init__(self, method: AnyMethod, problem: FlatProblem) -> None:
-        self.method, self.problem, self.first = (
-            method,
-            problem,
-            method.init_client(problem.x0, problem.layout),
-        )
+    def __init__(self, method: AnyMethod, problem: Problem) -> None:
+        self.method, self.problem = method, problem
+        self.state = method.init_client(problem.x0, problem.layout)
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """The cohort's step as one computation."""
+        """Take the cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
-        own = {name: part.expand(-1, cohort, -1) for name, part in vars(self.first).items()}
+        own = {name: part.expand(-1, cohort, -1) for name, part in wire.pack(self.state).items()}
+        states: Any = wire.unpack(type(self.state), own)
         rnd = dataclasses.replace(rnd, overwrite=False)  # their states are one
-        _, up = self.method.client_step(
-            type(self.first)(**own), down, self.problem.cohort(rnd), rnd
-        )
+        _, up = self.method.client_step(states, down, self.problem.cohort(rnd), rnd)
         return Replies(
             np.arange(cohort), up, None if buffers is None else buffers.expand(-1, cohort, -1)
         )
@@ -117,17 +112,20 @@ class _Forgetful:
         pass
 
 
-def _undrawn(projector: Projector, layout: Layout, keys: seeds.Keys) -> LinearMap:
-    """P of the right shape: to draw one for a large model takes longer than all the rest."""
-    shapes = (
-        (projector.rank_of(b), b.inputs) if b.axis is not None else None for b in layout.blocks
-    )
-    factors = (
-        shape and torch.empty(len(keys), *shape, dtype=layout.dtype, device=NOWHERE)
-        for shape in shapes
-    )
-    probe = torch.empty(len(keys), 1, 1, dtype=torch.float64, device=NOWHERE)
-    return LinearMap(layout, tuple(None if p is None else Dense(p, p) for p in factors), probe)
+class _Undrawn(Projector):
+    """Mixed into a projector: P has the right shape, because drawing one for a large model takes too long."""
+
+    def sample(self, layout: Layout, keys: seeds.Keys) -> LinearMap:
+        factors: list[Dense | None] = []
+        for block in layout.blocks:
+            if block.axis is None:
+                factors.append(None)
+                continue
+            shape = (len(keys), self.rank_of(block), block.inputs)
+            P = torch.empty(*shape, dtype=layout.dtype, device=NOWHERE)
+            factors.append(Dense(P, P))
+        probe = torch.empty(len(keys), 1, 1, dtype=torch.float64, device=NOWHERE)
+        return LinearMap(layout, tuple(factors), probe)
 
 
 @dataclass(frozen=True)
@@ -173,65 +171,64 @@ def cost(
     """Bytes of a run of a method on a problem's model and clients."""
     method.check(problem.layout)
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    layout = dataclasses.replace(
-        problem.layout
-    )  # of its own, so that no cache gives these P to anybody else
+    layout = dataclasses.replace(problem.layout)  # its own: no cache gives these P to anybody else
     flat = FlatProblem(layout, problem.clients, buffers)
-    short = dataclasses.replace(method, lr=1.0, local_steps=1)  # type: ignore[type-var]  # messages do not depend on it
-    walked = min(
-        rounds, DRAWN if known_start else max(WALKED, 2 * problem.clients // clients_per_round)
-    )
+    changes: dict[str, Any] = {"lr": 1.0, "local_steps": 1}  # messages do not depend on them
+    if flat.x0.is_meta and isinstance(projector := getattr(method, "projector", None), Projector):
+        kind = type(projector)
+        changes["projector"] = type(kind.__name__, (_Undrawn, kind), {})(**vars(projector))
+    method = dataclasses.replace(method, **changes)  # type: ignore[type-var]
+    most = DRAWN if known_start else max(WALKED, 2 * problem.clients // clients_per_round)
+    everyone = clients_per_round == problem.clients
     totals, server = [(0, 0)], [0]
-    dry = (
-        (WithoutNumbers(), mock.patch.object(Projector, "sample", _undrawn))
-        if flat.x0.is_meta
-        else ()
-    )
-    with contextlib.ExitStack() as stack, torch.inference_mode():
-        for context in dry:
-            stack.enter_context(context)
-        transport = _Forgetful(short, flat)
+    downloads: dict[int, set[int]] = {}  # rounds since a client's last, or 0 for its first → bytes
+    dry = WithoutNumbers() if flat.x0.is_meta else contextlib.nullcontext()
+    with dry, torch.inference_mode():
+        clients = AlikeClients(method, flat)
         loop = Loop(
-            short,
+            method,
             flat,
-            transport,
+            clients,
             (seed,),
             clients_per_round,
             rounds=rounds,
             known_start=known_start,
         )
-        downloads = _Downloads()
-        while loop.t < walked and not (clients_per_round == problem.clients and _steady(totals)):
-            before, last_round = loop.ledger.down.copy(), loop.last_round.copy()
+        while loop.t < min(rounds, most) and not (everyone and _steady(totals)):
+            before, last_round = loop.ledger.down.copy(), loop.last_round[0].copy()
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
             server.append(_bytes(loop.server))
-            downloads.note(loop.t - 1, last_round[0], (loop.ledger.down - before)[0])
+            sent = (loop.ledger.down - before)[0]
+            for client in np.flatnonzero(sent):
+                lag = 0 if last_round[client] < 0 else int(loop.t - 1 - last_round[client])
+                downloads.setdefault(lag, set()).add(int(sent[client]))
         step = _server_step(loop)
-    totals += [] if known_start else downloads.after(loop, totals, min(rounds, DRAWN))
-    late = max(
-        1, (len(totals) - 1) // 4 * 2
-    )  # of a method with two kinds of rounds as many of either
+    if not known_start:
+        totals += _later(loop, totals, downloads, min(rounds, DRAWN))
+    late = max(1, (len(totals) - 1) // 4 * 2)  # if rounds are of two kinds, as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
     course = Course(tuple(totals), (up, down))
-    recent = server[
-        -STEADY:
-    ]  # the log of some methods breathes, and that of others still grows, to a model's size
-    grows = (
-        min((later - before for before, later in zip(recent, recent[2:], strict=False)), default=0)
-        // 2
-    )
-    log = min(max(0, grows) * (rounds - loop.t), flat.x0.nbytes)
-    state = _bytes(transport.first)
-    copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
+    # The log of some methods grows and shrinks, and that of others still grows, to a model's size.
+    recent = server[-STEADY:]
+    growth = [later - before for before, later in zip(recent, recent[2:], strict=False)]
+    log = min(max(0, min(growth, default=0) // 2) * (rounds - loop.t), flat.x0.nbytes)
     held = (server[-1] if loop.t == rounds else max(recent)) + log
-    sending = max(
-        flat.x0.nbytes, int(up)
-    )  # x in full, as Flower holds it, and later the replies of a round
+    state = _bytes(clients.state)
+    copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
+    sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, then a round's replies
     return Cost(
-        up / clients_per_round, down / clients_per_round, *course.after(rounds), state, 2 * (state + copy),
-        held, held + max(sending, step), problem.clients * state, course,
-    )  # fmt: skip
+        up_round=up / clients_per_round,
+        down_round=down / clients_per_round,
+        up=course.after(rounds)[0],
+        down=course.after(rounds)[1],
+        client_state=state,
+        client_disk=2 * (state + copy),
+        server_memory=held,
+        server_peak=held + max(sending, step),
+        server_disk=problem.clients * state,
+        course=course,
+    )
 
 
 def _server_step(loop: Loop) -> int:
@@ -247,53 +244,41 @@ def _server_step(loop: Loop) -> int:
     return int(live.peak - start + sum(part.nbytes for part in replies))
 
 
-class _Downloads:
-    """Bytes of a download by the rounds since the client's last one; 0 stands for its first."""
+def _later(
+    loop: Loop, totals: list[tuple[int, int]], downloads: dict[int, set[int]], rounds: int
+) -> list[tuple[int, int]]:
+    """(up, down) after each later round up to `rounds`; none where they cannot be known without walking."""
+    ups = {b[0] - a[0] for a, b in itertools.pairwise(totals)}
+    table = _by_lag(downloads, rounds) if len(ups) == 1 and loop.t < rounds else None
+    if table is None:
+        return []
+    (up_round,), (up, down), found = ups, totals[-1], []
+    last_round = loop.last_round[0].copy()
+    for t in range(loop.t, rounds):
+        ids = cohort_of(loop.seeds, len(last_round), loop.clients_per_round, t)[0]
+        lags = np.where(last_round[ids] < 0, 0, t - last_round[ids])
+        up, down = up + up_round, down + int(table[lags].sum())
+        last_round[ids] = t
+        found.append((up, down))
+    return found
 
-    def __init__(self) -> None:
-        self.seen: dict[int, set[int]] = {}
 
-    def note(self, t: int, last_round: npt.NDArray[np.int64], sent: npt.NDArray[np.int64]) -> None:
-        """Remember a round; what was sent is zero for clients that did not take part."""
-        for client in np.flatnonzero(sent):
-            lag = 0 if last_round[client] < 0 else int(t - last_round[client])
-            self.seen.setdefault(lag, set()).add(int(sent[client]))
-
-    def by_lag(self, most: int) -> npt.NDArray[np.int64] | None:
-        """Bytes for 0, 1, … rounds: a line up to what a first download costs; None where they are not like that."""
-        if any(len(sizes) > 1 for sizes in self.seen.values()) or 0 not in self.seen:
-            return None
-        known = {lag: next(iter(sizes)) for lag, sizes in self.seen.items()}
-        first = known.pop(0)
-        rising = sorted((lag, size) for lag, size in known.items() if size < first)
-        if not known or (len(rising) == 1 and len(known) == 1):
-            return None
-        table = np.full(most + 1, first)
-        if len(rising) > 1:
-            (lag, size), (later, larger) = rising[0], rising[-1]
-            table[1:] = np.minimum(
-                size + (larger - size) // (later - lag) * (np.arange(1, most + 1) - lag), first
-            )
-        table[[lag for lag, _ in rising]] = [size for _, size in rising]
-        return table if all(table[lag] == size for lag, size in known.items()) else None
-
-    def after(
-        self, loop: Loop, totals: list[tuple[int, int]], rounds: int
-    ) -> list[tuple[int, int]]:
-        """(up, down) after each later round up to `rounds`; none where they cannot be known without walking."""
-        ups = {b[0] - a[0] for a, b in itertools.pairwise(totals)}
-        table = self.by_lag(rounds) if len(ups) == 1 and loop.t < rounds else None
-        if table is None:
-            return []
-        (up_round,), (up, down), found = ups, totals[-1], []
-        last_round = loop.last_round[0].copy()
-        for t in range(loop.t, rounds):
-            ids = cohort_of(loop.seeds, len(last_round), loop.clients_per_round, t)[0]
-            lags = np.where(last_round[ids] < 0, 0, t - last_round[ids])
-            up, down = up + up_round, down + int(table[lags].sum())
-            last_round[ids] = t
-            found.append((up, down))
-        return found
+def _by_lag(downloads: dict[int, set[int]], most: int) -> npt.NDArray[np.int64] | None:
+    """Bytes for 0, 1, … rounds: a line up to what a first download costs; None where they are not like that."""
+    if any(len(sizes) > 1 for sizes in downloads.values()) or 0 not in downloads:
+        return None
+    known = {lag: next(iter(sizes)) for lag, sizes in downloads.items()}
+    first = known.pop(0)
+    rising = sorted((lag, size) for lag, size in known.items() if size < first)
+    if not known or (len(rising) == 1 and len(known) == 1):
+        return None
+    table = np.full(most + 1, first)
+    if len(rising) > 1:
+        (lag, size), (later, larger) = rising[0], rising[-1]
+        slope = (larger - size) // (later - lag)
+        table[1:] = np.minimum(size + slope * (np.arange(1, most + 1) - lag), first)
+    table[[lag for lag, _ in rising]] = [size for _, size in rising]
+    return table if all(table[lag] == size for lag, size in known.items()) else None
 
 
 def _steady(totals: list[tuple[int, int]]) -> bool:

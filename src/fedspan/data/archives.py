@@ -11,7 +11,7 @@ import io
 import math
 import pickletools
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
@@ -47,6 +47,26 @@ def idx(path: Path, most: int = MOST) -> Array:
     if not shape or len(values) != math.prod(shape) or min(shape) < 0:
         raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers")
     return values.reshape(shape).astype(values.dtype.newbyteorder("="))
+
+
+def idx_splits(files: Mapping[str, Path], folder: str) -> dict[str, Array]:
+    """`train_x`, `train_y`, `test_x` and `test_y` of the four files of MNIST, or of a data set in its format."""
+    arrays = {}
+    for part, name in (("train", "train"), ("test", "t10k")):
+        arrays[f"{part}_x"] = idx(files[f"{folder}/{name}-images-idx3-ubyte.gz"])
+        arrays[f"{part}_y"] = idx(files[f"{folder}/{name}-labels-idx1-ubyte.gz"])
+    return arrays
+
+
+def hub_splits(
+    splits: Mapping[str, Mapping[str, Any]], image: str = "image", label: str = "label"
+) -> dict[str, Array]:
+    """The same of the columns that a hub gives."""
+    arrays: dict[str, Array] = {}
+    for part, columns in splits.items():
+        arrays[f"{part}_x"] = np.stack([np.asarray(one, np.uint8) for one in columns[image]])
+        arrays[f"{part}_y"] = np.asarray(columns[label], np.uint8)
+    return arrays
 
 
 def members(

@@ -79,10 +79,7 @@ def digest(path: Path) -> str:
     """A hash of a file's bytes, or of all files of a directory; "missing" where there is none."""
     if path.is_dir():
         return digest_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
-    if not path.is_file():
-        return "missing"
-    about = path.stat()
-    return _digest(path, about.st_mtime_ns, about.st_size)
+    return _content(*_state(path)) if path.is_file() else "missing"
 
 
 def digest_of(root: Path, files: Iterable[Path]) -> str:
@@ -95,22 +92,18 @@ def _state(file: Path) -> tuple[Path, int, int]:
     return (file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1)
 
 
-@functools.lru_cache(maxsize=64)
-def _digest(path: Path, _changed: int, _size: int) -> str:
-    return _content(path)
-
-
 @functools.lru_cache(maxsize=8)
 def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...]) -> str:
     large = sum(size for *_, size in states) > MOST_BYTES
     found = hashlib.blake2b(digest_size=8)
     for file, changed, size in states:
-        said = "missing" if size < 0 else changed if large else _content(file)
+        said = "missing" if size < 0 else changed if large else _content(file, changed, size)
         found.update(repr((os.path.relpath(file, root), size, said)).encode())
     return found.hexdigest()
 
 
-def _content(path: Path) -> str:
+@functools.lru_cache(maxsize=64)
+def _content(path: Path, _changed: int, _size: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
@@ -179,9 +172,14 @@ def typed(cells: Sequence[str]) -> Array:
     return text
 
 
-def _jsonl(path: Path) -> Columns:
+def read_rows(path: Path) -> list[Any]:
+    """The values of a .jsonl, packed or not; raises one of UNREADABLE."""
     with _text(path) as file:
-        rows = [json.loads(line) for line in file if line.strip()]
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def _jsonl(path: Path) -> Columns:
+    rows = read_rows(path)
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise DataError(f"`task.data`: line {number} of {str(path)!r} is no JSON object")

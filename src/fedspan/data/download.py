@@ -9,7 +9,7 @@ import hashlib
 import http.client
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,16 @@ class File:
     size: int = 0  # bytes
     also: str = ""  # another official file that serves as well, if it was fetched by hand
     also_sha256: str = ""
+
+
+def files_of(
+    folder: str, addresses: Sequence[str], known: Mapping[str, tuple[str, int]]
+) -> tuple[File, ...]:
+    """Return files of one folder that lie at the same addresses; `known` has the SHA-256 and the size of each."""
+    return tuple(
+        File(f"{folder}/{name}", tuple(at + name for at in addresses), *of)
+        for name, of in known.items()
+    )
 
 
 def download(file: File, folder: Path, seen: Seen = lambda *_: None) -> None:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedspan.core.errors import DataError, one_line, path_of
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.system import locked
-from fedspan.data.columns import UNREADABLE, read_npz
+from fedspan.data.columns import UNREADABLE, read_npz, read_rows
 
 Contents = Mapping[str, Any]  # path in the data directory → arrays by name, rows, or bytes
 
@@ -68,8 +68,7 @@ def read(path: Path) -> Any:
         if path.suffix == ".npz":
             return read_npz(path)
         if path.name.endswith(".jsonl.gz"):
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
-                return [json.loads(line) for line in lines]
+            return read_rows(path)
         return path.read_bytes()
     except UNREADABLE as error:
         why = one_line(str(error) or type(error).__name__)

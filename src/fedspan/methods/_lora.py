@@ -18,51 +18,26 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedspan import Block, Layout, Log, ModelSync, Round, SpecError, SyncedDown, Vector
+from fedspan import Block, Bundle, Layout, Log, ModelSync, Round, Server, SpecError, Vector
 from fedspan.core.errors import one_of, positive
 from fedspan.core.footprint import Adapters, Footprint
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.projector import Rank, draw
-from fedspan.methods._server_side import ServerMomentum
-from fedspan.methods.base import LocalSteps, NoState
+from fedspan.methods.base import LocalSteps
 from fedspan.projectors.gaussian import Gaussian
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The merged model, the base weights, and what is trained."""
-
-    x: Vector
-    base: Vector
-    u: Vector
-    m: Vector  # the server's momentum; empty if it has none
-
-
-@dataclass(frozen=True, eq=False)
-class Down(SyncedDown):
-    """The base weights for new clients, all that is trained, and one number to check the start of A."""
-
-    u: Vector
-    probe: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Up:
-    """The change of what is trained."""
-
-    du: Vector
+from fedspan.servers.mean import Mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
+class Adapted(LocalSteps):
     """Adapters on every projected block, averaged as they are."""
 
-    uses_mean_only = True
     rank: Rank = (
         0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
     )
     alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without an adapter
+    server: Server = Mean()  # what the server makes of the mean
     trains_a: ClassVar[bool] = True  # whether A is trained as well as B
 
     def __post_init__(self) -> None:
@@ -71,6 +46,11 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
         if self.alpha is not None:
             positive("alpha", self.alpha)
         one_of("others", self.others, ("trained", "frozen"))
+
+    @property
+    def plain_sum(self) -> bool:  # type: ignore[override]
+        """Whether the server needs only the mean of the replies."""
+        return not self.server.needs_each_reply
 
     def check(self, layout: Layout) -> None:
         """The rank must fit every block with an adapter, and something must be trained."""
@@ -86,7 +66,7 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
         }
         trained = sum(self.sizes(layout))
         adapters = Adapters(ranks, self.trains_a, self.others == "trained")
-        return Footprint(trained, self.solver.size(trained), adapters)
+        return Footprint(trained, self.local.size(trained), adapters)
 
     def start(self, rnd: Round) -> LinearMap:
         """A before round 0, the same for server and clients."""
@@ -117,7 +97,7 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
 
     def origin(self, base: Vector, rnd: Round) -> Vector | None:
         """What u is a change from, for an optimizer with weight decay: zeros for B, the drawn A, W elsewhere."""
-        if not self.solver.decay:
+        if not self.local.decay:
             return None
         parts, sizes = base.split([b.size for b in rnd.layout.blocks], -1), self.sizes(rnd.layout)
         found = []
@@ -132,25 +112,23 @@ class Adapted(ServerMomentum, LocalSteps[ServerState, NoState, Down, Up]):
             found.append(w[..., :size])
         return torch.cat(found, -1)
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
+    def init_server(self, x0: Vector, layout: Layout) -> Bundle:
         u = x0.new_zeros(*x0.shape[:-1], sum(self.sizes(layout)))
-        return ServerState(x0, x0, u, self.no_velocity(u))
+        return Bundle(x=x0, base=x0, u=u, **self.server.init(u))
 
-    def init_client(self, x0: Vector, layout: Layout) -> NoState:
-        return NoState()
+    def init_client(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle()
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(
-            ModelSync.of(server.base, Log(), rnd), server.u, self.start(rnd).probe
-        )  # 2 of both boxes
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
+        sync = ModelSync.of(server.base, Log(), rnd)
+        return Bundle(sync=sync, u=server.u, probe=self.start(rnd).probe)  # 2 of both boxes
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        delta = self.server_lr * rnd.mean(up.du)
-        if self.extrapolate:
-            delta = delta * self.stretch(up.du, rnd)
-        delta, m = self.moved_on(server.m, delta)
-        u = server.u + delta  # 4 of both boxes
-        return ServerState(self.merged(server.base, u, rnd), server.base, u, m)
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        everything = LinearMap(Layout((), rnd.layout.dtype), (), server.u[..., :1])
+        direction = -rnd.mean(up.du)
+        move, moved = self.server.step(server, direction, everything, rnd, lambda: -up.du)
+        u = server.u - move  # 4 of both boxes
+        return server.replace(x=self.merged(server.base, u, rnd), u=u, **moved)
 
 
 def of_cohort(v: Vector, rnd: Round) -> Vector:

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Block, Objective, Round, Vector, register
+from fedspan import Block, Bundle, Objective, Round, Vector, register
 from fedspan.core.linear_map import Factor
-from fedspan.methods._lora import Adapted, Down, Up, of_cohort
-from fedspan.methods.base import NoState
+from fedspan.methods._lora import Adapted, of_cohort
 
 Part = tuple[Block, Vector, Vector, Factor | None]
 
@@ -39,15 +38,15 @@ class FedIT(Adapted):
         return self.rank_of(block) * (block.rest + block.inputs)
 
     def client_step(
-        self, client: NoState, down: Down, f: Objective, rnd: Round
-    ) -> tuple[NoState, Up]:
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
         base, u = down.sync.model, of_cohort(down.u, rnd)
         self.start(rnd).agree(down.probe)
 
         def direction(u: Vector) -> Vector:
             return self.chained(f.grad(self.merged(base, u, rnd)), u, rnd)  # 3
 
-        return client, Up(self.descend(u, direction, self.rate(rnd), self.origin(base, rnd)) - u)
+        return client, Bundle(du=self.descend(u, direction, self.rate(rnd), self.origin(base, rnd)) - u)
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
         """W + s B A, and the other blocks plus their change."""

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Block, Layout, Objective, Round, Vector, register
+from fedspan import Block, Bundle, Layout, Objective, Round, Vector, register
 from fedspan.core.objective import Direction
-from fedspan.methods._lora import Adapted, Down, Up, of_cohort
-from fedspan.methods.base import NoState
+from fedspan.methods._lora import Adapted, of_cohort
 
 
 @register
@@ -37,8 +36,8 @@ class FFALoRA(Adapted):
         return self.rank_of(block) * block.rest
 
     def client_step(
-        self, client: NoState, down: Down, f: Objective, rnd: Round
-    ) -> tuple[NoState, Up]:
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
         A, base, u = self.start(rnd), down.sync.model, of_cohort(down.u, rnd)  # 1
         A.agree(down.probe)
         s, gradient = self.scales(u, rnd.layout), f.restrict(base, A)
@@ -46,7 +45,7 @@ class FFALoRA(Adapted):
         B = self.descend(
             u if s is None else u / s, direction, self.rate(rnd), self.origin(base, rnd)
         )  # 3
-        return client, Up((B if s is None else s * B) - u)
+        return client, Bundle(du=(B if s is None else s * B) - u)
 
     def scales(self, u: Vector, layout: Layout) -> Vector | None:
         """s of every trained number; None if all are 1 and nothing is frozen, so that u is B itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -40,7 +41,9 @@ class Collected(Metric):
 
 
 class Regression(Collected):
-    """A metric of numbers: outputs and targets have as many."""
+    """A metric of numbers, by a function of torchmetrics: outputs and targets have as many."""
+
+    function: ClassVar[str]
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """In float64."""
@@ -48,11 +51,10 @@ class Regression(Collected):
             raise SpecError(
                 f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
             )
-        return self.of_numbers(outputs.double().reshape(targets.shape), targets.double())
-
-    @abstractmethod
-    def of_numbers(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """The metric of outputs and targets of one shape."""
+        library = importlib.import_module("torchmetrics.functional.regression")
+        compute = getattr(library, self.function)
+        found: Tensor = compute(outputs.double().reshape(targets.shape), targets.double())
+        return found
 
 
 class Labels(Collected):
@@ -131,9 +133,7 @@ class Ranking(Collected):
 
 def _log_odds(outputs: Tensor, k: int) -> Tensor:
     """Scores of class k against the others; probabilities are scores already."""
-    if bool((outputs >= 0).all()) and torch.allclose(
-        outputs.sum(1), outputs.new_ones(()), atol=1e-5
-    ):
+    if are_probabilities(outputs):
         return outputs[:, k]
     others = torch.cat([outputs[:, :k], outputs[:, k + 1 :]], 1)
     return outputs[:, k] - others.logsumexp(1)
@@ -171,6 +171,12 @@ def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | complex | np.ndarray | np.number | np.bool_)
+
+
+def are_probabilities(outputs: Tensor) -> bool:
+    """Whether the scores of all examples are class probabilities, and not logits."""
+    ones = outputs.new_ones(())
+    return bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), ones, atol=1e-5)
 
 
 def by_class(outputs: Tensor, targets: Tensor) -> bool:

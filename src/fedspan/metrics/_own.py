@@ -13,7 +13,7 @@ import torch
 from fedspan.core import building
 from fedspan.core.errors import SpecError, shown
 from fedspan.core.metric import Metric, column_of, is_sklearn
-from fedspan.metrics._collected import Collected, by_class, one_number
+from fedspan.metrics._collected import Collected, are_probabilities, by_class, one_number
 
 Tensor = torch.Tensor
 RESERVED = (
@@ -154,10 +154,9 @@ def _for_sklearn(
 def _probabilities(outputs: Tensor) -> Tensor:
     """Return class probabilities, from those or from logits."""
     outputs = outputs.double()
-    given = bool((outputs >= 0).all()) and torch.allclose(
-        outputs.sum(1), outputs.new_ones(()), atol=1e-5
-    )
-    return outputs / outputs.sum(1, keepdim=True) if given else outputs.softmax(1)
+    if are_probabilities(outputs):
+        return outputs / outputs.sum(1, keepdim=True)
+    return outputs.softmax(1)
 
 
 class Torchmetrics(Collected):

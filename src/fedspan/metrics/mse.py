@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedspan.core.registry import register
 from fedspan.metrics._collected import Regression
 
@@ -17,8 +15,4 @@ class MSE(Regression):
     """Over all outputs."""
 
     higher_is_better: ClassVar[bool] = False
-
-    def of_numbers(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        from torchmetrics.functional.regression import mean_squared_error
-
-        return mean_squared_error(outputs, targets)
+    function: ClassVar[str] = "mean_squared_error"

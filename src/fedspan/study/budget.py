@@ -18,7 +18,7 @@ import numpy as np
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, at_most, one_of, shown
 from fedspan.core.spec import Spec
-from fedspan.costs.outline import price
+from fedspan.costs.plan import price
 from fedspan.costs.traffic import Course
 from fedspan.study.curves import Axis, Curve
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from fedspan.core.errors import FedspanError, SpecError, at_least
 from fedspan.core.extras import needs
 from fedspan.core.terminal import say, table
-from fedspan.costs.outline import keeps_objective, projected
+from fedspan.costs.plan import keeps_objective, projected
 from fedspan.data import datasets
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.outcome import CHECKPOINT

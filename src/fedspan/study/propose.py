@@ -25,7 +25,7 @@ from fedspan.core.building import as_choice
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, changed
-from fedspan.costs.outline import price
+from fedspan.costs.plan import price
 from fedspan.study.bar import Bar, progress_of
 from fedspan.study.budget import KINDS, Budget
 from fedspan.study.proposal import Candidate, Link, Proposal

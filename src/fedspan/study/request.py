@@ -18,7 +18,7 @@ from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
-from fedspan.costs import outline
+from fedspan.costs import plan
 from fedspan.engine.judging import main_metric, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.model import COLORS, Goal, Part, Study, Variant, setting
@@ -67,7 +67,7 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     if goal is not None:
         one_of("goal", goal, ("max", "min"))
     first = part.variants[0]
-    known, trains = outline.metrics(part.spec(first, first.points()[0], rounds=1))
+    known, trains = plan.metrics(part.spec(first, first.points()[0], rounds=1))
     known = known or [TRAIN_LOSS] * trains  # without a test set the training loss is what there is
     if not known:
         raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
@@ -84,7 +84,7 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     for row, variant in part.cells():
         for point in variant.points():
             spec = part.spec(variant, point, row)
-            outline.check(spec)
+            plan.check(spec)
             _check_tail(part.tail, spec, option.replace("metric", "tail"))
     return part
 
@@ -177,7 +177,7 @@ def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
         rest, _, label = (part.strip() for part in text.partition(" as "))
         name, _, settings = (part.strip() for part in rest.partition(":"))
         values = _settings(split(settings), text)
-        table = outline.sibling(base, name)
+        table = plan.sibling(base, name)
         table = without_projector(table) if "rank" in values else table
         label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
         found.append((name, label, {"method": with_values(table, values)}))

@@ -27,7 +27,7 @@ from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import Spec, read_toml
 from fedspan.core.versions import versions
-from fedspan.costs.outline import client_memory, outline, price, projected
+from fedspan.costs.plan import client_memory, price, projected, shapes
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.jobs import seconds
@@ -161,7 +161,7 @@ def known_of(spec: Spec | Table) -> Table:
         spec = spec if isinstance(spec, Spec) else Spec.from_table(spec)
         sizes = projected(spec)
         return {
-            "test_examples": outline(spec).test_examples,
+            "test_examples": shapes(spec).test_examples,
             "projected": None if sizes is None else list(sizes),
         }
     except (FedspanError, OSError, ImportError):

@@ -16,8 +16,8 @@ from fedspan.core.errors import SpecError
 from fedspan.core.partition import Partition
 from fedspan.core.task import Holdings
 from fedspan.data.datasets import Split
-from fedspan.data.own import Division, OwnData
 from fedspan.data.partitions.natural import Natural
+from fedspan.data.user_tables import Division, OwnData
 from fedspan.nn.client_data import narrowed
 from fedspan.nn.models import Norm, build
 from fedspan.tasks._imports import model_from

@@ -10,7 +10,7 @@ from fedspan.core.errors import SpecError, at_least, one_of
 from fedspan.core.registry import register
 from fedspan.data import datasets
 from fedspan.data.datasets import Split, first_examples
-from fedspan.data.own import Division, OwnData
+from fedspan.data.user_tables import Division, OwnData
 from fedspan.nn.models import Norm
 from fedspan.tasks._divided import DividedTask, scaled
 from fedspan.tasks._module import Material

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedspan.core.registry import register
-from fedspan.data.own import Division, OwnData
+from fedspan.data.user_tables import Division, OwnData
 from fedspan.tasks._divided import DividedTask, scaled
 from fedspan.tasks._module import Material
 

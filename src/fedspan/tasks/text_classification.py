@@ -15,8 +15,8 @@ from fedspan.core.partition import Partition
 from fedspan.core.registry import register
 from fedspan.core.task import Holdings
 from fedspan.data.datasets import Split, first_examples, texts
-from fedspan.data.own import OwnData
 from fedspan.data.partitions.dirichlet import Dirichlet
+from fedspan.data.user_tables import OwnData
 from fedspan.huggingface.checkpoints import load_model, place_of
 from fedspan.huggingface.checkpoints import sentences as tokens
 from fedspan.tasks._module import Material

@@ -6,27 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspan.core.partition import Indices, Partition, fill_empty
+from fedspan.core.partition import Indices, fill_empty
 from fedspan.core.registry import register
-from fedspan.data.proportions import check_alpha, cuts
+from fedspan.data.partitions._proportions import Proportions
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(Partition):
+class Dirichlet(Proportions):
     """Unequal shares of every class."""
-
-    alpha: float = 0.5  # α: the smaller, the more unequal
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_alpha(self.alpha)
 
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            places = cuts(self.alpha, clients, len(members), rng)
-            for client, share in enumerate(np.split(members, places)):
-                parts[client].append(share)
+            shares = np.split(members, self.cuts(clients, len(members), rng))
+            for part, share in zip(parts, shares, strict=True):
+                part.append(share)
         return fill_empty([np.sort(np.concatenate(part)) for part in parts], rng)

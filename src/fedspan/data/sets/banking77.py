@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from fedspan.data.download import File
+from fedspan.data.download import files_of
 from fedspan.data.sets import DataSet, Files, Hub, Splits
 from fedspan.data.store import Contents
 
@@ -59,9 +59,7 @@ SET = DataSet(
     source="https://github.com/PolyAI-LDN/task-specific-datasets",
     size=216_000,
     made=("text/banking77_train.jsonl.gz", "text/banking77_test.jsonl.gz"),
-    files=tuple(
-        File(f"banking77/{name}", (FROM + name,), *known) for name, known in HASHES.items()
-    ),
+    files=files_of("banking77", (FROM,), HASHES),
     convert=convert,
     hub=Hub("PolyAI/banking77", convert_hub, "refs/convert/parquet"),
     digest="438503d64c3eb6d89e83b080536abb3d284543855d265df859e66eb30c1ddcce",

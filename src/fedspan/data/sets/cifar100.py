@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from fedspan.data.archives import cifar
+from fedspan.data.archives import cifar, hub_splits
 from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Hub, Splits
 from fedspan.data.store import Contents
@@ -19,11 +17,7 @@ def convert(files: Files) -> Contents:
 
 def convert_hub(splits: Splits, _: Files) -> Contents:
     """Images and fine labels of the hub."""
-    arrays = {}
-    for part, columns in splits.items():
-        arrays[f"{part}_x"] = np.stack([np.asarray(one, np.uint8) for one in columns["img"]])
-        arrays[f"{part}_y"] = np.asarray(columns["fine_label"], np.uint8)
-    return {"cifar100.npz": arrays}
+    return {"cifar100.npz": hub_splits(splits, "img", "fine_label")}
 
 
 SET = DataSet(

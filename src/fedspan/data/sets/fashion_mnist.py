@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from fedspan.data.archives import idx
-from fedspan.data.download import File
+from fedspan.data.archives import hub_splits, idx_splits
+from fedspan.data.download import files_of
 from fedspan.data.sets import DataSet, Files, Hub, Splits
 from fedspan.data.store import Contents
 
@@ -35,20 +33,12 @@ HASHES = {
 
 def convert(files: Files) -> Contents:
     """Images and labels of the official files."""
-    arrays = {}
-    for part, file in (("train", "train"), ("test", "t10k")):
-        arrays[f"{part}_x"] = idx(files[f"fashion-mnist/{file}-images-idx3-ubyte.gz"])
-        arrays[f"{part}_y"] = idx(files[f"fashion-mnist/{file}-labels-idx1-ubyte.gz"])
-    return {"fashion_mnist.npz": arrays}
+    return {"fashion_mnist.npz": idx_splits(files, "fashion-mnist")}
 
 
 def convert_hub(splits: Splits, _: Files) -> Contents:
     """Images and labels of the hub."""
-    arrays = {}
-    for part, columns in splits.items():
-        arrays[f"{part}_x"] = np.stack([np.asarray(one, np.uint8) for one in columns["image"]])
-        arrays[f"{part}_y"] = np.asarray(columns["label"], np.uint8)
-    return {"fashion_mnist.npz": arrays}
+    return {"fashion_mnist.npz": hub_splits(splits)}
 
 
 SET = DataSet(
@@ -59,10 +49,7 @@ SET = DataSet(
     source="https://github.com/zalandoresearch/fashion-mnist",
     size=31_000_000,
     made=("fashion_mnist.npz",),
-    files=tuple(
-        File(f"fashion-mnist/{name}", tuple(at + name for at in PLACES), *k)
-        for name, k in HASHES.items()
-    ),
+    files=files_of("fashion-mnist", PLACES, HASHES),
     convert=convert,
     hub=Hub("zalando-datasets/fashion_mnist", convert_hub),
     digest="f012f75c697a54aaa9b3635f032b8468d2f95e067e669582cde71b7b6ecceb92",

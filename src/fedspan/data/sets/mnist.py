@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedspan.core.errors import DataError
-from fedspan.data.archives import Array, idx
-from fedspan.data.download import File
+from fedspan.data.archives import Array, hub_splits, idx, idx_splits
+from fedspan.data.download import files_of
 from fedspan.data.sets import DataSet, Files, Hub, Splits
 from fedspan.data.store import Contents
 
@@ -16,7 +16,6 @@ MIRRORS = (
 )
 QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/94061367ec2e099ea18c553c75727ecf849ddb9b/"
 WRITER = 2  # the column of the extended labels
-PARTS = {"train": "train", "test": "t10k"}
 HASHES = {
     "train-images-idx3-ubyte.gz": (
         "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -49,42 +48,27 @@ WRITERS = {
 
 def convert(files: Files) -> Contents:
     """Images and labels of MNIST, writers of QMNIST."""
-    x = {part: idx(files[f"mnist/{file}-images-idx3-ubyte.gz"]) for part, file in PARTS.items()}
-    y = {part: idx(files[f"mnist/{file}-labels-idx1-ubyte.gz"]) for part, file in PARTS.items()}
-    return _with_writers(x, y, files)
+    return _with_writers(idx_splits(files, "mnist"), files)
 
 
 def convert_hub(splits: Splits, files: Files) -> Contents:
     """Images and labels of the hub, writers of QMNIST."""
-    x = {
-        part: np.stack([np.asarray(one, np.uint8) for one in splits[part]["image"]])
-        for part in PARTS
-    }
-    y = {part: np.asarray(splits[part]["label"], np.uint8) for part in PARTS}
-    return _with_writers(x, y, files)
+    return _with_writers(hub_splits(splits), files)
 
 
-def _with_writers(x: dict[str, Array], y: dict[str, Array], files: Files) -> Contents:
-    arrays: dict[str, Array] = {}
-    for part in PARTS:
-        extended = idx(files[f"mnist/qmnist-{part}-labels-idx2-int.gz"])[
-            : len(y[part])
-        ]  # test: 50,000 more follow
-        if (
-            extended.ndim != 2
-            or extended.shape[1] <= WRITER
-            or not np.array_equal(extended[:, 0], y[part])
-        ):
+def _with_writers(arrays: dict[str, Array], files: Files) -> Contents:
+    for part in ("train", "test"):
+        y = arrays[f"{part}_y"]
+        extended = idx(files[f"mnist/qmnist-{part}-labels-idx2-int.gz"])
+        extended = extended[: len(y)]  # test: 50,000 more follow
+        wide = extended.ndim == 2 and extended.shape[1] > WRITER
+        if not wide or not np.array_equal(extended[:, 0], y):
             raise DataError("the labels of QMNIST are not those of MNIST")
-        arrays |= {
-            f"{part}_x": x[part],
-            f"{part}_y": y[part],
-            f"{part}_writer": extended[:, WRITER].astype(np.uint16),
-        }
+        arrays[f"{part}_writer"] = extended[:, WRITER].astype(np.uint16)
     return {"mnist_by_writer.npz": arrays}
 
 
-_WRITERS = tuple(File(f"mnist/{name}", (QMNIST + name,), *known) for name, known in WRITERS.items())
+_WRITERS = files_of("mnist", (QMNIST,), WRITERS)
 SET = DataSet(
     name="mnist",
     about="handwritten digits, 60,000 and 10,000 images of 28 × 28",
@@ -93,13 +77,7 @@ SET = DataSet(
     source="http://yann.lecun.com/exdb/mnist and https://github.com/facebookresearch/qmnist",
     size=11_600_000,
     made=("mnist_by_writer.npz",),
-    files=(
-        *(
-            File(f"mnist/{name}", tuple(at + name for at in MIRRORS), *known)
-            for name, known in HASHES.items()
-        ),
-        *_WRITERS,
-    ),
+    files=files_of("mnist", MIRRORS, HASHES) + _WRITERS,
     convert=convert,
     hub=Hub("ylecun/mnist", convert_hub, files=_WRITERS),
     digest="bfb77e023218b1c21fc45e6ba1a21a76d2bbc608ab67f402259aadc77a7ece17",

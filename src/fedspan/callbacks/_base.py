@@ -1,0 +1,110 @@
+"""What callbacks share: a directory to write to, a tracker for each seed, a metric to judge by."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedspan.core.building import describe
+from fedspan.core.callback import Callback
+from fedspan.core.errors import SpecError, one_of
+from fedspan.engine.judging import Mode, judged_by, sign_of
+
+if TYPE_CHECKING:
+    from fedspan.engine.loop import Loop, Row
+    from fedspan.engine.result import Result
+
+
+class Writer(Callback):
+    """A callback that writes to `log_dir`, or else to the run directory."""
+
+    log_dir: str | Path | None
+
+    def folder(self, run: Loop) -> Path:
+        """Return the directory; refuse a run that has none."""
+        place = self.log_dir or run.run_dir
+        if place is None:
+            raise SpecError(f"{type(self).__name__} needs `log_dir` where the run has no `run_dir`")
+        return Path(place)
+
+    def on_run_start(self, run: Loop) -> None:
+        """Refuse a run that has no directory to write to."""
+        self.folder(run)
+
+
+@dataclass(frozen=True)
+class Logger(Writer):
+    """Sends the evaluations of each seed to a tracker of its own, opened at the first one.
+
+    Args:
+        log_dir: Where the tracker writes; by default the run directory.
+    """
+
+    log_dir: str | Path | None = None
+    _trackers: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @abstractmethod
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Any:
+        """Return a tracker; `name` is that of a seed among several, `t` the first round it is given."""
+
+    @abstractmethod
+    def log(self, tracker: Any, values: dict[str, float], t: int) -> None:
+        """Send the numbers of round t."""
+
+    @abstractmethod
+    def close(self, tracker: Any) -> None:
+        """Close a tracker."""
+
+    def on_run_start(self, run: Loop) -> None:
+        """Refuse a run that has no directory to log to."""
+        super().on_run_start(run)
+        self._trackers.clear()
+
+    def on_evaluate(self, run: Loop, row: Row) -> None:
+        """Log each seed's numbers; a seed that has diverged gets no more."""
+        for number, lines in enumerate(run.lines):
+            line: dict[str, Any] = lines[-1]
+            if line["round"] != row.round:
+                continue
+            if number not in self._trackers:
+                name = f"seed-{run.seeds[number]}" if len(run.seeds) > 1 else ""
+                settings = {
+                    "seed": run.seeds[number],
+                    "method": describe(run.method),
+                    "clients": run.problem.clients,
+                    "clients_per_round": run.clients_per_round,
+                }
+                self._trackers[number] = self.open(self.folder(run), name, row.round, settings)
+            values = {
+                name: value
+                for name, value in line.items()
+                if name not in ("round", "events", "diverged") and value is not None
+            }
+            self.log(self._trackers[number], values, row.round)
+
+    def on_run_end(self, run: Loop, result: Result) -> None:
+        """Close the trackers."""
+        self.on_run_error(run)
+
+    def on_run_error(self, run: Loop) -> None:
+        """Close the trackers."""
+        for tracker in self._trackers.values():
+            self.close(tracker)
+
+
+class Judge(Callback):
+    """A callback that judges evaluations by `metric`, of which more or less is better as `mode` says."""
+
+    metric: str | None
+    mode: Mode | None
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            one_of("mode", self.mode, ("min", "max"))
+
+    def judged_by(self, run: Loop, number: int = 0) -> tuple[str, int]:
+        """Return the metric, and the sign with which more of it is better."""
+        metric = judged_by(run.lines[number], self.metric, run.metrics)
+        return metric, sign_of(metric, run.metrics, self.mode)

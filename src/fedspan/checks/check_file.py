@@ -1,0 +1,45 @@
+"""Try every law on what a file of a user's own registers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from fedspan.checks import laws, network_laws, part_laws
+from fedspan.checks.bench import AnyMethod
+from fedspan.checks.law import Tried, tried, words_of
+from fedspan.core import building, registry
+from fedspan.core.errors import SpecError
+from fedspan.core.plugins import load_plugin
+
+STEPS = {"lr": 0.02, "local_steps": 3}  # what laws are tried with where nothing else is said
+
+
+def check_method(method: AnyMethod) -> list[Tried]:
+    """Try every law on a method; those of networks are left out if its clients' state cannot be restored."""
+    found = tried(laws.LAWS, method)
+    restorable = words_of(laws.restorable_state)
+    if any(one.holds is False and one.law == restorable for one in found):
+        why = "not tried: it needs update_client_state"
+        return [*found, *(Tried(words_of(law), None, why) for law in network_laws.LAWS)]
+    return [*found, *tried(network_laws.LAWS, method)]
+
+
+def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
+    """Check every method, projector, compressor and aggregator that a file registers, by kind and name."""
+    found: dict[str, list[Tried]] = {}
+    for cls in load_plugin(path):
+        kind = str(registry.kind_of(cls))
+        if kind == "method":
+            known = {field.name for field in dataclasses.fields(cls)}
+            table = {key: value for key, value in STEPS.items() if key in known}
+            found[f"method {path.stem}"] = check_method(building.make(cls, table | settings, kind))
+        elif kind in part_laws.LAWS:
+            part = building.make(cls, settings, kind)
+            found[f"{kind} {path.stem}"] = tried(part_laws.LAWS[kind], part)
+    if not found:
+        raise SpecError(
+            f"{str(path)!r} registers no method, projector, compressor or aggregator; there are laws of these only"
+        )
+    return found

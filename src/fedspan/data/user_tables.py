@@ -1,0 +1,421 @@
+"""Examples of your own in a spec: which file, which columns, whose rows, and which of them are for testing."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core import seeds
+from fedspan.core.errors import (
+    DataError,
+    SpecError,
+    at_least,
+    below_one,
+    did_you_mean,
+    items,
+    path_of,
+)
+from fedspan.core.partition import Indices, Partition
+from fedspan.core.spec import PATHS, changed
+from fedspan.core.task import Holdings
+from fedspan.data import columns, images
+from fedspan.data.columns import Array, Columns, is_plain
+from fedspan.data.datasets import Split
+from fedspan.data.partitions.natural import Natural
+
+TEST_SHARE = 0.2
+MOST_PIXELS = 4096
+Kind = Literal[
+    "classes", "numbers", "texts"
+]  # classes of features, numbers of features, classes of texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnData:
+    """A file of examples, or a directory with a sub-directory of images per class.
+
+    The test set is the file `test_path`, the rows that `test_column` marks, or a share of each client's rows.
+    """
+
+    path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, or a directory; relative to the spec file
+    target: str | None = (
+        None  # column to predict; by default `y` in .npz and .safetensors, `label` of texts
+    )
+    features: tuple[str, ...] | None = (
+        None  # columns of inputs; by default all other columns of numbers, or `text`
+    )
+    images: str | None = None  # column with the paths of images, which are the inputs
+    image_size: int | None = (
+        None  # images are made this many pixels wide and high; by default they keep their size
+    )
+    client: str | None = None  # column that says whose a row is, for the partition `natural`
+    standardize: Literal["pooled", "none"] = (
+        "pooled"  # mean 0, deviation 1 over all clients' training rows; or not
+    )
+    test_path: str | None = None  # file or directory of the test set
+    test_column: str | None = (
+        None  # column that says "train" or "test", or 1 for test and 0 for training
+    )
+    test_share: float | None = (
+        None  # of each client's rows, drawn by the seed; 0.2 by default, 0: no test set
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("path", "test_path"):
+            if getattr(self, name) is not None or name == "path":
+                path_of(name, getattr(self, name))
+        given = [
+            name
+            for name in ("test_path", "test_column", "test_share")
+            if getattr(self, name) is not None
+        ]
+        if len(given) > 1:
+            raise SpecError(
+                f"`{given[0]}` and `{given[1]}` both say what the test set is; give one of them"
+            )
+        if self.test_share is not None:
+            below_one("test_share", self.test_share)
+        if self.image_size is not None:
+            at_least("image_size", self.image_size, 1)
+            if self.image_size > MOST_PIXELS:
+                raise SpecError(
+                    f"`image_size` must be at most {MOST_PIXELS} pixels, got {self.image_size}"
+                )
+        if self.features is not None:
+            object.__setattr__(self, "features", items("features", self.features))
+            _check_features(self.features, self.target)
+
+    def decisions(self) -> dict[str, Any]:
+        """What decides the numbers: a hash of the files in place of their paths."""
+        given = {key: value for key, value in changed(self).items() if key not in PATHS}
+        return given | {"digest": self.digest()}
+
+    def digest(self) -> str:
+        """A hash of the files, by which changed data is noticed."""
+        found = []
+        for path in (Path(path) for path in (self.path, self.test_path) if path is not None):
+            found.append(columns.digest(path))
+            if self.images is not None and path.is_file():
+                listed = _listed(path, found[-1], self.images)
+                found.append(columns.digest_of(path.parent, listed))
+        return "-".join(found)
+
+    def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
+        """Read the files and divide their examples among clients."""
+        x, y, owner, marked, classes = _load(self, self.digest(), kind)
+        natural = isinstance(partition, Natural)
+        if natural and owner is None:
+            raise SpecError(
+                "`task.data.client` is missing, the column that says whose a row is; or use another `partition`"
+            )
+        if not natural and not classes and type(partition).__name__ in ("Dirichlet", "Classes"):
+            raise SpecError(
+                "`task.partition` divides classes, but the target is a number; use iid, quantity or natural"
+            )
+        pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
+        owners = None if owner is None else owner[pool]
+        if natural and owners is not None and partition.clients is None:
+            lost = sorted({*map(str, owner)} - {*map(str, owners)})
+            if lost:
+                raise DataError(
+                    f"`task.data`: client {lost[0]!r} has no training rows, only rows of the test set"
+                )
+        parts = [pool[part] for part in partition.split(y[pool], seed, owners)]
+        if marked is None:
+            share = TEST_SHARE if self.test_share is None else self.test_share
+            parts, test = _held_out(parts, share, seed)
+        else:
+            test = np.flatnonzero(marked)
+        train = np.setdiff1d(pool, test)
+        names = [str(owner[part[0]]) if natural else str(i) for i, part in enumerate(parts)]
+        return Division(
+            Split(x[train], y[train]),
+            Split(x[test], y[test]) if len(test) else None,
+            [np.searchsorted(train, part) for part in parts],
+            names,
+            classes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Examples, and which client has which."""
+
+    train: Split
+    test: Split | None
+    parts: list[Indices]  # of each client, in `train`
+    clients: list[str]  # their names
+    classes: list[str]  # names of the classes; none of numbers
+
+    def holdings(self) -> Holdings:
+        """How many examples of each class every client has."""
+        if not self.classes:
+            return Holdings(np.array([[len(part)] for part in self.parts]), self.clients)
+        counts = [
+            np.bincount(self.train.y[part], minlength=len(self.classes)) for part in self.parts
+        ]
+        return Holdings(np.stack(counts), self.clients, self.classes)
+
+
+def _held_out(parts: list[Indices], share: float, seed: int) -> tuple[list[Indices], Indices]:
+    """Takes a share of each client's rows for testing; at least one row stays."""
+    kept, out = [], []
+    for client, part in enumerate(parts):
+        rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
+        count = min(round(share * len(part)), len(part) - 1)
+        drawn = rng.permutation(part)
+        kept.append(np.sort(drawn[count:]))
+        out.append(drawn[:count])
+    return kept, np.sort(np.concatenate(out))
+
+
+@functools.lru_cache(maxsize=2)
+def _load(own: OwnData, _digest: str, kind: Kind) -> tuple[Array, Array, Any, Any, list[str]]:
+    """(inputs, targets, owners, test rows, classes) of all files, `test_path` last; the digest is for the cache.
+
+    Test rows are None where a share of each client's is to be drawn.
+    """
+    x, goal, owner, marked = _table(own, Path(own.path), kind)
+    if own.test_path is not None:
+        test_x, test_goal, _, _ = _table(own, Path(own.test_path), kind)
+        marked = np.repeat([False, True], [len(goal), len(test_goal)])
+        owner = None if owner is None else np.concatenate([owner, owner[:1].repeat(len(test_goal))])
+        x, goal = _joined(x, test_x, own), _joined(goal, test_goal, own)
+    y, classes = (_numbers(goal), []) if kind == "numbers" else _classes(goal)
+    return x, y, owner, marked, classes
+
+
+def _joined(train: Array, test: Array, own: OwnData) -> Array:
+    if train.shape[1:] != test.shape[1:]:
+        raise DataError(
+            f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
+            f"{train.shape[1:]} and {test.shape[1:]}"
+        )
+    return np.concatenate([train, test])
+
+
+def _table(
+    own: OwnData, path: Path, kind: Kind
+) -> tuple[Array, Array, Array | None, npt.NDArray[np.bool_] | None]:
+    """(inputs, raw targets, owners, test rows) of one file."""
+    if path.is_dir():
+        files, names = images.class_files(path)
+        return images.read(files, own.image_size), np.array(names), None, None
+    found, only_test = columns.read(path), own.test_path is not None and path == Path(own.test_path)
+    target = own.target or ("label" if kind == "texts" else "y")
+    if own.target is None and target not in found:
+        raise SpecError(
+            f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
+        )
+    goal = _column(found, target, "target", path)
+    marks = (
+        None if own.test_column is None else _column(found, own.test_column, "test_column", path)
+    )
+    owner = None if own.client is None or only_test else _column(found, own.client, "client", path)
+    if owner is not None and (empty := np.isin(owner.astype(str), ("", "nan"))).any():
+        raise DataError(
+            f"`task.data.client`: {own.client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
+        )
+    x = _inputs(found, own, target, path, kind)
+    for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
+        if array is not None and len(array) != len(goal):
+            raise DataError(
+                f"`task.data`: {name!r} has {len(array)} rows in {str(path)!r}, but {target!r} has {len(goal)}; "
+                "name the columns to use in `features`"
+            )
+    return x, goal, owner, None if marks is None else _marked(marks, own)
+
+
+@functools.lru_cache(maxsize=4)
+def _listed(path: Path, _digest: str, name: str) -> list[Path]:
+    return _places(columns.read(path), name, path)
+
+
+def _places(found: Columns, name: str, path: Path) -> list[Path]:
+    """The images that a column lists."""
+    return [path.parent / str(file) for file in _column(found, name, "images", path)]
+
+
+def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
+    if own.images is not None:
+        return images.read(_places(found, own.images, path), own.image_size)
+    if own.features is not None:
+        _check_features(own.features, target)
+    if kind == "texts":
+        if own.features is not None and len(own.features) > 1:
+            raise SpecError(
+                f"`task.data.features` must be one column of texts, got {', '.join(own.features)}"
+            )
+        name = own.features[0] if own.features else "text"
+        texts = _column(found, name, "features", path)
+        if texts.dtype.kind != "U":
+            raise DataError(
+                f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts"
+            )
+        return texts
+    return _stacked(found, own.features, {target, own.client, own.test_column}, path)
+
+
+def _classes(goal: Array) -> tuple[Array, list[str]]:
+    if goal.ndim != 1 or goal.dtype.kind == "f":
+        got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
+        raise DataError(
+            f"`task.data.target`: classes are whole numbers or names, got {got}; use the task 'tabular_regression' "
+            "to predict numbers"
+        )
+    names, y = np.unique(goal, return_inverse=True)
+    if names.dtype.kind in "US" and "" in names:
+        raise DataError(
+            f"`task.data.target` is empty in row {_first_row(goal == '')}; fill it or drop the row"
+        )
+    if len(names) < 2:
+        raise DataError(f"`task.data.target` has one class only, {str(names[0])!r}")
+    return y.astype(np.int64), [str(name) for name in names]
+
+
+def _numbers(goal: Array) -> Array:
+    if goal.dtype.kind not in "biuf":
+        raise DataError(
+            f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
+        )
+    y = goal.reshape(len(goal), -1).astype(np.float64)
+    if not np.isfinite(y).all():
+        raise DataError(
+            f"`task.data.target` has no number in row {_first_row(~np.isfinite(y).all(1))}; drop the row"
+        )
+    return y
+
+
+def _marked(marks: Array, own: OwnData) -> npt.NDArray[np.bool_]:
+    words = np.char.lower(marks.astype(str))
+    test = np.isin(words, ("test", "true", "1", "1.0"))
+    wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
+    if wrong.any():
+        raise DataError(
+            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
+            "write 'train' or 'test', or 0 and 1 for test"
+        )
+    return test
+
+
+def _check_features(given: tuple[str, ...], target: str | None) -> None:
+    """Refuses an empty list of features, a feature named twice, and the target among them."""
+    if not given:
+        raise SpecError(
+            "`features` is empty; name the columns of inputs, or leave it out to use all columns of numbers"
+        )
+    if twice := [name for name in given if given.count(name) > 1]:
+        raise SpecError(f"`features` names {twice[0]!r} twice; name it once")
+    if target in given:
+        raise SpecError(
+            f"`features` has the target {target!r}, which the model must not see; remove it"
+        )
+
+
+def _stacked(
+    found: Columns, given: tuple[str, ...] | None, others: set[str | None], path: Path
+) -> Array:
+    """The given columns side by side; where none are given, all columns of numbers besides the others."""
+    names = given or tuple(_numeric(found, others, path))
+    parts = [_feature(_column(found, name, "features", path), name, path) for name in names]
+    if len(parts) == 1 and parts[0].ndim > 1:
+        return parts[0]
+    lengths = {len(part) for part in parts}
+    if len(lengths) > 1 or any(part.ndim > 2 for part in parts):
+        shapes = ", ".join(
+            f"{name!r} {part.shape}" for name, part in zip(names, parts, strict=True)
+        )
+        raise DataError(
+            f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
+        )
+    return np.column_stack(parts)
+
+
+def _known(found: Columns) -> str:
+    """The names of the columns, for a message."""
+    names = list(found)
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _column(found: Columns, name: str, key: str, path: Path) -> Array:
+    """The column that `task.data.<key>` names."""
+    if name not in found:
+        hint = did_you_mean(name, set(found))
+        raise DataError(
+            f"`task.data.{key}`: {str(path)!r} has no column {name!r}{hint}; it has {_known(found)}"
+        )
+    column = found[name]
+    if column.ndim == 0 or not column.size:
+        what = "is a single value" if column.ndim == 0 else f"is empty, of shape {column.shape}"
+        raise DataError(
+            f"`task.data.{key}`: {name!r} of {str(path)!r} {what}; a column has one row per example, name the columns "
+            "to use"
+        )
+    if column.dtype.kind == "O" or (key in ("client", "test_column", "images") and column.ndim > 1):
+        raise DataError(
+            f"`task.data.{key}`: {name!r} of {str(path)!r} has lists or tables; name a column with one value per row"
+        )
+    return column
+
+
+def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
+    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
+    for name, column in found.items():
+        if name not in others and column.dtype.kind in "US" and column.ndim == 1:
+            numbers = np.array([_is_number(cell) for cell in column], dtype=bool)
+            odd = numbers & ~np.array([is_plain(str(cell)) for cell in column], dtype=bool)
+            if odd.any() and 2 * numbers.sum() > len(numbers):
+                raise DataError(
+                    f"`task.data`: {name!r} of {str(path)!r} has {str(column[odd][0])!r} in row {_first_row(odd)}, "
+                    "which is no plain number; write it with the digits 0 to 9 alone, as in 1000"
+                )
+            if len(numbers) and numbers.all():
+                raise DataError(
+                    f"`task.data`: {name!r} of {str(path)!r} has numbers written as text ({str(column[0])!r} in row "
+                    "1); write them without quotes, or name the columns to use in `features`"
+                )
+            if 2 * numbers.sum() > len(numbers):
+                raise DataError(
+                    f"`task.data`: {name!r} of {str(path)!r} has numbers but {str(column[~numbers][0])!r} in row "
+                    f"{_first_row(~numbers)}; mend it, or name the columns to use in `features`"
+                )
+    names = [
+        name for name, column in found.items() if name not in others and column.dtype.kind in "biuf"
+    ]
+    if not names:
+        raise DataError(
+            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
+        )
+    return names
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _feature(column: Array, name: str, path: Path) -> Array:
+    if column.dtype.kind not in "biuf":
+        raise DataError(
+            f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(column.flat[0])!r} in row 1); leave it out "
+            "or write it as numbers"
+        )
+    if column.dtype.kind == "f" and not np.isfinite(column).all():
+        row = _first_row(~np.isfinite(column.reshape(len(column), -1)).all(1))
+        raise DataError(
+            f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
+        )
+    return column
+
+
+def _first_row(mask: Any) -> int:
+    """The first row that is marked, from 1."""
+    return int(np.argmax(mask)) + 1
