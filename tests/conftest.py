@@ -17,6 +17,7 @@ from fedspan.core import building, registry
 from fedspan.core.callback import Callback
 from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
+from support.axes import by_axis
 
 torch.set_num_threads(1)
 
@@ -58,7 +59,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
-        {"rank": 3, "server_momentum": 0.5, "extrapolate": True},
+        {"rank": 3, "extrapolate": True},
     ],
     "powersgd": [
         {"rank": 1},
@@ -67,18 +68,16 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "scaffold": [
         {},
-        {"uplink": "classic"},
-        {"option": "I", "uplink": "classic"},
         {"momentum": 0.5},
         {"optimizer": ADAMW},
         {"correction": "tested", "server_momentum": 0.5},
-        {"server_momentum": 0.5, "extrapolate": True},
+        {"extrapolate": True},
     ],
     "ssf": [
         {"projector": GAUSSIAN, "correction": "always"},
         {"projector": GAUSSIAN, "control": "paper", "server_lr": 0.7},
         {"projector": {"name": "coordinate", "rank": 0.3}, "refresh": 3},
-        {"projector": {"name": "hadamard", "rank": 4}, "rank_boost": 2.0},
+        {"projector": {"name": "hadamard", "rank": 4}},
         {"projector": {"name": "cycle", "rank": 5}, "refresh": 2},
         {"projector": {"name": "identity"}, "correction": "always"},
         {"projector": GAUSSIAN, "momentum": 0.5, "schedule": "cosine", "correction": "always"},
@@ -105,13 +104,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"projector": GAUSSIAN, "correction": "never", "momentum": 0.5, "extrapolate": True},
         {
             "projector": GAUSSIAN,
-            "keep_control": True,
+            "down_compressor": {"name": "qsgd", "levels": 31},
             "server_momentum": 0.5,
             "correction": "always",
         },
         {
             "projector": GAUSSIAN,
-            "keep_control": True,
             "down_compressor": {"name": "qsgd", "levels": 7},
             "beta": 0.7,
         },
@@ -126,7 +124,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
             "preconditioner": "rows",
             "server_momentum": 0.5,
         }
-        | {"keep_control": True, "down_compressor": {"name": "qsgd", "levels": 31}},
+        | {"down_compressor": {"name": "qsgd", "levels": 31}},
     ],
     "subavg": [
         {"projector": GAUSSIAN},
@@ -135,7 +133,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
             "optimizer": ADAMW,
             "moments": "project",
         },
-        {"projector": GAUSSIAN, "server_momentum": 0.5, "extrapolate": True},
+        {"projector": GAUSSIAN, "extrapolate": True},
         {"projector": GAUSSIAN, "down_compressor": {"name": "topk", "k": 0.5}},
         {"projector": GAUSSIAN, "preconditioner": "rows", "server_momentum": 0.5, "server_lr": 0.7},
     ],
@@ -148,7 +146,6 @@ METHODS: dict[str, list[dict[str, Any]]] = {
             "refresh": 1,
             "momentum": 0.5,
         },
-        {"projector": GAUSSIAN, "server_momentum": 0.5},
     ],
     "compressed": [
         {},
@@ -203,9 +200,10 @@ RUN: dict[str, Any] = {
 }
 
 
-def build(name: str, **own: Any) -> Method[Any, Any, Any, Any]:
-    """A method with small defaults."""
-    return building.build("method", {"name": name, "lr": 0.02, "local_steps": 3} | own)
+def build(name: str, **own: Any) -> Method:
+    """A method with small defaults; settings are written flat, see `support.axes`."""
+    table = {"name": name, "lr": 0.02, "local_steps": 3} | own
+    return building.build("method", by_axis(table))
 
 
 def takes(name: str, field: str) -> bool:

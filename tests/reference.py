@@ -23,6 +23,7 @@ from fedspan.core.projector import draw
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
+from support.axes import by_axis
 
 Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps
@@ -240,7 +241,7 @@ def compare(
         A[i, counts[i] :] = B[i, counts[i] :] = np.nan  # rows that do not exist
     np.savez(path / "data.npz", A=A, B=B, **({"n": counts} if unequal else {}))
 
-    method = building.build("method", {"lr": LR, "local_steps": STEPS, **spec})
+    method = building.build("method", by_axis({"lr": LR, "local_steps": STEPS, **spec}))
     task = building.build(
         "task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG}
     )
@@ -263,9 +264,11 @@ def compare(
     seen: set[int] = set()
     for t in range(ROUNDS):
         ids = loop._round().ids
-        if ("projector" in spec and t % method.refresh == 0) or (spec["name"] in LORA and t == 0):
-            projector = method.projector if "projector" in spec else Gaussian(rank=spec["rank"])
-            epoch = t // method.refresh if "projector" in spec else 0
+        if ("projector" in spec and t % method.space.refresh == 0) or (
+            spec["name"] in LORA and t == 0
+        ):
+            projector = method.space if "projector" in spec else Gaussian(rank=spec["rank"])
+            epoch = t // method.space.refresh if "projector" in spec else 0
             columns = draw(projector, problem.layout, SEEDS, epoch).factors[0].columns()
             Ps = [v.T.numpy().copy() for v in columns]
             for P in Ps:

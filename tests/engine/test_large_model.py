@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedspan.methods._averaging import ServerState, Up
 from torch import nn
 
 import fedspan
@@ -20,7 +21,6 @@ from fedspan.costs.dry_run import Live
 from fedspan.engine import loop, running_mean, states
 from fedspan.engine.running_mean import RunningMean
 from fedspan.methods import SSF, FedAvg, Scaffold, base
-from fedspan.methods._averaging import ServerState, Up
 from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem

@@ -139,10 +139,10 @@ class Coded(Reference):
         self.ef(rows, P)
 
     def doublesqueeze(self, rows: Rows, P: Array) -> None:
-        w = self.mean(self.feedback(rows)) + self.E
+        w = self.option["server_lr"] * self.mean(self.feedback(rows)) + self.E
         Q = self.C(w, "broadcast")
         self.E = w - Q
-        self.x = self.x - self.option["server_lr"] * Q
+        self.x = self.x - Q
 
     def ef21(self, rows: Rows, P: Array) -> None:
         for i in rows:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedspan.methods._averaging import Up
 
 from conftest import WireTransport, advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, agree
@@ -20,7 +21,6 @@ from fedspan.core.reply import payload
 from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.methods._averaging import Up
 from fedspan.methods.ssf import Up as UpSSF
 from fedspan.privacy.clipping import MARGIN, clipped, norms
 from fedspan.privacy.mechanism import Mechanism

@@ -47,9 +47,7 @@ def _names_checked(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def check_names(
-    given: Mapping[str, Any], known: Collection[str], method: Method[Any, Any, Any, Any]
-) -> None:
+def check_names(given: Mapping[str, Any], known: Collection[str], method: Method) -> None:
     """Refuses arguments that do not exist, and names the place of a setting that belongs elsewhere."""
     homes = {"": type(method), **CONFIGS}
     for name in given:
@@ -72,7 +70,7 @@ def fit(
     clients: Sequence[Any] | Mapping[str, Any],
     loss: OutputLoss | None = None,
     *,
-    method: Method[Any, Any, Any, Any] | str | Mapping[str, Any] = "ssf",
+    method: Method | str | Mapping[str, Any] = "ssf",
     rounds: int = 100,
     batch_size: int | Literal["full"] | None = None,
     epochs: float | None = None,
@@ -188,7 +186,7 @@ def spec_of(
     clients: Sequence[Any] | Mapping[str, Any],
     loss: OutputLoss | None = None,
     *,
-    method: Method[Any, Any, Any, Any] | str | Mapping[str, Any] = "ssf",
+    method: Method | str | Mapping[str, Any] = "ssf",
     test: Any = None,
     validation: Any = None,
     objective: Loss | None = None,
@@ -271,13 +269,13 @@ def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None
 
 
 def as_method(
-    given: Method[Any, Any, Any, Any] | str | Mapping[str, Any],
-) -> Method[Any, Any, Any, Any]:
+    given: Method | str | Mapping[str, Any],
+) -> Method:
     """A method from what a user gives: a value, a name, or a table with a name."""
     if isinstance(given, str):
         given = {"name": given}
     if isinstance(given, Mapping):
-        made: Method[Any, Any, Any, Any] = building.build("method", dict(given))
+        made: Method = building.build("method", dict(given))
         return made
     if not isinstance(given, Method):
         hint = f"; write {given.__name__}()" if isinstance(given, type) else ""

@@ -28,7 +28,7 @@ from fedspan.core.errors import (
     true_or_false,
 )
 from fedspan.core.files import remove
-from fedspan.core.method import AnyMethod
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
@@ -302,7 +302,7 @@ def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:
 
 
 def _transport(
-    spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool
+    spec: Spec, method: Method, problem: Problem, clients_per_round: int, *, resume: bool
 ) -> Simulator:
     """The clients of a run in this process."""
     if spec.secure is None:

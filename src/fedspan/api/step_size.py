@@ -10,7 +10,7 @@ from typing import Any
 
 from fedspan.core.errors import CheckpointError, shown
 from fedspan.core.files import make_dir, remove
-from fedspan.core.method import AnyMethod
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.sealed import REMEDY, check_form, read_table, write_table
 from fedspan.core.spec import Spec
@@ -47,7 +47,12 @@ def with_lr(
             make_dir(run_dir)
             write_table(path, found)
             remove(run_dir / TRIALS)
-    method = dataclasses.replace(spec.method, **found["values"])  # type: ignore[type-var]
+    values = dict(found["values"])
+    method: Any = dataclasses.replace(spec.method, lr=values["lr"])  # type: ignore[type-var]
+    if "server_lr" in values:
+        method = dataclasses.replace(
+            method, server=dataclasses.replace(method.server, lr=values["server_lr"])
+        )
     return dataclasses.replace(spec, method=method), found
 
 
@@ -133,7 +138,7 @@ def built(spec: Spec) -> tuple[Any, Any, int]:
     return method, problem, clients_per_round
 
 
-def resolve(spec: Spec, problem: Problem) -> tuple[AnyMethod, int]:
+def resolve(spec: Spec, problem: Problem) -> tuple[Method, int]:
     """(method, clients per round) of a spec on its problem.
 
     `epochs` sets the local steps to so many passes over the mean client's examples. Every client takes the same

@@ -14,7 +14,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
 from fedspan.core.terminal import say
-from fedspan.methods.base import InSubspace
+from fedspan.methods.box import projected_values
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -95,9 +95,10 @@ class Progress(Callback):
         found = "" if self.lr_rule is None else f" ({self.lr_rule})"
         clients = f"{run.clients_per_round} of {n} clients per round"
         line = f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"
-        if not isinstance(method, InSubspace):
+        found_values = projected_values(method, run.problem.layout)
+        if found_values is None:
             return line
-        projected, sent, parameters = method.projected(run.problem.layout)
+        projected, sent, parameters = found_values
         line += f"\n{projected:,} of {parameters:,} parameters are projected, {sent:,} values are sent up"
         if projected:
             return line

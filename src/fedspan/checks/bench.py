@@ -13,14 +13,14 @@ from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
-from fedspan.core.sync import SyncedDown
+from fedspan.core.sync import subset
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.transport import Replies, Transport
 from fedspan.engine.worker import Replica, answer
 from fedspan.tasks.regression import Regression
 
-AnyMethod = Method[Any, Any, Any, Any]
+Method = Method
 SMALL: dict[str, Any] = {
     "clients": 7,
     "dim": 12,
@@ -57,7 +57,7 @@ def small(
 
 
 def start(
-    method: AnyMethod,
+    method: Method,
     problem: Problem,
     clients_per_round: int = 3,
     transport: Transport | None = None,
@@ -99,7 +99,7 @@ def bytes_of(arrays: wire.Arrays) -> int:
 class WireTransport:
     """Separate clients, each with its own copy of x: every message is cut out, packed, unpacked and counted."""
 
-    def __init__(self, method: AnyMethod, problem: Problem) -> None:
+    def __init__(self, method: Method, problem: Problem) -> None:
         self.method, self.problem = method, problem
         state = method.init_client(problem.x0, problem.layout)
         self.replicas = [Replica(state) for _ in range(problem.clients)]
@@ -129,7 +129,7 @@ class WireTransport:
                 self.method, self.problem, self.replicas[client], sent, alone
             )
             self.up_bytes[-1].append(bytes_of(reply))
-            up: Any = wire.unpack(self.method.types()[3], reply)
+            up = wire.unpack(reply)
             ups.append(up)
             arrived.append(place)
         return Replies(np.array(arrived, np.int64), wire.gather(ups) if ups else None)
@@ -159,7 +159,7 @@ class Scripted:
         )
         if not len(there):
             return Replies(there, None)
-        down = down.subset(there) if isinstance(down, SyncedDown) else down
+        down = subset(down, there)
         found = self.inner.exchange(rnd.subset(there), down, buffers)
         return replace(found, places=there)
 
@@ -177,7 +177,7 @@ class Scripted:
 
 
 def simulated(
-    method: AnyMethod, problem: Problem, rounds: int, missing: set[tuple[int, int]] | None = None
+    method: Method, problem: Problem, rounds: int, missing: set[tuple[int, int]] | None = None
 ) -> Loop:
     """A run in the simulator in which some replies never arrive."""
     return advance(
@@ -191,7 +191,7 @@ def cohort_state(loop: Loop, rnd: Round) -> Any:
     assert isinstance(loop.transport, Simulator)
     states = loop.transport.clients()
     own = {name: array[:, rnd.ids[0]].clone() for name, array in wire.pack(states).items()}
-    return wire.unpack(type(states), own)
+    return wire.unpack(own)
 
 
 def replied(loop: Loop) -> tuple[Round, Any]:

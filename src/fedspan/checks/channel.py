@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedspan.checks.bench import ROUNDS, AnyMethod, start
+from fedspan.checks.bench import ROUNDS, start
 from fedspan.core import building
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.remote.channel import Failure
@@ -24,9 +25,7 @@ class LocalChannel:
     The other questions of a secure sum are at `faults[(round, client, question)]`.
     """
 
-    def __init__(
-        self, method: AnyMethod, problem: Problem, states_dir: Path, **settings: Any
-    ) -> None:
+    def __init__(self, method: Method, problem: Problem, states_dir: Path, **settings: Any) -> None:
         self.method, self.problem, self.states_dir, self.settings = (
             method,
             problem,
@@ -72,7 +71,7 @@ class LocalChannel:
                     yield number, one
 
 
-def agree(method: AnyMethod, problem: Problem, **settings: Any) -> Agreement:
+def agree(method: Method, problem: Problem, **settings: Any) -> Agreement:
     """What both ends have in common."""
     return Agreement.of(
         {"method": building.describe(method)} | settings, problem.layout, problem.seeds[0]
@@ -80,7 +79,7 @@ def agree(method: AnyMethod, problem: Problem, **settings: Any) -> Agreement:
 
 
 def remote(
-    method: AnyMethod,
+    method: Method,
     problem: Problem,
     states_dir: Path,
     kind: type[RemoteTransport] = RemoteTransport,

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.checks import laws, network_laws, part_laws
-from fedspan.checks.bench import AnyMethod
 from fedspan.checks.law import Tried, tried, words_of
 from fedspan.core import building, registry
 from fedspan.core.errors import SpecError
+from fedspan.core.method import Method
 from fedspan.core.plugins import load_plugin
 
 STEPS = {"lr": 0.02, "local_steps": 3}  # what laws are tried with where nothing else is said
 
 
-def check_method(method: AnyMethod) -> list[Tried]:
+def check_method(method: Method) -> list[Tried]:
     """Try every law on a method; those of networks are left out if its clients' state cannot be restored."""
     found = tried(laws.LAWS, method)
     restorable = words_of(laws.restorable_state)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedspan.checks.bench import AnyMethod, advance, model, simulated, small, start
+from fedspan.checks.bench import advance, model, simulated, small, start
 from fedspan.checks.channel import ids_of, remote
 from fedspan.checks.law import hold, near, same_bytes
-from fedspan.core.method import private_fields
+from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
@@ -20,9 +20,7 @@ from fedspan.engine.states import InMemory
 ROUNDS = 9  # in which most clients take part several times, and some after a pause
 
 
-def _across(
-    method: AnyMethod, rounds: int, prepare: Callable[[Loop, Any], None]
-) -> tuple[Loop, Any]:
+def _across(method: Method, rounds: int, prepare: Callable[[Loop, Any], None]) -> tuple[Loop, Any]:
     """A run with clients on their own machines, after `prepare` has arranged faults."""
     with tempfile.TemporaryDirectory() as states_dir:
         loop, channel, end = remote(method, small(), Path(states_dir))
@@ -30,7 +28,7 @@ def _across(
         return advance(loop, rounds), end
 
 
-def machines(method: AnyMethod) -> None:
+def machines(method: Method) -> None:
     """Server and clients on several machines give the simulator's result."""
     here = simulated(method, small(), ROUNDS)
     there, end = _across(method, ROUNDS, lambda *_: None)
@@ -46,7 +44,7 @@ def machines(method: AnyMethod) -> None:
     hold(end.accepted.sum() == ROUNDS * 3, "not every reply was accepted")
 
 
-def dropped(method: AnyMethod) -> None:
+def dropped(method: Method) -> None:
     """A dropped client costs its reply and nothing else."""
     missing: set[tuple[int, int]] = set()
 
@@ -63,7 +61,7 @@ def dropped(method: AnyMethod) -> None:
     near(model(loop), model(here), 1e-12, "a reply that was lost on its way still has an effect")
 
 
-def twice(method: AnyMethod) -> None:
+def twice(method: Method) -> None:
     """A reply that arrives twice counts once."""
 
     def prepare(loop: Loop, channel: Any) -> None:
@@ -78,7 +76,7 @@ def twice(method: AnyMethod) -> None:
     )
 
 
-def restored(method: AnyMethod) -> None:
+def restored(method: Method) -> None:
     """A client that lost its state gets it back."""
     problem = small()
     with tempfile.TemporaryDirectory() as states_dir:
@@ -91,7 +89,7 @@ def restored(method: AnyMethod) -> None:
     advance(here, 6)
     assert isinstance(here.transport, Simulator)
     first = method.init_client(problem.x0, problem.layout)
-    for field in private_fields(method):  # what no server can know begins again
+    for field in method.private:  # what no server can know begins again
         states = here.transport.population.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))

@@ -27,15 +27,19 @@ from fedspan.core.round import Round
 Parts = dict[str, Any]
 
 
-class Drift(ABC):
+class Drift(ABC):  # noqa: B024 (every function has a default)
     """What keeps local steps from drifting, and what clients send of them.
 
     The default does nothing: clients send what their steps came to, −z, and x moves by the mean of that.
     """
 
     in_gradients: ClassVar[bool] = False  # whether clients send a mean gradient instead of −z
-    controls: ClassVar[tuple[str, ...]] = ()  # parts that server and clients have in common: a mean, and its parts
-    statistics: ClassVar[Mapping[str, Ranges]] = {}  # parts of a reply beside the payload, see `core.reply`
+    controls: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parts that server and clients have in common: a mean, and its parts
+    statistics: ClassVar[
+        Mapping[str, Ranges]
+    ] = {}  # parts of a reply beside the payload, see `core.reply`
 
     @property
     def follows_states(self) -> bool:
@@ -72,7 +76,9 @@ class Drift(ABC):
         """Return the direction of the local steps, possibly one that remembers its values."""
         return direction
 
-    def reply(self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap, steps: int) -> Parts:
+    def reply(
+        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap, steps: int
+    ) -> Parts:
         """Return the parts of a reply; `v` is sent by the uplink. `came` is −z, or the mean gradient."""
         return {"v": came}
 
@@ -114,7 +120,7 @@ class Uplink(ABC):
 
         return Code(compressor)
 
-    def check(self, n: int, drift: Drift) -> None:
+    def check(self, n: int, drift: Drift) -> None:  # noqa: B027
         """Raise SpecError if the compressor cannot be used for n values with this drift correction."""
 
     def init_client(self, x0: Vector) -> Parts:
@@ -126,7 +132,9 @@ class Uplink(ABC):
         return {}
 
     @abstractmethod
-    def send(self, v: Vector, client: Bundle, P: LinearMap, rnd: Round) -> tuple[Vector | Encoded, Parts]:
+    def send(
+        self, v: Vector, client: Bundle, P: LinearMap, rnd: Round
+    ) -> tuple[Vector | Encoded, Parts]:
         """Return what is sent of v, and the client's parts before `after`."""
 
     @abstractmethod
@@ -154,7 +162,12 @@ class Server(ABC):
 
     @abstractmethod
     def step(
-        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Callable[[], Vector]
+        self,
+        server: Bundle,
+        direction: Vector,
+        P: LinearMap,
+        rnd: Round,
+        each: Callable[[], Vector],
     ) -> tuple[Vector, Parts]:
         """Return the move, which is subtracted from x, and the server's parts.
 
@@ -184,7 +197,7 @@ class Downlink(ABC):
 
         return Coded(compressor)
 
-    def check(self, n: int) -> None:
+    def check(self, n: int) -> None:  # noqa: B027
         """Raise SpecError if the compressor cannot be used for n values."""
 
     def init(self, x0: Vector) -> Parts:
@@ -205,7 +218,8 @@ class Downlink(ABC):
 
     def opened(self, entry: Any, P: LinearMap, rnd: Round) -> Vector:
         """Return the move that a log entry stands for."""
-        return entry
+        move: Vector = entry
+        return move
 
     def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
         """Return the server's parts after a round without replies."""

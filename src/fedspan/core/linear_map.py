@@ -101,7 +101,9 @@ class LinearMap:
         """Return (P∘P) v, the mean of v along each row of P weighted by its squares."""
         sizes = [block.size for block in self.layout.blocks]
         found = []
-        for factor, block, part in zip(self.factors, self.layout.blocks, v.split(sizes, -1), strict=True):
+        for factor, block, part in zip(
+            self.factors, self.layout.blocks, v.split(sizes, -1), strict=True
+        ):
             if factor is not None:
                 inside = block.rows(part) @ factor.columns().square()
                 part = inside.view(*part.shape[:2], -1)

@@ -18,7 +18,10 @@ from fedspan.core.reply import Ranges
 from fedspan.core.round import Round
 
 Measures = Mapping[str, npt.NDArray[np.float64]]
-DETAILS = ("correction", "correction_test")  # measures in the history and on pages, not in lines of text
+DETAILS = (
+    "correction",
+    "correction_test",
+)  # measures in the history and on pages, not in lines of text
 LearningRate = float | Literal["search", "auto"]
 
 
@@ -35,10 +38,21 @@ class Method(ABC):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
-    controls: ClassVar[tuple[str, ...]] = ()  # parts that server and clients have in common: a mean, and its parts
-    plain_sum: ClassVar[bool] = False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
-    statistics: ClassVar[Mapping[str, Ranges]] = {}  # parts of a reply beside the payload, see `core.reply`
-    private: ClassVar[tuple[str, ...]] = ()  # client parts that follow from its data and not from its replies
+    controls: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parts that server and clients have in common: a mean, and its parts
+    plain_sum: ClassVar[bool] = (
+        False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
+    )
+    statistics: ClassVar[
+        Mapping[str, Ranges]
+    ] = {}  # parts of a reply beside the payload, see `core.reply`
+    private: ClassVar[
+        tuple[str, ...]
+    ] = ()  # client parts that follow from its data and not from its replies
+    later: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parts that the server's state may have only after some rounds
     logs_changes: ClassVar[bool] = False  # whether the server keeps a log of the changes of x
 
     @property
@@ -58,7 +72,7 @@ class Method(ABC):
         """Return the method without what it measures to decide: for differential privacy, and for short trials."""
         return self
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: Layout) -> None:  # noqa: B027
         """Raise SpecError if the method cannot train this model; called before anything is written."""
 
     def footprint(self, layout: Layout) -> Footprint:
@@ -106,7 +120,9 @@ class Method(ABC):
 
     def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
         """Return a client's copy of x after the round of a log entry; `rnd.overwrite` allows to change it in place."""
-        raise SpecError(f"{type(self).__name__} sends changes of x; define apply_entry and empty_round")
+        raise SpecError(
+            f"{type(self).__name__} sends changes of x; define apply_entry and empty_round"
+        )
 
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         """Return the server's state after a round without replies; a log has an entry that leaves x as it is."""
@@ -125,4 +141,6 @@ class Method(ABC):
 def is_plain_sum(method: Method) -> bool:
     """Whether the server needs of the replies nothing but the mean of each vector."""
     own = next(kind for kind in type(method).__mro__ if "server_step" in vars(kind))
-    return "plain_sum" in vars(own) and method.plain_sum  # a class with another `server_step` says it again
+    return (
+        "plain_sum" in vars(own) and method.plain_sum
+    )  # a class with another `server_step` says it again

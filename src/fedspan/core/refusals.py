@@ -36,10 +36,12 @@ def needs_controls(key: str, choice: Any, drift: Any) -> None:
         )
 
 
-def check_axes(drift: Any, local: Any, uplink: Any, server: Any) -> None:
+def check_axes(drift: Any, uplink: Any, server: Any) -> None:
     """Refuse choices of a method that cannot work together."""
     if drift.controls and uplink.needs_no_controls:
-        raise SpecError(f"`uplink` {name_of(uplink)!r} with drift = 'controls': {uplink.needs_no_controls}")
+        raise SpecError(
+            f"`uplink` {name_of(uplink)!r} with drift = 'controls': {uplink.needs_no_controls}"
+        )
     if server.needs_each_reply and uplink.in_gradients:
         raise SpecError(
             f"`server` {name_of(server)!r} needs the change of each client, and uplink = {name_of(uplink)!r} sends "

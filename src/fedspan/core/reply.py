@@ -4,12 +4,13 @@ The payload is what the server adds up: it is screened, clipped, combined, maske
 numbers that a client measured on the way. Each has a range, outside of which no honest client's can be, and they are
 averaged apart: every client counts once, whatever its weight. A client that measured nothing sends zeros.
 
-`Method.statistics` names them, with the range of each number: {"test": ((-1, 1), (0, 1))}.
+The name of such a part begins with stat_, and `Method.statistics` has the range of each of its numbers:
+{"stat_test": ((-1, 1), (0, 1))}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,12 +18,18 @@ import torch
 from fedspan.core.bundle import Bundle
 from fedspan.core.round import Round
 
+STATISTIC = "stat_"
 Ranges = tuple[tuple[float, float], ...]
 
 
-def payload(up: Bundle, statistics: Collection[str]) -> dict[str, Any]:
+def payload(up: Bundle) -> dict[str, Any]:
     """Return the parts of a reply that the server adds up, by name."""
-    return {name: part for name, part in vars(up).items() if name not in statistics}
+    return {name: part for name, part in vars(up).items() if not name.startswith(STATISTIC)}
+
+
+def statistics_in(up: Bundle) -> dict[str, torch.Tensor]:
+    """Return the statistics of a reply, by name."""
+    return {name: part for name, part in vars(up).items() if name.startswith(STATISTIC)}
 
 
 def outside(
@@ -38,9 +45,9 @@ def outside(
     return found
 
 
-def weighted(up: Bundle, statistics: Collection[str], rnd: Round) -> Bundle:
+def weighted(up: Bundle, rnd: Round) -> Bundle:
     """Return the mean of the replies of a round by `Round.share`, from their mean by Σ_S w_i."""
     if rnd.weights is None or not rnd.unbiased:
         return up
     factor = rnd.weights.sum(1, keepdim=True) / rnd.share
-    return up.replace(**{name: factor * part for name, part in payload(up, statistics).items()})
+    return up.replace(**{name: factor * part for name, part in payload(up).items()})

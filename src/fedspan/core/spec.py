@@ -61,7 +61,7 @@ class Spec(Settings):
     """
 
     rounds: int
-    method: Method[Any, Any, Any, Any]
+    method: Method
     task: Task
     epochs: float | None = None
     clients_per_round: int | None = None

@@ -1,7 +1,8 @@
 """The one codec, a bundle of named parts ⇄ named flat arrays, and the ledger of the bytes that it packs.
 
 Messages, client states, server states and checkpoints are all packed here: names and numbers, no pickle, no code. A
-part is a tensor, a compressed vector (`Encoded`), a `ModelSync` called sync, or a `Log` called log. `sizes` is what the ledger counts: the bytes of the arrays that `pack` makes for each client.
+part is a tensor, a compressed vector (`Encoded`), a `ModelSync` called sync, or a `Log` called log. `sizes` is what the
+ledger counts: the bytes of the arrays that `pack` makes for each client.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def gather(messages: list[Bundle]) -> Bundle:
 def join(parts: list[Any]) -> Any:
     """The same part of several clients as one."""
     if isinstance(parts[0], Encoded):
-        return Encoded(**{name: torch.cat([p.parts[name] for p in parts], 1) for name in parts[0].parts})
+        return Encoded(
+            **{name: torch.cat([p.parts[name] for p in parts], 1) for name in parts[0].parts}
+        )
     return torch.cat(parts, 1)
 
 

@@ -29,10 +29,9 @@ from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear_map import LinearMap
-from fedspan.core.method import LogsChanges, Method
+from fedspan.core.method import Method
 from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
 from fedspan.core.round import Round
-from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
 from fedspan.engine.worker import Replica, answer
 from fedspan.huggingface.lora import lora
@@ -45,7 +44,7 @@ STEPS = 4  # local steps until all that lasts is there: two to fill it, one to s
 STEPS_OF_PROCESS = 2  # the same where whole rounds are looked at
 UNPACKED = 2  # times that a message is in memory while Flower unpacks it
 
-AnyMethod = Method[Any, Any, Any, Any]
+Method = Method
 
 
 @dataclass(frozen=True)
@@ -132,14 +131,14 @@ def dry_problem(problem: TorchProblem) -> TorchProblem:
     return found
 
 
-def memory(method: AnyMethod, problem: TorchProblem) -> Memory:
+def memory(method: Method, problem: TorchProblem) -> Memory:
     """Return the memory of a local step of a method on a network, without values."""
     problem = dry_problem(problem)
     with rehearsal() as live:
         return step_memory(method, problem, live)
 
 
-def step_memory(method: AnyMethod, problem: TorchProblem, live: Live) -> Memory:
+def step_memory(method: Method, problem: TorchProblem, live: Live) -> Memory:
     """Return the memory of a local step on a problem of one client with one batch, with values or without.
 
     It is that of the method's own step, or of PEFT's adapters if the method declares adapters.
@@ -167,7 +166,7 @@ def step_memory(method: AnyMethod, problem: TorchProblem, live: Live) -> Memory:
     return Memory(weights, gradients, rest, optimizer, controls)
 
 
-def _local_steps(method: AnyMethod, problem: TorchProblem, live: Live, gradient: int) -> int:
+def _local_steps(method: Method, problem: TorchProblem, live: Live, gradient: int) -> int:
     """Run `client_step` until its steps have been seen; bytes alive between two of them."""
     method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
     rnd = _round(0, dataclasses.replace(problem.layout), -1, STEPS)
@@ -182,7 +181,7 @@ def _local_steps(method: AnyMethod, problem: TorchProblem, live: Live, gradient:
     return f.start - f.in_place * gradient  # a gradient in place stays from step to step
 
 
-def client_peak(method: AnyMethod, problem: TorchProblem, lag: int) -> int:
+def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
     """Return the bytes at the peak of a client's process, if a client takes part in every `lag`-th round.
 
     Two rounds are looked at: the first, to which the server sends x in full, and a later one, to which it sends what
@@ -207,19 +206,19 @@ def client_peak(method: AnyMethod, problem: TorchProblem, lag: int) -> int:
         peaks = [max(UNPACKED * received, received + built, received + state)]
         peaks.append(_round_peak(method, problem, down, replica, rnd, live))
         with live.pause():
-            if isinstance(method, LogsChanges):  # the server's moves have no values either
+            if method.logs_changes:  # the server's moves have no values either
                 for t in range(lag):
                     server = method.empty_round(server, _round(t, layout, t, STEPS_OF_PROCESS))
             rnd = _round(lag, layout, 0, STEPS_OF_PROCESS)
             message = method.broadcast(server, rnd)
-            own_x = message.sync.model if isinstance(message, SyncedDown) else None
+            own_x = None if message.get("sync") is None else message.sync.model
             down, replica = wire.pack(wire.pick(message, 0)), Replica(replica.state, own_x, 0)
         peaks.append(_round_peak(method, problem, down, replica, rnd, live))
     return max(peaks)
 
 
 def _round_peak(
-    method: AnyMethod,
+    method: Method,
     problem: TorchProblem,
     down: wire.Arrays,
     replica: Replica,

@@ -19,11 +19,12 @@ from fedspan.core.config import Participation
 from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
 from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
-from fedspan.costs.traffic import AnyMethod, Cost, FlatProblem, cost
-from fedspan.methods.base import InSubspace
+from fedspan.costs.traffic import Cost, FlatProblem, cost
+from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
 from fedspan.tasks.outline import Outline
 
@@ -125,7 +126,7 @@ def plan(
     return Plan(known.parameters, layout, problem.clients, cohort, spec.rounds, tuple(rows))
 
 
-def _rehearsed(look: Any, method: AnyMethod, problem: TorchProblem | None, *given: int) -> Any:
+def _rehearsed(look: Any, method: Method, problem: TorchProblem | None, *given: int) -> Any:
     """What `look` finds; None where there is no network, or it does not run without values."""
     try:
         return None if problem is None else look(method, problem, *given)
@@ -212,8 +213,7 @@ def projected(spec: Spec) -> tuple[int, int, int] | None:
 
     None for a method without a subspace.
     """
-    layout = shapes(spec).problem.layout
-    return spec.method.projected(layout) if isinstance(spec.method, InSubspace) else None
+    return projected_values(spec.method, shapes(spec).problem.layout)
 
 
 def keeps_objective(spec: Spec) -> bool:

@@ -25,7 +25,6 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import Projector
 from fedspan.core.round import Round
-from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
 from fedspan.engine.cohorts import cohort_of
 from fedspan.engine.loop import Loop
@@ -40,7 +39,7 @@ STEADY = (
     8  # rounds after which a run with all clients in every round is taken to repeat its last two
 )
 
-AnyMethod = Method[Any, Any, Any, Any]
+Method = Method
 
 
 class FlatProblem(Problem):
@@ -87,7 +86,7 @@ class _Level(Objective):
 class AlikeClients:
     """A transport whose clients are all alike and always new: states have the right shape, which is all that counts."""
 
-    def __init__(self, method: AnyMethod, problem: Problem) -> None:
+    def __init__(self, method: Method, problem: Problem) -> None:
         self.method, self.problem = method, problem
         self.state = method.init_client(problem.x0, problem.layout)
 
@@ -95,7 +94,7 @@ class AlikeClients:
         """Take the cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
         own = {name: part.expand(-1, cohort, -1) for name, part in wire.pack(self.state).items()}
-        states: Any = wire.unpack(type(self.state), own)
+        states = wire.unpack(own)
         rnd = dataclasses.replace(rnd, overwrite=False)  # their states are one
         _, up = self.method.client_step(states, down, self.problem.cohort(rnd), rnd)
         return Replies(
@@ -160,7 +159,7 @@ class Cost:
 
 
 def cost(
-    method: AnyMethod,
+    method: Method,
     problem: Problem,
     clients_per_round: int,
     rounds: int,
@@ -174,9 +173,9 @@ def cost(
     layout = dataclasses.replace(problem.layout)  # its own: no cache gives these P to anybody else
     flat = FlatProblem(layout, problem.clients, buffers)
     changes: dict[str, Any] = {"lr": 1.0, "local_steps": 1}  # messages do not depend on them
-    if flat.x0.is_meta and isinstance(projector := getattr(method, "projector", None), Projector):
+    if flat.x0.is_meta and isinstance(projector := getattr(method, "space", None), Projector):
         kind = type(projector)
-        changes["projector"] = type(kind.__name__, (_Undrawn, kind), {})(**vars(projector))
+        changes["space"] = type(kind.__name__, (_Undrawn, kind), {})(**vars(projector))
     method = dataclasses.replace(method, **changes)  # type: ignore[type-var]
     most = DRAWN if known_start else max(WALKED, 2 * problem.clients // clients_per_round)
     everyone = clients_per_round == problem.clients
@@ -204,6 +203,7 @@ def cost(
                 lag = 0 if last_round[client] < 0 else int(loop.t - 1 - last_round[client])
                 downloads.setdefault(lag, set()).add(int(sent[client]))
         step = _server_step(loop)
+        keeps_copy = method.broadcast(loop.server, loop._round()).get("sync") is not None
     if not known_start:
         totals += _later(loop, totals, downloads, min(rounds, DRAWN))
     late = max(1, (len(totals) - 1) // 4 * 2)  # if rounds are of two kinds, as many of either
@@ -215,7 +215,7 @@ def cost(
     log = min(max(0, min(growth, default=0) // 2) * (rounds - loop.t), flat.x0.nbytes)
     held = (server[-1] if loop.t == rounds else max(recent)) + log
     state = _bytes(clients.state)
-    copy = flat.x0.nbytes if issubclass(method.types()[2], SyncedDown) else 0
+    copy = flat.x0.nbytes if keeps_copy else 0
     sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, then a round's replies
     return Cost(
         up_round=up / clients_per_round,

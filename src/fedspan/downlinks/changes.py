@@ -30,7 +30,8 @@ class Changes(Downlink):
         return {"sync": ModelSync.of(server.x, server.log, rnd)}
 
     def model(self, down: Bundle) -> Vector:
-        return down.sync.model
+        x: Vector = down.sync.model
+        return x
 
     def send(self, server: Bundle, move: Vector, P: LinearMap, rnd: Round) -> tuple[Vector, Parts]:
         return move, {"log": self.push(server.log, move, rnd)}

@@ -21,7 +21,8 @@ class FullModel(Downlink):
         return {"x": server.x}
 
     def model(self, down: Bundle) -> Vector:
-        return down.x
+        x: Vector = down.x
+        return x
 
     def send(self, server: Bundle, move: Vector, P: LinearMap, rnd: Round) -> tuple[Vector, Parts]:
         return move, {}

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 
@@ -126,7 +127,9 @@ def judged(test: Vector, sums: Vector, rho: float, rnd: Round) -> Vector:
         return test
     filled = 2 * rnd.clients / (rho * max(rnd.ids.shape[1], 1))
     runs = zip(test.flatten(0, 1).tolist(), sums.flatten(0, 1).tolist(), strict=True)
-    known = [_after(before, told, filled, rnd.t + 1) for before, told in runs]  # faster than in tensors
+    known = [
+        _after(before, told, filled, rnd.t + 1) for before, told in runs
+    ]  # faster than in tensors
     return test.new_tensor(known).view_as(test)
 
 

@@ -41,7 +41,9 @@ from fedspan.drifts import _test
 class Controls(Drift):
     """Drift correction by control variates."""
 
-    correction: Literal["always", "tested", "never"] = "always"  # whether clients correct local steps
+    correction: Literal["always", "tested", "never"] = (
+        "always"  # whether clients correct local steps
+    )
     rule: Literal["exact", "paper"] = "exact"  # how the server renews c: line 5 or line 5'
 
     in_gradients = True
@@ -54,7 +56,7 @@ class Controls(Drift):
     @property
     def statistics(self) -> Mapping[str, Ranges]:  # type: ignore[override]
         """n_i and d_i, by which the correction is tested."""
-        return {"test": _test.RANGES} if self.correction == "tested" else {}
+        return {"stat_test": _test.RANGES} if self.correction == "tested" else {}
 
     @property
     def follows_states(self) -> bool:
@@ -113,13 +115,14 @@ class Controls(Drift):
             a = a + u
         test = _test.measured(u, Pc, b, a, watched, steps) if self.correction == "tested" else None
         Pg = a + P @ client.c if self.rule == "paper" else None
-        return {"v": a, "Pg": Pg, "test": test}
+        return {"v": a, "Pg": Pg, "stat_test": test}
 
     def after(self, client: Bundle, v: Vector, P: LinearMap, rnd: Round) -> Parts:
         return {"c": P.T.plus(v, client.c, rnd.overwrite)}  # 3
 
     def direction(self, server: Bundle, v: Vector, P: LinearMap) -> Vector:
-        return P @ server.c + v  # 4
+        along: Vector = P @ server.c + v  # 4
+        return along
 
     def server(self, server: Bundle, mean: Vector, up: Bundle, P: LinearMap, rnd: Round) -> Parts:
         if self.rule == "paper":
@@ -127,8 +130,8 @@ class Controls(Drift):
         else:
             change = rnd.share * mean  # 5
         parts = {"c": P.T.plus(change, server.c, rnd.overwrite)}
-        if self.correction == "tested" and up.get("test") is not None:
-            told = _test.told(server.test, up.test, rnd)
+        if self.correction == "tested" and up.get("stat_test") is not None:
+            told = _test.told(server.test, up.stat_test, rnd)
             parts["test"] = _test.judged(server.test, told, P.rank / rnd.layout.size, rnd)
         return parts
 

@@ -8,7 +8,6 @@ Statistics stay as they are: `Round.average` takes their median.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -16,13 +15,13 @@ import torch
 from fedspan.aggregators.mean import Mean
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.errors import SpecError
-from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.registry import name_of
 from fedspan.core.reply import payload
 from fedspan.core.round import Round
 
 
-def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | None:
+def robust(aggregator: Aggregator | None, method: Method) -> Aggregator | None:
     """The aggregator of a run; None for the plain mean.
 
     Raises:
@@ -30,19 +29,19 @@ def robust(aggregator: Aggregator | None, method: AnyMethod) -> Aggregator | Non
     """
     if aggregator is None or isinstance(aggregator, Mean):
         return None
-    if not needs_mean_only(method):
+    if not is_plain_sum(method):
         name, of = name_of(aggregator), name_of(method)
         raise SpecError(
             f"`participation.aggregator` {name!r} takes the place of a mean of plain vectors, and {of} with these "
-            f"settings uses single replies or codes; leave out `compressor` and `extrapolate`, use another method such "
-            "as subavg or fedavg, or leave out `aggregator`"
+            "settings uses single replies or codes; leave out a coded `uplink` and server = 'fedexp', or use a "
+            "method such as subavg or fedavg, or leave out `aggregator`"
         )
     if method.follows_states:
         name, of = name_of(aggregator), name_of(method)
         raise SpecError(
             f"`participation.aggregator` {name!r} is not for {of} with these settings, whose server adds up replies to "
             "follow the clients' states: what an aggregator leaves out would be missing for ever, and x would drift; "
-            "use subavg, fedavg, or ssf with control = 'paper'"
+            "use subavg, fedavg, or ssf with drift.rule = 'paper'"
         )
     return aggregator
 
@@ -54,4 +53,4 @@ def combined(aggregator: Aggregator, up: Any, rnd: Round) -> Any:
         torch.cat(list(vectors.values()), -1) if len(vectors) > 1 else next(iter(vectors.values()))
     )
     parts = aggregator.combine(joined, rnd).split([part.shape[-1] for part in vectors.values()], -1)
-    return dataclasses.replace(up, **dict(zip(vectors, parts, strict=True)))
+    return up.replace(**dict(zip(vectors, parts, strict=True)))

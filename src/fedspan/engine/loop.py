@@ -23,7 +23,7 @@ from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
 from fedspan.core.layout import Vector, all_finite
-from fedspan.core.method import LogsChanges, Method
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, flat_rows
 from fedspan.core.sealed import check_form
@@ -67,7 +67,7 @@ class Loop:
     the server's model, and `end(reason)` ends the run after the current round.
     """
 
-    method: Method[Any, Any, Any, Any]
+    method: Method
     problem: Problem
     transport: Transport
     seeds: tuple[int, ...]
@@ -199,7 +199,7 @@ class Loop:
                 buffers = None if buffers is None else self.aggregator.combine(buffers, rnd)
             self.server = self._checked(self.method.server_step(self.server, up, rnd))
             self.buffers = None if buffers is None else replace(rnd, unbiased=False).mean(buffers)
-        elif isinstance(self.method, LogsChanges):
+        else:
             self.server = self.method.empty_round(self.server, rnd)
         self.t += 1
 
@@ -366,9 +366,7 @@ class Loop:
     def _server_of(self, arrays: wire.Arrays, t: int) -> Any:
         """The server's state after t rounds, in the form that it has in this run."""
         like, logs = wire.pack(self.server), wire.Arrays()
-        if t and isinstance(
-            self.method, LogsChanges
-        ):  # of a round without replies, whose log has one entry
+        if t and self.method.logs_changes:  # of a round without replies, whose log has one entry
             logged = wire.pack(
                 self.method.empty_round(self.server, replace(self._round(), overwrite=False))
             )
@@ -378,8 +376,8 @@ class Loop:
                 if name.startswith("log.missed")
             }
             logs["log.end"] = like.pop("log.end")[:0]
-        server = wire.unpack(type(self.server), arrays)
-        unset = wire.pack(server).keys() - like.keys() - logs.keys()  # what a method begins without
+        server = wire.unpack(arrays)
+        unset = set(self.method.later) - like.keys()
         wire.check_forms({name: array for name, array in arrays.items() if name in logs}, logs)
         others = {
             name: array for name, array in arrays.items() if name not in logs and name not in unset

@@ -6,14 +6,13 @@ stored: it equals the server's x of an earlier round.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from fedspan.core import wire
 from fedspan.core.config import Engine
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
@@ -23,9 +22,7 @@ from fedspan.engine.worker import without_zeros
 class Population:
     """The clients' states in memory or in files."""
 
-    def __init__(
-        self, method: AnyMethod, problem: Problem, engine: Engine, *, resume: bool
-    ) -> None:
+    def __init__(self, method: Method, problem: Problem, engine: Engine, *, resume: bool) -> None:
         self.problem = problem
         one = without_zeros(method.init_client(problem.x0[:1], problem.layout))
         self._kind = type(one)
@@ -35,15 +32,15 @@ class Population:
         self._empties: dict[
             tuple[int, int], dict[str, Vector]
         ] = {}  # the same for so many runs and clients
-        for field in dataclasses.fields(one):
-            first = getattr(one, field.name)[0]
+        for name, part in vars(one).items():
+            first = part[0]
             if not first.numel():
-                self._empty[field.name] = first
+                self._empty[name] = first
             elif engine.states_dir is None:
-                self.tables[field.name] = InMemory(first, rows)
+                self.tables[name] = InMemory(first, rows)
             else:
-                path = Path(engine.states_dir) / f"{field.name}.states"
-                self.tables[field.name] = OnDisk(path, first, rows, resume=resume)
+                path = Path(engine.states_dir) / f"{name}.states"
+                self.tables[name] = OnDisk(path, first, rows, resume=resume)
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""

@@ -6,7 +6,6 @@ this. The last few columns it adds in another order; of these the rows are kept.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -15,9 +14,10 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.aggregator import Aggregator
+from fedspan.core.bundle import Bundle
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, needs_mean_only
-from fedspan.core.reply import ranges_of
+from fedspan.core.method import Method, is_plain_sum
+from fedspan.core.reply import STATISTIC
 from fedspan.core.round import Round
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
@@ -30,9 +30,9 @@ def large(rnd: Round) -> bool:
     return bool(rnd.ids.shape[1] * rnd.layout.size >= LARGE)
 
 
-def averages(method: AnyMethod, rnd: Round) -> bool:
+def averages(method: Method, rnd: Round) -> bool:
     """Whether the replies of a round are averaged as they arrive."""
-    return rnd.ids.shape[1] > 1 and large(rnd) and needs_mean_only(method)
+    return rnd.ids.shape[1] > 1 and large(rnd) and is_plain_sum(method)
 
 
 class Gathered:
@@ -55,19 +55,16 @@ class RunningMean:
 
     def __init__(self, rnd: Round) -> None:
         self.rnd = rnd
-        self.kind: Any = None  # the class of a reply
         self.sums: dict[str, _Sum] = {}
         self.places: list[int] = []  # whose replies were added
 
     def add(self, place: int, up: Any) -> None:
         """Takes in the reply of one place, whose vectors it may change."""
-        self.kind = type(up)
         self.places.append(place)
-        for field in dataclasses.fields(up):
-            if (vector := getattr(up, field.name)) is not None:
-                own = self.sums.setdefault(field.name, _Sum(self.rnd.ids.shape[1]))
-                weights = None if field.name in ranges_of(self.kind) else self.rnd.weights
-                own.add(vector if weights is None else vector.mul_(weights[:, place : place + 1]))
+        for name, vector in vars(up).items():
+            own = self.sums.setdefault(name, _Sum(self.rnd.ids.shape[1]))
+            weights = None if name.startswith(STATISTIC) else self.rnd.weights
+            own.add(vector if weights is None else vector.mul_(weights[:, place : place + 1]))
 
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
@@ -79,18 +76,14 @@ class RunningMean:
         count = float(len(self.places))
         means = {
             name: own.total().div_(
-                count if rnd.weights is None or name in ranges_of(self.kind) else rnd.share
+                count if rnd.weights is None or name.startswith(STATISTIC) else rnd.share
             )
             for name, own in self.sums.items()
         }
-        return self.kind(
-            **{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)}
-        )
+        return Bundle(**means)
 
 
-def gathering(
-    method: AnyMethod, rnd: Round, aggregator: Aggregator | None
-) -> Gathered | RunningMean:
+def gathering(method: Method, rnd: Round, aggregator: Aggregator | None) -> Gathered | RunningMean:
     """What takes in the replies of a round; large ones are averaged as they arrive where nothing needs each of them."""
     return RunningMean(rnd) if aggregator is None and averages(method, rnd) else Gathered()
 

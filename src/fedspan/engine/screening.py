@@ -10,15 +10,16 @@ The norm is that of the payload. A reply whose statistics are outside their rang
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from fedspan.core.bundle import Bundle
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError
 from fedspan.core.layout import Vector
-from fedspan.core.reply import outside, payload
+from fedspan.core.reply import Ranges, outside, payload
 from fedspan.core.round import Round
 from fedspan.core.wire import check_forms
 
@@ -40,13 +41,16 @@ class Outlier(NamedTuple):
 class Screen:
     """What is usual in a run, and which replies are not."""
 
-    def __init__(self, factor: float | None, runs: int = 1) -> None:
+    def __init__(
+        self, factor: float | None, runs: int = 1, statistics: Mapping[str, Ranges] | None = None
+    ) -> None:
+        self.statistics = statistics or {}
         self.factor = factor  # None: nothing is left out
         self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
 
     def outliers(self, up: Any, buffers: Vector | None = None) -> list[Outlier]:
         """Those of a round's replies, which count in what is usual."""
-        found = impossible(up)
+        found = impossible(up, self.statistics)
         if self.factor is not None:
             found += self.judge(norms(payload(up).values()))
             found += [] if buffers is None else self.judge(norms([buffers]), 1)
@@ -84,9 +88,9 @@ class Screen:
         self.usual = saved.tolist()
 
 
-def impossible(up: Any) -> list[Outlier]:
+def impossible(up: Bundle, statistics: Mapping[str, Ranges]) -> list[Outlier]:
     """Those replies of a round whose statistics no honest client could have measured."""
-    wrong = outside(type(up), vars(up))
+    wrong = outside(statistics, vars(up))
     if wrong is None or not wrong.any():
         return []
     return [

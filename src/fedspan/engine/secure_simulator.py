@@ -21,7 +21,7 @@ from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.reply import weighted
 from fedspan.core.round import Round
-from fedspan.core.sync import SyncedDown
+from fedspan.core.sync import subset
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import BUFFERS
@@ -51,7 +51,7 @@ class SecureSimulator(Simulator):
 
     def __init__(
         self,
-        method: Method[Any, Any, Any, Any],
+        method: Method,
         problem: Problem,
         privacy: Privacy,
         engine: Engine | None = None,
@@ -73,7 +73,7 @@ class SecureSimulator(Simulator):
         there = np.array([place for place in range(cohort) if place not in silent], np.int64)
         work = None
         if len(there) >= self.privacy.survivors(cohort):
-            own = down.subset(there) if isinstance(down, SyncedDown) else down
+            own = subset(down, there)
             roster = [place for place in range(cohort) if place not in gone["keys"]]
             each = [
                 factors({p: self._examples(rnd, run)[p] for p in roster})
@@ -117,7 +117,9 @@ class SecureSimulator(Simulator):
             arrays[BUFFERS] = beside - buffers
         arrays = {name: array.expand(*rnd.ids.shape, -1) for name, array in arrays.items()}
         payload = Payload.of(
-            self.fixed, {name: array[:1, :1] for name, array in arrays.items()}, type(up)
+            self.fixed,
+            {name: array[:1, :1] for name, array in arrays.items()},
+            self.method.statistics,
         )
         vectors, counted = {}, {name: torch.empty_like(array) for name, array in arrays.items()}
         for run, place in np.ndindex(*rnd.ids.shape):
@@ -126,7 +128,7 @@ class SecureSimulator(Simulator):
             for name, array in read.items():
                 counted[name][run, place] = array[0, 0]
         counted.pop(BUFFERS, None)
-        reply: Any = wire.unpack(type(up), counted)
+        reply: Any = wire.unpack(counted)
         states = after(self.method, leaked(self.method, before, rnd), new, down, reply, rnd)
         return _Work(states, reply, payload, factors, vectors)
 
@@ -178,7 +180,7 @@ class SecureSimulator(Simulator):
         )
         arrays = {name: torch.cat([mean[name] for mean in means]) for name in means[0]}
         changed = arrays.pop(BUFFERS, None)
-        up: Any = weighted(wire.unpack(type(work.up), arrays), rnd)
+        up: Any = weighted(wire.unpack(arrays), rnd)
         beside = None if buffers is None or changed is None else buffers + changed
         if sum(clipped):
             events += (clipped_values(rnd.t, sum(clipped), self.privacy),)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Participation, Simulate
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
@@ -46,7 +47,7 @@ class Simulator:
 
     def __init__(
         self,
-        method: Method[Any, Any, Any, Any],
+        method: Method,
         problem: Problem,
         engine: Engine | None = None,
         *,
@@ -67,7 +68,7 @@ class Simulator:
         self._pool: Pool | None = None
         participation = participation or Participation(screen=None)
         self.screen, self.aggregator = (
-            Screen(participation.screen, problem.x0.shape[0]),
+            Screen(participation.screen, problem.x0.shape[0], method.statistics),
             participation.aggregator,
         )
         self.population = Population(method, problem, engine, resume=resume)
@@ -136,7 +137,7 @@ class Simulator:
             new, up, own = local_work(
                 self.method, self.problem, self.population.take(one), down, buffers, one
             )
-            far = impossible(up)
+            far = impossible(up, self.method.statistics)
             if self.screen.factor is not None:
                 sizes.append(norms(payload(up).values()))
                 far += self.screen.judge(sizes[-1], count=False)
@@ -255,7 +256,7 @@ def _overwriting(rnd: Round) -> Round:
 
 
 def _one_by_one(
-    method: Method[Any, Any, Any, Any],
+    method: Method,
     problem: Problem,
     state: Any,
     down: Any,
@@ -265,12 +266,7 @@ def _one_by_one(
     """Several clients in turn."""
     parts = []
     for place in range(rnd.ids.shape[1]):
-        own = type(state)(
-            **{
-                f.name: getattr(state, f.name)[:, place : place + 1]
-                for f in dataclasses.fields(state)
-            }
-        )
+        own = Bundle(**{name: part[:, place : place + 1] for name, part in vars(state).items()})
         parts.append(local_work(method, problem, own, down, buffers, rnd.subset(np.array([place]))))
     return _joined(parts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +9,13 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
-from fedspan.core.method import LogsChanges, Method
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
-from fedspan.core.sync import SyncedDown
+from fedspan.core.sync import opened as rebuilt
 from fedspan.privacy.clipping import private_work
 
 
@@ -30,13 +30,9 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {
-        f.name: value
-        for f in dataclasses.fields(state)
-        if _is_zero(value := getattr(state, f.name))
-    }
-    return replace(
-        state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()}
+    zeros = {name: value for name, value in vars(state).items() if _is_zero(value)}
+    return state.replace(
+        **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()}
     )
 
 
@@ -49,7 +45,7 @@ BUFFERS = "buffers"  # the name under which they are packed, next to a message's
 
 
 def answer(
-    method: Method[Any, Any, Any, Any],
+    method: Method,
     problem: Problem,
     replica: Replica,
     down: wire.Arrays,
@@ -57,7 +53,8 @@ def answer(
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
     message = opened(method, replica, down, rnd)
-    x = message.sync.model if isinstance(message, SyncedDown) else None
+    sync = message.get("sync")
+    x = None if sync is None else sync.model
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
         state, up, buffers = local_work(
@@ -68,7 +65,7 @@ def answer(
 
 
 def local_work(
-    method: Method[Any, Any, Any, Any],
+    method: Method,
     problem: Problem,
     state: Any,
     down: Any,
@@ -86,16 +83,13 @@ def local_work(
     return state, up, f.buffers()
 
 
-def opened(
-    method: Method[Any, Any, Any, Any], replica: Replica, down: wire.Arrays, rnd: Round
-) -> Any:
+def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> Bundle:
     """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
-    message: Any = wire.unpack(method.types()[2], down)
-    if isinstance(message, SyncedDown):
-        missed, since = len(message.sync.log.entries), max(replica.last_round, 0)
-        lacks = (
-            isinstance(method, LogsChanges) and message.sync.x is None and missed < rnd.t - since
-        )
+    message = wire.unpack({name: array for name, array in down.items() if name != BUFFERS})
+    sync = message.get("sync")
+    if sync is not None:
+        missed, since = len(sync.log.entries), max(replica.last_round, 0)
+        lacks = method.logs_changes and sync.x is None and missed < rnd.t - since
         if lacks or missed > rnd.t - since:
             raise ProtocolError(
                 f"the server sent {missed:,} changes of the model, but this client's copy is of round {since} and this "
@@ -103,7 +97,7 @@ def opened(
             )
 
     def apply(copy: Vector, entry: Any, t: int) -> Vector:
-        if not isinstance(method, LogsChanges):
+        if not method.logs_changes:
             raise ProtocolError(
                 f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
             )
@@ -112,8 +106,4 @@ def opened(
         )  # made here for the change before, so that this one may be added in place
         return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
 
-    return (
-        message.opened(replica.x, replica.last_round, apply)
-        if isinstance(message, SyncedDown)
-        else message
-    )
+    return rebuilt(message, replica.x, replica.last_round, apply)

@@ -63,16 +63,22 @@ class LocalSteps(Method):
         accept_choices(self)
         if isinstance(self.lr, str):
             if self.lr not in ("search", "auto"):
-                raise SpecError(f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}")
+                raise SpecError(
+                    f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}"
+                )
         else:
             positive("lr", self.lr)
         at_least("local_steps", self.local_steps, 1)
         at_most("local_steps", self.local_steps, 10**9)
         one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
-        object.__setattr__(self, "milestones", items("milestones", self.milestones, "shares of the run"))
+        object.__setattr__(
+            self, "milestones", items("milestones", self.milestones, "shares of the run")
+        )
         if not all(0 < number("milestones", share) < 1 for share in self.milestones):
-            raise SpecError(f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}")
+            raise SpecError(
+                f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}"
+            )
         positive("gamma", self.gamma)
 
     @property
@@ -83,20 +89,26 @@ class LocalSteps(Method):
     def footprint(self, layout: Layout) -> Footprint:
         return Footprint(layout.size, self.local.size(layout.size))
 
-    def descend(self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None) -> Vector:
+    def descend(
+        self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None
+    ) -> Vector:
         """Return the end point of K local steps along a direction; the optimizer starts without memory."""
         return self.local.descend(start, direction, lr, self.local_steps, origin)[0]
 
     def rate(self, rnd: Round) -> float:
         """η_l in a round: `lr` times what warm-up and schedule leave of it."""
         if isinstance(self.lr, str):
-            raise SpecError(f"`lr` is still {self.lr!r}: fedspan.run and fedspan.fit find the number; or set one")
+            raise SpecError(
+                f"`lr` is still {self.lr!r}: fedspan.run and fedspan.fit find the number; or set one"
+            )
         if rnd.t < self.warmup:
             return self.lr * (rnd.t + 1) / (self.warmup + 1)
         if self.schedule == "constant":
             return self.lr
         if rnd.rounds is None:
-            raise SpecError(f"`schedule` {self.schedule!r} needs the length of the run; give `rounds` to the Loop")
+            raise SpecError(
+                f"`schedule` {self.schedule!r} needs the length of the run; give `rounds` to the Loop"
+            )
         done = min((rnd.t - self.warmup) / max(rnd.rounds - self.warmup, 1), 1.0)
         if self.schedule == "step":
             return self.lr * self.gamma ** sum(done >= share for share in self.milestones)

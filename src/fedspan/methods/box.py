@@ -16,7 +16,6 @@ class that sets their defaults. What cannot work together is refused in `core.re
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -24,7 +23,19 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fedspan import Downlink, Drift, Layout, Objective, Projector, Round, Server, SpecError, Uplink, Vector
+from fedspan import (
+    Downlink,
+    Drift,
+    Layout,
+    Method,
+    Objective,
+    Projector,
+    Round,
+    Server,
+    SpecError,
+    Uplink,
+    Vector,
+)
 from fedspan.core.bundle import Bundle
 from fedspan.core.footprint import Footprint
 from fedspan.core.linear_map import LinearMap
@@ -62,7 +73,7 @@ class Box(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_axes(self.drift, self.local, self.uplink, self.server)
+        check_axes(self.drift, self.uplink, self.server)
 
     # what others must know of the choices
 
@@ -79,7 +90,7 @@ class Box(LocalSteps):
         self.init_client(x0, layout)
 
     @property
-    def plain_sum(self) -> bool:
+    def plain_sum(self) -> bool:  # type: ignore[override]
         """Whether the server needs of the replies nothing but the mean of each vector."""
         return self.uplink.plain_sum and not self.server.needs_each_reply
 
@@ -155,7 +166,9 @@ class Box(LocalSteps):
         up, held = self._steps(client, down, f, rnd)  # its other vectors are gone before line 5
         return self.update_client_state(held, down, up, rnd), up
 
-    def _steps(self, client: Bundle, down: Bundle, f: Objective, rnd: Round) -> tuple[Bundle, Bundle]:
+    def _steps(
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
         """Lines 3 and 4: the reply, and the client's state before line 5."""
         P, x = self.subspace(rnd), self.downlink.model(down)  # 1
         if (probe := down.get("probe")) is not None:
@@ -201,7 +214,9 @@ class Box(LocalSteps):
             origin = P @ x if self.local.decay else None
         if held is not None:
             held = self._carried(held, P, rnd)
-        y, memory = self.local.descend(start, direction, self.rate(rnd), self.local_steps, origin, held)
+        y, memory = self.local.descend(
+            start, direction, self.rate(rnd), self.local_steps, origin, held
+        )
         return y.sub_(x) if P.whole else y, None if held is None else memory
 
     def _carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
@@ -237,8 +252,9 @@ class Box(LocalSteps):
 
         def each() -> Vector:
             if z is not None:
-                return -z
-            found = self.drift.direction(server, v, P)
+                other: Vector = -z
+                return other
+            found: Vector = self.drift.direction(server, v, P)
             return found if D is None or not self.drift.in_gradients else D * found
 
         move, moved = self.server.step(server, direction, P, rnd, each)  # 6
@@ -272,7 +288,9 @@ class InSubspace(Box):
         rank: Replaces the rank of `space`: a number of directions, a share of them, or a table by name pattern.
     """
 
-    rank: Rank | None = None  # replaces the rank of `space`: 20, a share of 0.2, or a table by pattern
+    rank: Rank | None = (
+        None  # replaces the rank of `space`: 20, a share of 0.2, or a table by pattern
+    )
     space: Projector = Coordinate(rank=0.1)  # where x moves in a round
     downlink: Downlink = Changes()  # how x is sent
 
@@ -290,7 +308,7 @@ def _joined(method: Box, parts: list[dict[str, Any]]) -> Bundle:
         raise SpecError(
             f"two choices of {type(method).__name__} keep a part {min(twice)!r}; rename it in one of their files"
         )
-    return Bundle(**functools.reduce(lambda all_, own: all_ | own, parts, {}))
+    return Bundle(**{name: part for own in parts for name, part in own.items()})
 
 
 def _sum(direction: Direction, plus: Direction) -> Direction:
@@ -299,3 +317,15 @@ def _sum(direction: Direction, plus: Direction) -> Direction:
 
 def _scaled(direction: Direction, D: Vector) -> Direction:
     return lambda z: D * direction(z)
+
+
+def projected_values(method: Method, layout: Layout) -> tuple[int, int, int] | None:
+    """Parameters of the tensors that are projected, values inside the subspace, and all parameters.
+
+    None for a method that trains in the whole space.
+    """
+    space = getattr(method, "space", None)
+    if space is None or isinstance(space, Identity):
+        return None
+    inside = [b for b in layout.blocks if b.axis is not None and space.rank_of(b) < b.inputs]
+    return sum(b.size for b in inside), space.size(layout), layout.size

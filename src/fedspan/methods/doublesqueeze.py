@@ -5,9 +5,9 @@
      3  u ← e_i + D_i
      4  q_i ← C(u);  send q_i
      5  e_i ← u − q_i
-     6  w ← E + mean_S q_i
+     6  w ← E + η_g mean_S q_i
      7  Q ← C(w);  E ← w − Q
-     8  x ← x − η_g Q                     at the server, and at each client when it next takes part
+     8  x ← x − Q                         at the server, and at each client when it next takes part
 
 C must be contractive, as top-k is. Differences from the paper: K local steps, a server step size η_g, and client
 sampling. A client is sent every Q that it missed, each as it was packed, or x in full if that is fewer bytes. A round

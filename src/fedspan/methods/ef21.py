@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fedspan import Uplink, register
 from fedspan.methods.box import Box
-from fedspan.uplinks.ef21 import EF21 as Estimates
+from fedspan.uplinks.ef21 import EF21 as Estimates  # noqa: N811
 
 
 @register

@@ -46,7 +46,9 @@ class FedIT(Adapted):
         def direction(u: Vector) -> Vector:
             return self.chained(f.grad(self.merged(base, u, rnd)), u, rnd)  # 3
 
-        return client, Bundle(du=self.descend(u, direction, self.rate(rnd), self.origin(base, rnd)) - u)
+        return client, Bundle(
+            du=self.descend(u, direction, self.rate(rnd), self.origin(base, rnd)) - u
+        )
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
         """W + s B A, and the other blocks plus their change."""

@@ -16,153 +16,141 @@ Line 5' updates nothing in a round without replies: there is no b̄.
 
 A client receives b̄ of a round only when it takes part again. It then does lines 5 and 6 for all rounds since; the
 result is the same. If it is sent x in full, the b̄ that line 5 needs is sent too (one vector; for 5' all of them).
-Where the server moves x by something else than η_g b̄ (`_server_side`), that is sent beside b̄: 2r numbers per round.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fedspan import (
+    Bundle,
     Layout,
     Log,
     ModelSync,
     Objective,
-    Restorable,
+    Projector,
     Round,
     SpecError,
     Vector,
     register,
 )
-from fedspan.core.errors import one_of
-from fedspan.core.projector import draw
-from fedspan.core.sync import Entry, worth_sending
-from fedspan.methods._server_side import ServerMomentum
-from fedspan.methods.base import InSubspace, LoggedModel, ProbedDown
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """Λ_i + b_i of its last round, in the basis of that round; the stale variant keeps them separate."""
-
-    dual: Vector  # Λ_i + b_i; stale: Λ_i
-    end: Vector  # empty; stale: E_i
-
-
-@dataclass(frozen=True, eq=False)
-class Up:
-    """r numbers."""
-
-    b: Vector
+from fedspan.core.errors import one_of, positive
+from fedspan.core.footprint import Footprint
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import Rank, draw
+from fedspan.core.registry import name_of
+from fedspan.core.sync import worth_sending
+from fedspan.methods.base import LocalSteps
+from fedspan.optimizers.sgd import SGD
+from fedspan.projectors.coordinate import Coordinate
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FedSub(
-    ServerMomentum,
-    InSubspace[LoggedModel, ClientState, ProbedDown, Up],
-    Restorable[ClientState, ProbedDown, Up],
-):
+class FedSub(LocalSteps):
     """Drift correction by dual variables that are rotated from subspace to subspace."""
 
-    uses_mean_only = True
-    refresh: int = 5  # rounds after which a new P is drawn
+    space: Projector = Coordinate(rank=0.1, refresh=5)  # where x moves in a round
+    rank: Rank | None = None  # replaces the rank of `space`
     variant: Literal["zero_sum", "stale"] = (
-        "zero_sum"  # line 5, for the clients that took part, or 5', for all
+        "zero_sum"  # line 5, for those who took part, or 5', for all
     )
+    server_lr: float = 1.0  # η_g: step size of the server
+
+    plain_sum = True
+    logs_changes = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("variant", self.variant, ("zero_sum", "stale"))
-        if self.optimizer is not None:
-            self.only_plain("its duals are end points, which must be η_l K times a mean gradient")
-        if self.keeps_moments:
+        positive("server_lr", self.server_lr)
+        if not isinstance(self.local, SGD) or self.local.moments != "reset":
             raise SpecError(
-                f"`moments` {self.moments!r} is not for fedsub, which keeps duals; leave it out"
+                f"`local` {name_of(self.local)!r} is not for fedsub: its duals are end points, which must be η_l K "
+                "times a mean gradient; use sgd"
             )
+        if self.rank is not None:
+            object.__setattr__(self, "space", replace(self.space, rank=self.rank))
+            object.__setattr__(self, "rank", None)
 
     @property
     def follows_states(self) -> bool:
         """The duals of all clients sum to zero."""
         return True
 
-    def init_server(self, x0: Vector, layout: Layout) -> LoggedModel:
-        return LoggedModel(x0, Log(), self.no_velocity(x0))
+    def check(self, layout: Layout) -> None:
+        """Raise SpecError if the rank does not fit every block."""
+        self.space.size(layout)
 
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        r = self.projector.size(layout)
-        ends = r if self.variant == "stale" else 0
-        return ClientState(x0.new_zeros(*x0.shape[:-1], r), x0.new_zeros(*x0.shape[:-1], ends))
+    def footprint(self, layout: Layout) -> Footprint:
+        """A step inside the subspace."""
+        r = self.space.size(layout)
+        return Footprint(r, self.local.size(r))
 
-    def broadcast(self, server: LoggedModel, rnd: Round) -> ProbedDown:
+    def subspace(self, rnd: Round) -> LinearMap:
+        """P_t."""
+        return draw(self.space, rnd.layout, rnd.seeds, rnd.t // self.space.refresh)
+
+    def init_server(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle(x=x0, log=Log())
+
+    def init_client(self, x0: Vector, layout: Layout) -> Bundle:
+        """`dual` is Λ_i + b_i of the client's last round, in the basis of that round; stale: Λ_i, and `end` E_i."""
+        zeros = x0.new_zeros(*x0.shape[:-1], self.space.size(layout))
+        return Bundle(dual=zeros, end=zeros if self.variant == "stale" else None)
+
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
         keep: Literal["all", "first"] = "all" if self.variant == "stale" else "first"
-        return ProbedDown(
-            ModelSync.of(server.x, server.log, rnd, keep), self.subspace(rnd).probe
-        )  # 2
+        sync = ModelSync.of(server.x, server.log, rnd, keep)
+        return Bundle(sync=sync, probe=self.subspace(rnd).probe)  # 2
 
     def client_step(
-        self, client: ClientState, down: ProbedDown, f: Objective, rnd: Round
-    ) -> tuple[ClientState, Up]:
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
         P, x = self.subspace(rnd), down.sync.model  # 1
         P.agree(down.probe)
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
         start, shift = torch.zeros_like(dual), -dual / self.local_steps
-        b, _ = self.solver.descend(
-            start, f.restrict(x, P), self.step(P, rnd), self.local_steps, shift=shift
-        )  # 3
-        return self._after(client, dual, b), Up(b)
+        steps = f.restrict(x, P), self.rate(rnd), self.local_steps
+        b, _ = self.local.descend(start, *steps, shift=shift)  # 3
+        return self._after(dual, b), Bundle(b=b)
 
-    def update_client_state(
-        self, client: ClientState, down: ProbedDown, up: Up, rnd: Round
-    ) -> ClientState:
-        return self._after(client, self._dual_now(client, down.sync, rnd), up.b)
+    def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        return self._after(self._dual_now(client, down.sync, rnd), up.b)
 
-    def _after(self, client: ClientState, dual: Vector, b: Vector) -> ClientState:
-        return (
-            ClientState(dual, b) if self.variant == "stale" else ClientState(dual + b, client.end)
-        )
+    def _after(self, dual: Vector, b: Vector) -> Bundle:
+        return Bundle(dual=dual, end=b) if self.variant == "stale" else Bundle(dual=dual + b)
 
-    def server_step(self, server: LoggedModel, up: Up, rnd: Round) -> LoggedModel:
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
         P, mean_b = self.subspace(rnd), rnd.mean(up.b)
-        if not self.own_move:
-            x = server.x + self.server_lr * (P.T @ mean_b)  # 4
-            return LoggedModel(x, self.push(server.log, mean_b, rnd), server.m)
-        delta = self.server_lr * mean_b * (self.stretch(up.b, rnd) if self.extrapolate else 1.0)
-        move, m = self.moved_on(server.m, delta, P)
-        entry = torch.cat([mean_b, move], -1)
-        return LoggedModel(server.x + P.T @ move, self.push(server.log, entry, rnd), m)
+        x = server.x + self.server_lr * (P.T @ mean_b)  # 4
+        return server.replace(x=x, log=self._push(server.log, mean_b, rnd))
 
-    @property
-    def own_move(self) -> bool:
-        """Whether x moves by something else than η_g b̄."""
-        return self.extrapolate or self.server_momentum > 0
+    def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
+        nothing = server.x.new_zeros(*server.x.shape[:-1], self.subspace(rnd).rank)
+        return server.replace(log=self._push(server.log, nothing, rnd))
 
-    def push(self, log: Log, entry: Entry, rnd: Round) -> Log:
-        """The changes that are worth sending; before them line 5 needs the b̄ of each client's last round, 5' all."""
+    def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
+        """x + η_g Pᵀ b̄."""
+        moved: Vector = self.subspace(rnd).T @ entry
+        return copy + self.server_lr * moved
+
+    def _push(self, log: Log, entry: Vector, rnd: Round) -> Log:
+        """Add b̄; keep those worth sending, and before them line 5 needs that of each client's last round, 5' all."""
         if self.variant == "stale":
             return log.push(entry, rnd.t + 1 - rnd.oldest)
-        missed, worth = (
-            rnd.missed_by_any,
-            worth_sending(entry, rnd.layout.size * rnd.layout.dtype.itemsize, "first"),
-        )
+        missed = rnd.missed_by_any
+        worth = worth_sending(entry, rnd.layout.size * rnd.layout.dtype.itemsize, "first")
         return log.push(entry, min(missed, worth), rnd.still_last if missed > worth else None)
 
-    def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
-        """η_g Pᵀ b̄, or the move that is sent beside b̄."""
-        if self.own_move:
-            return super().expand_entry(entry.chunk(2, -1)[1], rnd)
-        return self.server_lr * super().expand_entry(entry, rnd)
-
-    def no_move(self, x: Vector, rnd: Round) -> Vector:
-        return x.new_zeros(*x.shape[:-1], self.subspace(rnd).rank * (2 if self.own_move else 1))
-
-    def _dual_now(self, client: ClientState, sync: ModelSync, rnd: Round) -> Vector:
+    def _dual_now(self, client: Bundle, sync: ModelSync, rnd: Round) -> Vector:
         """Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""
-        dual, end = client.dual, client.end
+        dual: Vector = client.dual
+        end: Any = client.get("end")
         stale = self.variant == "stale"
         last_round = (
             np.maximum(rnd.last_round, 0)
@@ -176,9 +164,9 @@ class FedSub(
                 if stale:
                     here = here & mean_b.any(-1, keepdim=True)  # `empty_round` logs zeros
                 dual = torch.where(here, (dual + end if stale else dual) - mean_b, dual)  # 5
-            if (j + 1) % self.refresh == 0:
-                old = draw(self.projector, rnd.layout, rnd.seeds, j // self.refresh)
-                new = draw(self.projector, rnd.layout, rnd.seeds, (j + 1) // self.refresh)
+            if (j + 1) % self.space.refresh == 0:
+                old = draw(self.space, rnd.layout, rnd.seeds, j // self.space.refresh)
+                new = draw(self.space, rnd.layout, rnd.seeds, (j + 1) // self.space.refresh)
                 touched = torch.from_numpy(last_round <= j).unsqueeze(-1)
                 dual = torch.where(touched, new @ (old.T @ dual), dual)  # 6
                 end = torch.where(touched, new @ (old.T @ end), end) if stale else end

@@ -29,52 +29,19 @@ follows from the client's own data: no server can keep a copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fedspan import Block, Layout, LogsChanges, Objective, Restorable, Round, Vector, register
+from fedspan import Block, Bundle, Layout, Log, ModelSync, Objective, Round, Vector, register
 from fedspan.core import seeds
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, positive
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.projector import Rank
-from fedspan.core.sync import Log, ModelSync, SyncedDown
 from fedspan.methods.base import LocalSteps
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.gaussian import Gaussian
-
-
-@dataclass(frozen=True, eq=False)
-class ServerState:
-    """The model, P of each side once there is one, and the last changes of the model."""
-
-    x: Vector
-    rows: Vector | None  # P of even rounds, flat
-    columns: Vector | None  # P of odd rounds
-    log: Log
-
-
-@dataclass(frozen=True, eq=False)
-class ClientState:
-    """What the client has not sent yet."""
-
-    e: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class Down(SyncedDown):
-    """What the client lacks of x, and P."""
-
-    basis: Vector
-
-
-@dataclass(frozen=True, eq=False)
-class Up:
-    """r numbers per row or column."""
-
-    z: Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,71 +97,71 @@ class Side:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class PowerSGD(
-    LocalSteps[ServerState, ClientState, Down, Up],
-    Restorable[ClientState, Down, Up],
-    LogsChanges[ServerState],
-):
+class PowerSGD(LocalSteps):
     """A subspace that follows the changes of the model."""
 
     rank: Rank = 4  # r: a number, a share of min(n, m), or a table of these by name pattern
 
-    private: ClassVar[tuple[str, ...]] = ("e",)
+    server_lr: float = 1.0  # η_g: step size of the server
+
+    private = ("e",)
+    later = ("rows", "columns")
+    logs_changes = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Gaussian(rank=self.rank)  # checks the rank
+        positive("server_lr", self.server_lr)
 
-    def init_server(self, x0: Vector, layout: Layout) -> ServerState:
-        return ServerState(x0, None, None, Log())
+    def init_server(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle(x=x0, log=Log())
 
-    def init_client(self, x0: Vector, layout: Layout) -> ClientState:
-        return ClientState(torch.zeros_like(x0))
+    def init_client(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle(e=torch.zeros_like(x0))
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
-        return Down(ModelSync.of(server.x, server.log, rnd), self.basis(server, rnd))  # 1
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
+        sync = ModelSync.of(server.x, server.log, rnd)
+        return Bundle(sync=sync, basis=self.basis(server, rnd))  # 1
 
     def client_step(
-        self, client: ClientState, down: Down, f: Objective, rnd: Round
-    ) -> tuple[ClientState, Up]:
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
         P, x = self.side(rnd).subspace(down.basis), down.sync.model
         y = self.descend(x, f.direction(), self.rate(rnd))  # 2
         M = y - x + client.e  # 3
         z = P @ M  # 4
-        return ClientState(M - P.T @ z), Up(z)  # 5
+        return Bundle(e=M - P.T @ z), Bundle(z=z)  # 5
 
-    def update_client_state(
-        self, client: ClientState, down: Down, up: Up, rnd: Round
-    ) -> ClientState:
+    def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
         return client
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
         side, basis, mean = self.side(rnd), self.basis(server, rnd), rnd.mean(up.z)
         delta = self.server_lr * mean
         x = server.x + side.subspace(basis).T @ delta  # 6
-        new = replace(server, x=x, log=self.push(server.log, delta, basis, rnd))
-        turned = side.turned(mean)  # 7
-        return replace(new, rows=turned) if rnd.t % 2 else replace(new, columns=turned)
+        turned = {"columns" if rnd.t % 2 == 0 else "rows": side.turned(mean)}  # 7
+        return server.replace(x=x, log=self.push(server.log, delta, basis, rnd), **turned)
 
-    def empty_round(self, server: ServerState, rnd: Round) -> ServerState:
+    def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         basis = self.basis(server, rnd)
-        nothing = basis.new_zeros(*basis.shape[:-1], self.side(rnd).subspace(basis).rank)
-        return replace(server, log=self.push(server.log, nothing, basis, rnd))
+        rank = self.side(rnd).subspace(basis).rank
+        nothing = basis.new_zeros(*basis.shape[:-1], rank)
+        return server.replace(log=self.push(server.log, nothing, basis, rnd))
 
     def push(self, log: Log, delta: Vector, basis: Vector, rnd: Round) -> Log:
-        """The log with this round's change, and as many before it as are cheaper than x."""
+        """Add this round's change, and keep as many before it as are cheaper than x."""
         entry = torch.cat([delta, basis], -1)
         return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
 
-    def expand_entry(self, entry: Vector, rnd: Round) -> Vector:
-        """Pᵀ δ; an entry holds δ, then P."""
+    def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
+        """x + Pᵀ δ; an entry holds δ, then P."""
         side = self.side(rnd)
         own = entry.shape[-1] - side.size
-        return side.subspace(entry[..., own:]).T @ entry[..., :own]
+        return copy + side.subspace(entry[..., own:]).T @ entry[..., :own]
 
-    def basis(self, server: ServerState, rnd: Round) -> Vector:
+    def basis(self, server: Bundle, rnd: Round) -> Vector:
         """P of this round, flat: from the replies of the round before, or drawn if there are none."""
-        held, side = server.columns if rnd.t % 2 else server.rows, self.side(rnd)
+        held, side = server.get("columns" if rnd.t % 2 else "rows"), self.side(rnd)
         if held is not None and (held.shape, held.dtype) != (
             (len(rnd.seeds), 1, side.size),
             rnd.layout.dtype,

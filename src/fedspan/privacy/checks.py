@@ -11,9 +11,8 @@ import torch
 from fedspan.core.callback import Callback
 from fedspan.core.config import Participation
 from fedspan.core.errors import SpecError
-from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.objective import Flat, Problem
-from fedspan.core.privacy import Privacy
 from fedspan.core.registry import name_of
 from fedspan.core.reply import payload
 from fedspan.core.round import Round
@@ -77,49 +76,26 @@ def check_callback(callback: Callback) -> None:
         )
 
 
-def check_method(method: AnyMethod, settings: Privacy) -> None:
-    """Refuses methods whose server needs more than a sum, and settings that change what is clipped."""
+def check_method(method: Method) -> None:
+    """Refuse methods whose server needs more than a sum, and those that send numbers beside the payload."""
     name = name_of(method)
-    for setting, why in _refused(method, settings).items():
-        value = getattr(method, setting)
-        shown = name_of(value) if dataclasses.is_dataclass(value) else value
-        raise SpecError(f"`{setting}` {shown!r} is not for {name} with `privacy`: {why}")
+    if method.statistics:
+        raise SpecError(
+            f"`drift.correction` 'tested' is not for {name} with `privacy`: two numbers of another size would be "
+            "clipped with the reply; use 'always' or 'never'"
+        )
     if name == "fedsub":
         raise SpecError(f"{name} is not for `privacy`: {REPEATED}; use ssf")
-    if not needs_mean_only(method):
+    if not is_plain_sum(method):
         raise SpecError(
-            f"{name} is not for `privacy`: its server needs more than the sum of the replies; use {', '.join(USABLE)}"
+            f"{name} is not for `privacy` with these settings: its server needs more than the sum of plain replies; "
+            f"leave out a coded `uplink` and server = 'fedexp', or use {', '.join(USABLE)}"
         )
 
 
-def _refused(method: AnyMethod, settings: Privacy) -> dict[str, str]:
-    """Setting → why it is refused, of those that are not at a value that privacy can have."""
-    found = {}
-    if getattr(method, "extrapolate", False):
-        found["extrapolate"] = "it needs the norm of every reply; set it to false"
-    if getattr(method, "correction", "") == "tested":
-        found["correction"] = (
-            "two numbers of another size would be clipped with the reply; use 'always' or 'never'"
-        )
-    if getattr(method, "compressor", None) is not None:
-        found["compressor"] = (
-            "what it sends is not a clipped vector of numbers; leave it out, or use subavg or ssf with a coordinate "
-            "projector, which send r of d numbers"
-        )
-    if (
-        getattr(method, "uplink", "") == "one"
-        and method.solver.plain  # type: ignore[attr-defined]
-        and method.correction == "always"  # type: ignore[attr-defined]
-    ):
-        found["uplink"] = "Δc would follow from the number of replies; set it to 'control'"
-    if settings.leak and getattr(method, "keep_control", False):
-        found["keep_control"] = "copies of c do not know of `leak`; leave out one of them"
-    return found
-
-
-def check_loop(mechanism: Mechanism, method: AnyMethod, problem: Problem) -> None:
+def check_loop(mechanism: Mechanism, method: Method, problem: Problem) -> None:
     """Refuses problems whose rounds release more than the sum."""
-    check_method(method, mechanism.settings)
+    check_method(method)
     if problem.buffers0 is not None:
         raise SpecError(
             "the model has buffers, such as running statistics of BatchNorm, which clients would send without noise; "
@@ -133,7 +109,7 @@ def check_loop(mechanism: Mechanism, method: AnyMethod, problem: Problem) -> Non
         )
 
 
-def empty_reply(method: AnyMethod, server: Any, problem: Problem, rnd: Round) -> Any:
+def empty_reply(method: Method, server: Any, problem: Problem, rnd: Round) -> Any:
     """A reply of zeros in the form of the method's own, for a round without any."""
     one = np.zeros((len(rnd.seeds), 1), np.int64)
     alone = dataclasses.replace(rnd, ids=one, last_round=one - 1, schedule=None)
@@ -143,6 +119,4 @@ def empty_reply(method: AnyMethod, server: Any, problem: Problem, rnd: Round) ->
         Flat(),
         alone,
     )
-    return dataclasses.replace(
-        up, **{name: torch.zeros_like(part) for name, part in payload(up).items()}
-    )
+    return up.replace(**{name: torch.zeros_like(part) for name, part in payload(up).items()})

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, restorable
+from fedspan.core.method import Method
 from fedspan.core.objective import Objective
 from fedspan.core.registry import name_of
 from fedspan.core.reply import payload, statistics_in
 from fedspan.core.round import Round
 
 MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it
-Message = TypeVar("Message")
 
 
 def norms(parts: Sequence[Vector]) -> Vector:
@@ -40,16 +40,14 @@ def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
     return torch.where(norm <= clip, part, small)
 
 
-def clipped(message: Message, clip: float | Vector) -> tuple[Message, Vector]:
+def clipped(message: Bundle, clip: float | Vector) -> tuple[Bundle, Vector]:
     """(the message with a norm of at most `clip`, its norm before)."""
     parts = payload(message)
     norm = norms(list(parts.values()))
-    return dataclasses.replace(
-        message, **{n: scaled(v, norm, clip) for n, v in parts.items()}
-    ), norm  # type: ignore[type-var]
+    return message.replace(**{n: scaled(v, norm, clip) for n, v in parts.items()}), norm
 
 
-def leaked(method: AnyMethod, state: Any, rnd: Round) -> Any:
+def leaked(method: Method, state: Any, rnd: Round) -> Any:
     """Client states at the start of a round: controls have shrunk once for each round since the client's last one."""
     if rnd.privacy is None or not rnd.privacy.leak or not method.controls:
         return state
@@ -59,25 +57,20 @@ def leaked(method: AnyMethod, state: Any, rnd: Round) -> Any:
     return shrunk(method, state, kept)
 
 
-def shrunk(method: AnyMethod, state: Any, factor: float | Vector) -> Any:
+def shrunk(method: Method, state: Any, factor: float | Vector) -> Any:
     """A state of server or clients with its controls times a factor."""
     held = {name: getattr(state, name) for name in method.controls}
-    return dataclasses.replace(
-        state, **{name: (value * factor).to(value.dtype) for name, value in held.items()}
-    )
+    return state.replace(**{name: (value * factor).to(value.dtype) for name, value in held.items()})
 
 
-def after(method: AnyMethod, before: Any, new: Any, down: Any, up: Any, rnd: Round) -> Any:
+def after(method: Method, before: Any, new: Any, down: Any, up: Any, rnd: Round) -> Any:
     """The clients' states that follow from the message as it was sent; private fields as the local steps left them."""
-    memory = restorable(method)
-    if memory is None:
-        return new
-    begun = dataclasses.replace(before, **{name: getattr(new, name) for name in memory.private})
-    return memory.update_client_state(begun, down, up, rnd)
+    begun = before.replace(**{name: getattr(new, name) for name in method.private})
+    return method.update_client_state(begun, down, up, rnd)
 
 
 def private_work(
-    method: AnyMethod, f: Objective, state: Any, down: Any, sent: Vector | None, rnd: Round
+    method: Method, f: Objective, state: Any, down: Any, sent: Vector | None, rnd: Round
 ) -> tuple[Any, Any, Vector | None]:
     """The local work of a cohort with privacy: (new states, clipped replies, whether each was within the clip).
 

@@ -126,7 +126,7 @@ class Mechanism:
             released[name] = (total / self.expected).to(part.dtype)
         if self.settings.quantile is not None:
             self._adapt(within, rnd)
-        return dataclasses.replace(up, **released), dataclasses.replace(rnd, q=self.q)
+        return up.replace(**released), dataclasses.replace(rnd, q=self.q)
 
     def _adapt(self, within: Vector | None, rnd: Round) -> None:
         """Moves the clip towards the quantile, by the noised share of clients whose norm was within it."""

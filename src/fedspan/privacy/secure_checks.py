@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
-from fedspan.core.method import AnyMethod, needs_mean_only
+from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.privacy import LEAST
 from fedspan.core.registry import name_of
 from fedspan.core.spec import Spec
 
 
-def check_secure(spec: Spec, method: AnyMethod, clients: int, clients_per_round: int) -> None:
+def check_secure(spec: Spec, method: Method, clients: int, clients_per_round: int) -> None:
     """Raises where the server would need single replies, or where a sum of so few clients hides nobody."""
     needs("privacy", "cryptography")
     from fedspan.privacy.secure_numbers import FixedPoint  # needs the library
 
-    if not needs_mean_only(method):
-        why = next(
-            (f"`{name}`" for name in ("extrapolate", "compressor") if getattr(method, name, None)),
-            "",
-        )
+    if not is_plain_sum(method):
         raise SpecError(
-            f"`privacy.secure` gives the server the sum of the replies only, and {name_of(method)} needs each reply"
-            + (
-                f"; leave out {why}"
-                if why
-                else "; use a method such as ssf, subavg, scaffold or fedavg"
-            )
+            f"`privacy.secure` gives the server the sum of the replies only, and {name_of(method)} needs each reply; "
+            "leave out a coded `uplink` and server = 'fedexp', or use a method such as ssf, subavg, scaffold or fedavg"
         )
     aggregator = spec.participation.aggregator
     if aggregator is not None and name_of(aggregator) != "mean":

@@ -7,6 +7,7 @@ would tell of the data. Numbers are then rounded toward zero, so that no reply e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import Ranges, ranges_of
+from fedspan.core.reply import Ranges
 from fedspan.privacy.secure_masks import Numbers
 
 Floats = npt.NDArray[np.float64]
@@ -85,15 +86,15 @@ class Payload:
     statistics: dict[str, Ranges]  # which of them are statistics
 
     @staticmethod
-    def of(fixed: FixedPoint, arrays: wire.Arrays, kind: type) -> Payload:
-        """For arrays of these names, shapes and types; `kind` is the class of the reply. Numbers do not matter."""
+    def of(fixed: FixedPoint, arrays: wire.Arrays, statistics: Mapping[str, Ranges]) -> Payload:
+        """For arrays of these names, shapes and types. Numbers do not matter."""
         for name, array in arrays.items():
             if not array.is_floating_point():
                 raise SpecError(
                     f"a secure sum adds real numbers, and {name!r} of the reply is of type {array.dtype}"
                 )
         shapes = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
-        return Payload(fixed, shapes, ranges_of(kind))
+        return Payload(fixed, shapes, dict(statistics))
 
     @property
     def length(self) -> int:

@@ -21,7 +21,6 @@ from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, Terms
-from fedspan.core.sync import SyncedDown
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.privacy.clipping import after as after_reply
 from fedspan.privacy.clipping import leaked
@@ -68,7 +67,7 @@ class StateFile:
             ) from None
         return StateFile(run_states / f"{client}.safetensors")
 
-    def load(self, accepted: int, mark: int, kind: type, fingerprint: str) -> Replica:
+    def load(self, accepted: int, mark: int, fingerprint: str) -> Replica:
         """The state after `accepted` updates, the last one with this mark; StateLostError where it is not there."""
         if not self.path.exists():
             raise StateLostError(f"there is no file {str(self.path)!r}")
@@ -94,8 +93,8 @@ class StateFile:
             for k, v in arrays.items()
             if k.startswith(f"{version}.")
         }
-        state: Any = wire.unpack(
-            kind, {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
+        state = wire.unpack(
+            {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
         )
         return Replica(state, own.get("x"), meta["last_round"][version])
 
@@ -130,7 +129,7 @@ class _Trained:
 class RemoteClient:
     """One client's end of a run: what it computes with, and where it keeps its state."""
 
-    method: Method[Any, Any, Any, Any]
+    method: Method
     problem: Problem
     state_file: StateFile
     client: int  # 0 to N - 1
@@ -201,9 +200,7 @@ class RemoteClient:
 
     def _settle(self, done: _Trained, arrived: wire.Arrays) -> Any:
         """The state that follows from a reply as the server reads it."""
-        up: Any = wire.unpack(
-            self.method.types()[3], {k: v for k, v in arrived.items() if k != BUFFERS}
-        )
+        up: Any = wire.unpack({k: v for k, v in arrived.items() if k != BUFFERS})
         down = opened(self.method, done.before, done.down, done.rnd)
         before = leaked(self.method, done.before.state, done.rnd)
         return after_reply(self.method, before, done.after.state, down, up, done.rnd)
@@ -213,19 +210,17 @@ class RemoteClient:
         brought = {
             k.removeprefix(RESTORE): v for k, v in message.arrays.items() if k.startswith(RESTORE)
         }
-        kind = self.method.types()[1]
         if message.accepted and not brought:
-            return self.state_file.load(
-                message.accepted, message.mark, kind, self.agreement.fingerprint
-            )
+            return self.state_file.load(message.accepted, message.mark, self.agreement.fingerprint)
         first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if not brought:
             return Replica(first, self._start() if self.known_start else None)
         last_round = int(brought.pop(LAST_ROUND))
-        return Replica(wire.unpack(kind, wire.pack(first) | brought), None, last_round)
+        return Replica(wire.unpack(wire.pack(first) | brought), None, last_round)
 
     def _start(self) -> Vector | None:
         """What a new client has of the server's vectors before round 0; None if the method sends them in any case."""
         server = self.method.init_server(self.problem.x0, self.problem.layout)
         down = self.method.broadcast(server, self._round(0))
-        return down.sync.model if isinstance(down, SyncedDown) else None
+        sync = down.get("sync")
+        return None if sync is None else sync.model

@@ -14,9 +14,8 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.errors import SpecError
-from fedspan.core.method import AnyMethod, private_fields, restorable
+from fedspan.core.method import Method
 from fedspan.core.round import Round
-from fedspan.core.sync import SyncedDown
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
 from fedspan.privacy.clipping import leaked
 from fedspan.remote.client import LAST_ROUND, RESTORE
@@ -27,7 +26,7 @@ class Copies:
 
     def __init__(
         self,
-        method: AnyMethod,
+        method: Method,
         first: Any,
         clients: int,
         *,
@@ -36,7 +35,7 @@ class Copies:
         resume: bool,
     ) -> None:
         self.method, self.first, self.kept = method, first, kept
-        self.memory, self.private = restorable(method), private_fields(method)
+        self.private = method.private
         fields = {
             n: v[0]
             for n, v in wire.pack(first).items()
@@ -60,12 +59,12 @@ class Copies:
 
     def update(self, rnd: Round, down: Any, up: Any) -> None:
         """Renews the copy of the one client of `rnd` by its reply."""
-        if not self.tables or self.memory is None:
+        if not self.tables:
             return
-        old = leaked(self.method, replace(self.first, **self._take(int(rnd.ids[0, 0]))), rnd)
-        if isinstance(down, SyncedDown):
-            down = replace(down, sync=replace(down.sync, last_round=rnd.last_round))
-        new = wire.pack(self.memory.update_client_state(old, down, up, rnd))
+        old = leaked(self.method, self.first.replace(**self._take(int(rnd.ids[0, 0]))), rnd)
+        if (sync := down.get("sync")) is not None:
+            down = down.replace(sync=replace(sync, last_round=rnd.last_round))
+        new = wire.pack(self.method.update_client_state(old, down, up, rnd))
         for name, table in self.tables.items():
             table.put(rnd.ids[0], new[name][0])
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+
+import torch
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, ProtocolError
@@ -36,7 +38,10 @@ class SessionFile:
             arrays, _ = checkpoint.load(self.folder / "session")
         except CheckpointError:
             raise ProtocolError("this client has no session; a new one begins with keys") from None
-        return wire.unpack(Session, arrays)
+        whole = {one.name for one in fields(Session) if one.type == "int"}
+        if arrays.keys() != {one.name for one in fields(Session)}:
+            raise ProtocolError("the session of this client is damaged; a new one begins with keys")
+        return Session(**{k: int(v) if k in whole else v for k, v in arrays.items()})  # type: ignore[arg-type]
 
     def before(self) -> Session | None:
         """The session, if there is one; a damaged file is none."""
@@ -47,7 +52,11 @@ class SessionFile:
 
     def save(self, session: Session) -> None:
         """Writes a session; its secrets of the question before are gone from the file."""
-        checkpoint.save(self.folder / "session", wire.pack(session), {})
+        arrays = {
+            name: torch.tensor([value]) if isinstance(value, int) else value
+            for name, value in vars(session).items()
+        }
+        checkpoint.save(self.folder / "session", arrays, {})
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -111,7 +120,7 @@ class SecureClient(RemoteClient):
         reply = dict(done.up)
         if BUFFERS in reply:
             reply[BUFFERS] = reply[BUFFERS] - done.down[BUFFERS]
-        payload = Payload.of(FixedPoint.of(self.secure), reply, self.method.types()[3])
+        payload = Payload.of(FixedPoint.of(self.secure), reply, self.method.statistics)
         numbers, counted = payload.encode(reply, session.factor())
         after = replace(done.after, state=self._settle(done, counted))
         with self.session_file.locked():

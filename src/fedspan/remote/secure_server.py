@@ -49,7 +49,7 @@ class SecureTransport(RemoteTransport):
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays) -> Replies:
         self.over, ids = False, rnd.ids[0].tolist()
         payload = Payload.of(
-            FixedPoint.of(self.secure), self._expect(rnd, down, extra), self.method.types()[3]
+            FixedPoint.of(self.secure), self._expect(rnd, down, extra), self.method.statistics
         )
         session = _Session(self, rnd, down, extra, Collected({}, np.zeros(len(ids), np.int64)))
         shares = (
@@ -89,7 +89,7 @@ class SecureTransport(RemoteTransport):
         self.accepted[rnd.ids[0, places]] += 1
         self.marks[rnd.ids[0, places]] = [found.marks[place] for place in places.tolist()]
         received = np.array([[session.received[place] for place in places.tolist()]])
-        up: Any = weighted(wire.unpack(self.method.types()[3], mean), rnd.subset(places))
+        up: Any = weighted(wire.unpack(mean), rnd.subset(places))
         return Replies(places, up, buffers, found.sent[None], received, tuple(events))
 
     def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:

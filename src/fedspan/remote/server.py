@@ -25,9 +25,9 @@ from fedspan.core.errors import DiskError, ProtocolError, at_least, one_line
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
-from fedspan.core.reply import outside, ranges_of
+from fedspan.core.reply import STATISTIC, outside
 from fedspan.core.round import Round, Terms
-from fedspan.core.sync import SyncedDown
+from fedspan.core.sync import dated as redated
 from fedspan.engine.running_mean import gathering
 from fedspan.engine.screening import OUTSIDE, Screen, norms
 from fedspan.engine.transport import Replies
@@ -66,7 +66,7 @@ class Collected:
 class RemoteTransport:
     """A Transport to clients on other machines."""
 
-    method: Method[Any, Any, Any, Any]
+    method: Method
     layout: Layout
     x0: InitVar[Vector]  # only its shape and type matter
     clients: InitVar[int]  # N
@@ -86,7 +86,7 @@ class RemoteTransport:
         self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
     ) -> None:
         at_least("min_replies", self.min_replies, 1)
-        self.screen = Screen(self.participation.screen)
+        self.screen = Screen(self.participation.screen, 1, self.method.statistics)
         self.accepted = np.zeros(clients, np.int64)  # updates per client
         self.marks = np.zeros(clients, np.int64)  # of the last of them
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
@@ -201,11 +201,10 @@ class RemoteTransport:
         """Drops replies that are far larger than usual; the states of their clients do not advance."""
         for kind in range(2) if self.screen.factor is not None and found.replies else ():
             places = sorted(found.replies)
-            apart = ranges_of(self.method.types()[3])
             names = [
                 n
                 for n in found.replies[places[0]]
-                if (n == BUFFERS) == bool(kind) and n not in apart
+                if (n == BUFFERS) == bool(kind) and not n.startswith(STATISTIC)
             ]
             own = [[found.replies[place][name] for name in names] for place in places]
             if any(own):
@@ -233,7 +232,7 @@ class RemoteTransport:
         try:
             self.agreement.check(reply)
             check_arrays(reply.arrays, expected)
-            wrong = outside(self.method.types()[3], reply.arrays)
+            wrong = outside(self.method.statistics, reply.arrays)
             if wrong is not None and wrong.any():
                 raise ProtocolError(OUTSIDE)
         except ProtocolError as error:
@@ -256,9 +255,7 @@ class RemoteTransport:
         """Raise where the server's own step could not take a reply; whole numbers may point outside a vector."""
         if all(array.is_floating_point() for array in arrays.values()):
             return
-        up: Any = wire.unpack(
-            self.method.types()[3], {k: v for k, v in arrays.items() if k != BUFFERS}
-        )
+        up: Any = wire.unpack({k: v for k, v in arrays.items() if k != BUFFERS})
         try:
             self.method.server_step(self._first_server, up, rnd)
         except Exception as error:
@@ -273,7 +270,7 @@ class RemoteTransport:
         client = int(rnd.ids[0, place])
         state, last_round, words = self.copies.restored(client, int(rnd.last_round[0, place]))
         found.events.append(Event(client, words))
-        dated = down.dated(place, last_round) if isinstance(down, SyncedDown) else down
+        dated = redated(down, place, last_round)
         try:
             arrays = wire.pack(wire.pick(dated, place, full=True))
         except ProtocolError as error:
@@ -292,7 +289,7 @@ class RemoteTransport:
         ):  # one at a time: a large reply is not kept beside the mean
             arrays = found.replies.pop(place)
             beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
-            up: Any = wire.unpack(self.method.types()[3], arrays)
+            up: Any = wire.unpack(arrays)
             self.copies.update(rnd.subset(np.array([place])), down, up)
             replies.add(number, up)
             del arrays, up

@@ -41,7 +41,12 @@ class Adaptive(Server):
         return {"m": torch.zeros_like(x0), "v": torch.full_like(x0, self.tau**2)}
 
     def step(
-        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Callable[[], Vector]
+        self,
+        server: Bundle,
+        direction: Vector,
+        P: LinearMap,
+        rnd: Round,
+        each: Callable[[], Vector],
     ) -> tuple[Vector, Parts]:
         m = self.beta1 * (P @ server.m) + (1 - self.beta1) * direction  # 1
         if P.picks:

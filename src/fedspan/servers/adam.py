@@ -1,6 +1,6 @@
 """Adam: v is an exponential mean of squared directions (Reddi et al. 2021, arXiv:2003.00295).
 
-     2  v ← β_2 v + (1 − β_2) Δ²       elementwise; the other lines are in `_adaptive`
+2  v ← β_2 v + (1 − β_2) Δ²       elementwise; the other lines are in `_adaptive`
 """
 
 from __future__ import annotations

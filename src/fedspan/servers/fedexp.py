@@ -29,7 +29,12 @@ class FedExP(Server):
         positive("lr", self.lr)
 
     def step(
-        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Callable[[], Vector]
+        self,
+        server: Bundle,
+        direction: Vector,
+        P: LinearMap,
+        rnd: Round,
+        each: Callable[[], Vector],
     ) -> tuple[Vector, Parts]:
         changes = each()
         apart = rnd.mean((changes * changes).sum(-1, keepdim=True))

@@ -23,6 +23,11 @@ class Mean(Server):
         positive("lr", self.lr)
 
     def step(
-        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Callable[[], Vector]
+        self,
+        server: Bundle,
+        direction: Vector,
+        P: LinearMap,
+        rnd: Round,
+        each: Callable[[], Vector],
     ) -> tuple[Vector, Parts]:
         return direction if self.lr == 1 else self.lr * direction, {}

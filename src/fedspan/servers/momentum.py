@@ -36,7 +36,12 @@ class Momentum(Server):
         return {"m": torch.zeros_like(x0)}
 
     def step(
-        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Callable[[], Vector]
+        self,
+        server: Bundle,
+        direction: Vector,
+        P: LinearMap,
+        rnd: Round,
+        each: Callable[[], Vector],
     ) -> tuple[Vector, Parts]:
         now = self.beta * (P @ server.m) + direction
         return now if self.lr == 1 else self.lr * now, {"m": P.T.put(now, server.m)}

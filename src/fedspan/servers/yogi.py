@@ -1,6 +1,6 @@
 """Yogi: v moves towards squared directions by a share of them, so that it falls slowly (arXiv:2003.00295).
 
-     2  v ← v − (1 − β_2) Δ² sign(v − Δ²)       elementwise; the other lines are in `_adaptive`
+2  v ← v − (1 − β_2) Δ² sign(v − Δ²)       elementwise; the other lines are in `_adaptive`
 """
 
 from __future__ import annotations

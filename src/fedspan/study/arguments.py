@@ -14,11 +14,11 @@ from fedspan.api.fit import as_method, as_setting, check_names, spec_of
 from fedspan.api.run import as_spec
 from fedspan.core import building, registry
 from fedspan.core.errors import SpecError, did_you_mean, shown
-from fedspan.core.method import AnyMethod
+from fedspan.core.method import Method
 from fedspan.core.spec import Spec, changed
 from fedspan.study.model import COLORS, Variant
 
-MethodLike = AnyMethod | str | Mapping[str, Any]
+MethodLike = Method | str | Mapping[str, Any]
 Grid = Mapping[str, Any]
 MOST_POINTS = 1000  # values of one key of a grid
 DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
@@ -26,7 +26,7 @@ FIELDS = {one.name for one in dataclasses.fields(Spec)}
 RESERVED = {"method", "task", "settings"}  # names in a spec that are no arguments of `compare`
 
 
-def call_as_text(named: Mapping[str, AnyMethod], model: Any, settings: Mapping[str, Any]) -> str:
+def call_as_text(named: Mapping[str, Method], model: Any, settings: Mapping[str, Any]) -> str:
     """The call of `compare` as the page shows it; a model and data are named, other values are written out."""
     problem = (
         "model, clients"
@@ -47,7 +47,7 @@ def call_as_text(named: Mapping[str, AnyMethod], model: Any, settings: Mapping[s
     return f"fedspan.compare({', '.join([repr(methods), problem, *words])})"
 
 
-def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> dict[str, AnyMethod]:
+def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> dict[str, Method]:
     """Label → method; methods without labels have their names, numbered where one occurs twice."""
     if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
         raise SpecError(
@@ -62,7 +62,7 @@ def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> d
                     f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
                 )
         return {str(label): as_method(one) for label, one in methods.items()}
-    found: dict[str, AnyMethod] = {}
+    found: dict[str, Method] = {}
     for one in map(as_method, methods):
         name = registry.name_of(one)
         count = sum(registry.name_of(other) == name for other in found.values())
@@ -90,7 +90,7 @@ def shared_spec(
     return dataclasses.replace(as_spec(model), method=method, **given)
 
 
-def variants_of(named: Mapping[str, AnyMethod], tune: Grid) -> list[Variant]:
+def variants_of(named: Mapping[str, Method], tune: Grid) -> list[Variant]:
     """One variant per method with its grid."""
     grids = _grids(named, tune)
     return [
@@ -106,7 +106,7 @@ def variants_of(named: Mapping[str, AnyMethod], tune: Grid) -> list[Variant]:
     ]
 
 
-def _grids(named: Mapping[str, AnyMethod], tune: Grid) -> dict[str, dict[str, list[Any]]]:
+def _grids(named: Mapping[str, Method], tune: Grid) -> dict[str, dict[str, list[Any]]]:
     """Label → dotted key → values; a grid of one label replaces that for all."""
     if not isinstance(tune, Mapping) or not all(isinstance(key, str) for key in tune):
         raise SpecError(

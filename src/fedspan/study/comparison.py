@@ -65,7 +65,7 @@ class Comparison:
         return {entry.series.label: _short(entry.point) | _found(entry) for entry in self._entries}
 
     @property
-    def best(self) -> dict[str, Method[Any, Any, Any, Any]]:
+    def best(self) -> dict[str, Method]:
         """Label → the method with its tuned settings, ready for `fedspan.fit(..., method=...)`."""
         chosen = {}
         for entry in self._entries:
@@ -176,7 +176,7 @@ class Tuned:
         comparison: The runs behind it.
     """
 
-    method: Method[Any, Any, Any, Any]
+    method: Method
     comparison: Comparison
 
     @property

@@ -78,9 +78,7 @@ class Variant:
     color: str
     table: Table  # laid over the base spec
     grid: dict[str, list[Any]]  # dotted key → values
-    method: Method[Any, Any, Any, Any] | None = (
-        None  # the method as an object, in a part with a `given` spec
-    )
+    method: Method | None = None  # the method as an object, in a part with a `given` spec
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""

@@ -116,7 +116,7 @@ class Proposal:
         budget: The budget in words.
     """
 
-    method: Method[Any, Any, Any, Any]
+    method: Method
     rounds: int
     metric: str
     tried: tuple[Candidate, ...]

@@ -245,7 +245,7 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     }
 
 
-def _method(method: Method[Any, Any, Any, Any], point: Mapping[str, Any]) -> Any:
+def _method(method: Method, point: Mapping[str, Any]) -> Any:
     """The method with the settings of a point; `bits` stands for compressors in both directions."""
     own = {key: value for key, value in point.items() if key != "bits"}
     bits = point.get("bits", 32)

@@ -16,15 +16,17 @@ from fedspan.core.errors import SpecError, shown
 from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.projector import draw
+from fedspan.core.projector import Projector, draw
 from fedspan.costs.traffic import cost
-from fedspan.methods.base import InSubspace
-from fedspan.methods.scaffold import Scaffold
-from fedspan.methods.ssf import SSF
+from fedspan.methods.box import Box
+from fedspan.optimizers.sgd import SGD
+from fedspan.projectors.identity import Identity
+from fedspan.servers.mean import Mean
 from fedspan.theory import corollary, theorem
 from fedspan.theory.estimates import Effort, Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
 from fedspan.theory.theorem import Condition
+from fedspan.uplinks.plain import Plain
 
 FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 ISOTROPIC = (
@@ -33,30 +35,24 @@ ISOTROPIC = (
     "coordinate",
     "hadamard",
 )  # projectors with E[PᵀP] = ρI, drawn without the data
-AnyMethod = Method[Any, Any, Any, Any]
 PLAIN = "the proof is for plain SGD steps"
 CONSTANT = "the theorem is for constant steps; the conditions are checked for `lr`"
 # Settings of a method, of `Training` and of `Participation` → the value that the theorem covers, and why no other.
 COVERED: dict[str, tuple[Any, str]] = {
-    "momentum": (0.0, PLAIN),
-    "optimizer": (None, PLAIN),
-    "preconditioner": ("none", f"{PLAIN}; the conditions would need bounds of the preconditioner"),
+    "local": (SGD(), PLAIN),
     "schedule": ("constant", CONSTANT),
     "warmup": (0, CONSTANT),
     "clip": (None, "clipped gradients are biased (A2)"),
-    "correction": ("always", "the proof bounds the drift of corrected steps only"),
-    "option": ("II", "the proof is for controls that are means of local gradients"),
-    "beta": (1.0, "the proof is for controls of this round's gradients, not for running means"),
-    "compressor": (
-        None,
-        "the proof does not know the error that a compressed upload leaves in the controls",
+    "drift.correction": ("always", "the proof bounds the drift of corrected steps only"),
+    "uplink": (
+        Plain(),
+        "the proof does not know the error that a coded upload leaves in the controls, or running means",
     ),
-    "down_compressor": (None, "the proof does not know the error of a compressed download"),
-    "refresh": (1, "the proof needs a new P in every round"),
+    "downlink.compressor": (None, "the proof does not know the error of a compressed download"),
+    "space.refresh": (1, "the proof needs a new P in every round"),
     "aggregator": (None, "the proof is for the mean of the replies"),
-    "server_momentum": (0.0, "the proof has none, and it makes the steps 1/(1 − β) times as long"),
-    "extrapolate": (False, "the proof is for a constant `server_lr`"),
-}
+    "server": (Mean(), "the proof is for x ← x − η_g mean, with a constant η_g"),
+}  # setting → the value that the theorem covers, and why it matters
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class Diagnosis:
 
 
 def diagnose(
-    method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int,
+    method: Method, problem: Problem, clients_per_round: int, rounds: int,
     target: float | None = None, effort: Effort | None = None, settings: Settings | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number.
@@ -98,10 +94,10 @@ def diagnose(
     found = estimate(problem, effort)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
     safe = safe_steps(setting)
-    steps = safe if isinstance(method.lr, str) else _steps(method, problem.layout)
+    steps = safe if isinstance(method.lr, str) else _steps(method)
     priced = _with_lr(method, safe.local) if isinstance(method.lr, str) else method
     wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
-    rhos = sorted({*FORECAST_RHO, setting.rho}) if isinstance(method, InSubspace) else [setting.rho]
+    rhos = sorted({*FORECAST_RHO, setting.rho}) if _space(method) else [setting.rho]
     return Diagnosis(
         estimates=found, setting=setting, steps=steps, conditions=theorem.conditions(setting, steps),
         proved=theorem.conditions_proved(setting, steps), safe=safe, bound=corollary.bound(setting),
@@ -112,7 +108,7 @@ def diagnose(
 
 
 def corollary_lr(
-    method: AnyMethod,
+    method: Method,
     problem: Problem,
     clients_per_round: int,
     rounds: int,
@@ -120,21 +116,20 @@ def corollary_lr(
 ) -> tuple[float, float]:
     """`lr` and `server_lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
     rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
-    if not isinstance(method, SSF | Scaffold):
+    if not isinstance(method, Box) or not method.controls:
         raise SpecError(f"{rule} {registry.name_of(method)}; use lr = 'search'")
     if found := uncovered(method, settings, sampled=clients_per_round < problem.clients):
         values = " and ".join(f"{name} {value}" for name, (value, _, _) in found.items())
         remedy = " and ".join(f"{name} to {covered}" for name, (_, covered, _) in found.items())
         raise SpecError(f"{rule} {values}; use lr = 'search', or set {remedy}")
-    if method.server_lr != 1.0:
+    if method.server.lr != 1.0:
         raise SpecError(
-            f"lr = 'auto' sets `server_lr` as well; leave it out, got {method.server_lr!r}"
+            f"lr = 'auto' sets `server.lr` as well; leave it out, got {method.server.lr!r}"
         )
     for text in outside_theory(method, problem, clients_per_round, settings):
         warnings.warn(f"lr = 'auto': {text}", stacklevel=2)
     steps = safe_steps(setting_of(estimate(problem), method, problem, clients_per_round, rounds))
-    boost = _steps(_with_lr(method, 1.0), problem.layout).local
-    return steps.local / boost, steps.server(method.local_steps)
+    return steps.local, steps.server(method.local_steps)
 
 
 def safe_steps(setting: Setting) -> Steps:
@@ -144,7 +139,7 @@ def safe_steps(setting: Setting) -> Steps:
 
 
 def setting_of(
-    found: Estimates, method: AnyMethod, problem: Problem, clients_per_round: int, rounds: int
+    found: Estimates, method: Method, problem: Problem, clients_per_round: int, rounds: int
 ) -> Setting:
     """A run as the theorem sees it."""
     return Setting(
@@ -154,53 +149,71 @@ def setting_of(
     )  # fmt: skip
 
 
-def rho_of(method: AnyMethod, layout: Layout) -> float:
+def rho_of(method: Method, layout: Layout) -> float:
     """ρ of the narrowest block: the proof needs E[PᵀP] ⪰ ρI only, and wider blocks satisfy it."""
-    return min(_block_rhos(method, layout)) if isinstance(method, InSubspace) else 1.0
+    return min(_block_rhos(method, layout), default=1.0)
 
 
-def _block_rhos(method: InSubspace[Any, Any, Any, Any], layout: Layout) -> list[float]:
-    sizes = draw(method.projector, layout, (0,), 0).sizes
+def _space(method: Method) -> Projector | None:
+    """The random subspaces of a method; None if it moves x in all of the space."""
+    space: Projector | None = getattr(method, "space", None)
+    return None if isinstance(space, Identity) else space
+
+
+def _block_rhos(method: Method, layout: Layout) -> list[float]:
+    if (space := _space(method)) is None:
+        return []
+    sizes = draw(space, layout, (0,), 0).sizes
     return [size / block.size for size, block in zip(sizes, layout.blocks, strict=True)]
 
 
+def _at(owner: Any, name: str, default: Any) -> Any:
+    """Return a setting of a method or of a choice of it; the default if there is none."""
+    for part in name.split("."):
+        owner = getattr(owner, part, default)
+    return owner
+
+
+def _named(value: Any) -> str:
+    return shown(registry.name_of(value) if registry.is_registered(value) else value)
+
+
 def uncovered(
-    method: AnyMethod, settings: Settings | None, *, sampled: bool
+    method: Method, settings: Settings | None, *, sampled: bool
 ) -> dict[str, tuple[str, str, str]]:
     """Settings with which a run is not that of the theorem → their value, one that is covered, and why it matters."""
     owners = [method] if settings is None else [method, settings.training, settings.participation]
     found = {}
     for name, (covered, why) in COVERED.items():
-        for value in (getattr(owner, name, covered) for owner in owners):
-            if value != covered:
+        for value in (_at(owner, name, covered) for owner in owners):
+            same = value == covered or (name == "server" and isinstance(value, Mean))
+            if not same:
                 text = registry.name_of(value) if registry.is_registered(value) else value
-                found[f"`{name}`"] = (shown(text), shown(covered), why)
-    if sampled and getattr(method, "control", "exact") == "paper":
+                found[f"`{name}`"] = (shown(text), _named(covered), why)
+    if sampled and _at(method, "drift.rule", "exact") == "paper":
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
-        found["`control`"] = ("'paper'", "'exact'", why)
+        found["`drift.rule`"] = ("'paper'", "'exact'", why)
     if settings is not None and settings.dp is not None:
         found["`privacy`"] = (
             "with a clip",
             shown(None),
             "the proof knows no clipped replies and no noise on them",
         )
-    if (
-        isinstance(method, InSubspace)
-        and (kind := registry.name_of(method.projector)) not in ISOTROPIC
-    ):
+    space = _space(method)
+    if space is not None and (kind := registry.name_of(space)) not in ISOTROPIC:
         why = "it is not known to have E[PᵀP] = ρI independently of the data and of earlier rounds (A3)"
-        found["`projector`"] = (shown(kind), "'coordinate'", why)
+        found["`space`"] = (shown(kind), "'coordinate'", why)
     return found
 
 
 def outside_theory(
-    method: AnyMethod, problem: Problem, clients_per_round: int, settings: Settings | None = None
+    method: Method, problem: Problem, clients_per_round: int, settings: Settings | None = None
 ) -> list[str]:
     """In what a run differs from what the theorem covers, one sentence each."""
     sampled = clients_per_round < problem.clients
     departures = uncovered(method, settings, sampled=sampled)
     found = [f"{name} {value}: {why}" for name, (value, _, why) in departures.items()]
-    if not isinstance(method, SSF | Scaffold):
+    if not method.controls:
         name = registry.name_of(method)
         found.insert(
             0,
@@ -214,30 +227,24 @@ def outside_theory(
         "mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)":
             problem.cohort_mode == "per_client",
     }  # fmt: skip
-    if isinstance(method, InSubspace):
-        cases |= {
-            "`rank_boost` makes the step larger than lr; the conditions are checked for the larger one":
-                method.rank_boost > 1,
-            "blocks have different shares of directions; ρ is the smallest of them":
-                len(set(_block_rhos(method, problem.layout))) > 1,
-        }  # fmt: skip
+    if len(set(_block_rhos(method, problem.layout))) > 1:
+        cases["blocks have different shares of directions; ρ is the smallest of them"] = True
     return found + [text for text, applies in cases.items() if applies]
 
 
-def _with_lr(method: AnyMethod, lr: float) -> Any:
+def _with_lr(method: Method, lr: float) -> Any:
     return dataclasses.replace(method, lr=lr)  # type: ignore[type-var]
 
 
-def _steps(method: AnyMethod, layout: Layout) -> Steps:
+def _steps(method: Method) -> Steps:
     lr = cast(float, method.lr)
-    if isinstance(method, InSubspace):
-        lr *= method.boost(draw(method.projector, layout, (0,), 0))
-    return Steps.of(lr, getattr(method, "server_lr", 1.0), method.local_steps)
+    server = getattr(method, "server", None)
+    return Steps.of(lr, 1.0 if server is None else server.lr, method.local_steps)
 
 
 def _forecast(
     rho: float,
-    method: AnyMethod,
+    method: Method,
     problem: Problem,
     clients_per_round: int,
     setting: Setting,
@@ -248,14 +255,8 @@ def _forecast(
         corollary.rounds_to(there, target**2),
         theorem.rounds_to_proved(there, target**2),
     )
-    if (
-        isinstance(method, InSubspace)
-        and registry.name_of(method.projector) != "identity"
-        and rho != setting.rho
-    ):
-        method = dataclasses.replace(
-            method, projector=dataclasses.replace(method.projector, rank=rho)
-        )
+    if (space := _space(method)) is not None and rho != setting.rho:
+        method = dataclasses.replace(method, space=dataclasses.replace(space, rank=rho))  # type: ignore[type-var]
     rates = cost(
         method,
         problem,

@@ -12,13 +12,13 @@ and a pass over their data. It draws nothing from the run's streams and does not
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.linear_map import LinearMap
@@ -129,5 +129,4 @@ def _next_round(loop: Loop) -> Round:
 
 
 def _state_of(states: Any, client: int) -> Any:
-    fields = dataclasses.fields(states)
-    return type(states)(**{f.name: getattr(states, f.name)[:, client : client + 1] for f in fields})
+    return Bundle(**{name: part[:, client : client + 1] for name, part in vars(states).items()})

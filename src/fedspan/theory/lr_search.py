@@ -87,7 +87,7 @@ def budget_of(how: Search, rounds: int) -> int:
 
 
 def search(
-    method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
+    method: Method, problem: Problem, clients_per_round: int, rounds: int,
     how: Search | None = None, done: Sequence[RateTrial] = (), keep: Callable[[RateTrial], None] = lambda _: None,
     participation: Participation | None = None,
 ) -> SearchResult:  # fmt: skip
@@ -217,7 +217,7 @@ class TrialRunner:
     """Runs trials of one method on one problem, as the first rounds of a run of `rounds`."""
 
     def __init__(
-        self, method: Method[Any, Any, Any, Any], problem: Problem, clients_per_round: int, rounds: int,
+        self, method: Method, problem: Problem, clients_per_round: int, rounds: int,
         done: Sequence[RateTrial], keep: Callable[[RateTrial], None], participation: Participation | None = None,
     ) -> None:  # fmt: skip
         self.done, self.keep, self.participation = (

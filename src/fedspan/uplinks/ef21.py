@@ -25,7 +25,9 @@ class EF21(Compressed):
     """Contractive compression of the change of a gradient estimate."""
 
     in_gradients = True
-    needs_no_controls = "its estimates h_i and controls would be the same thing twice; use uplink = 'code'"
+    needs_no_controls = (
+        "its estimates h_i and controls would be the same thing twice; use uplink = 'code'"
+    )
 
     @property
     def follows_states(self) -> bool:

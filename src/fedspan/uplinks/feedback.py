@@ -24,15 +24,15 @@ from fedspan.uplinks._compressed import Compressed
 class Feedback(Compressed):
     """Compression in which nothing is lost for ever."""
 
-    private = ("e_i",)
+    private = ("e",)
     needs_no_controls = "controls already remember what C leaves out, which would then count twice; use uplink = 'code'"
 
     def init_client(self, x0: Vector) -> Parts:
-        return {"e_i": torch.zeros_like(x0)}
+        return {"e": torch.zeros_like(x0)}
 
     def send(self, v: Vector, client: Bundle, P: LinearMap, rnd: Round) -> tuple[Encoded, Parts]:
-        w = P @ client.e_i + v
-        return self.encode(w, rnd), {"e_i": P.T.put(w, client.e_i)}
+        w = P @ client.e + v
+        return self.encode(w, rnd), {"e": P.T.put(w, client.e)}
 
     def after(self, client: Bundle, v: Vector, P: LinearMap) -> Parts:
-        return {"e_i": P.T.plus(v, client.e_i, sign=-1)}
+        return {"e": P.T.plus(v, client.e, sign=-1)}

@@ -22,4 +22,5 @@ class Plain(Uplink):
         return v, {}
 
     def receive(self, sent: Any, P: LinearMap, rnd: Round) -> Vector:
-        return sent
+        v: Vector = sent
+        return v

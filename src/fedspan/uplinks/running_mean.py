@@ -66,7 +66,8 @@ class RunningMean(Uplink):
 
     def receive(self, sent: Any, P: LinearMap, rnd: Round) -> Vector:
         if self.compressor is None:
-            return sent
+            plain: Vector = sent
+            return plain
         keys = self.compressor.keys(rnd)
         return self.compressor.decompress(sent, P.rank, keys, rnd.layout.dtype)
 

@@ -16,7 +16,6 @@ from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
-from fedspan.core.sync import SyncedDown
 from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
@@ -144,7 +143,7 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
     if spec.secure is not None and spec.participation.weights != Participation.weights:
         settings["participation.weights"] = spec.participation.weights
-    if spec.participation.known_start and issubclass(spec.method.types()[2], SyncedDown):
+    if spec.participation.known_start and spec.method.logs_changes:
         settings[KNOWN_START] = _start_of(problem)
     return Agreement.of(settings, problem.layout, spec.seed)
 
