@@ -76,10 +76,6 @@ class OneBatch:
     def take(self, index: torch.Tensor) -> Batch:
         return self.batch
 
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors of the batch."""
-        return [part for part in tree_leaves(self.batch) if isinstance(part, torch.Tensor)]
-
 
 def without_numbers(model: nn.Module) -> nn.Module:
     """Copy a model to the meta device, for training. A tensor that is used in several places stays one tensor."""
@@ -147,7 +143,7 @@ def step_memory(method: AnyMethod, problem: TorchProblem, live: Live) -> Memory:
     footprint, itemsize = method.footprint(problem.layout), problem.layout.dtype.itemsize
     model, held = problem.model, 0  # `held` is there between two steps, besides model and batch
     if footprint.adapters is not None:
-        batch = problem.client_data[0].take(torch.arange(1))
+        batch = largest_batch(problem)
         step, model, trained = lora(
             model, lambda m: problem.loss(m, batch), problem.rules, footprint
         )
@@ -230,7 +226,7 @@ def _round_peak(
     problem.module.checked = True
     if problem.in_memory:
         problem.module.forget()  # a message has a process of its own
-    live.count(problem.client_data[0].tensors())  # type: ignore[attr-defined]
+    live.count(tree_leaves(largest_batch(problem)))
     live.restart()
     received = {
         name: torch.empty_like(array) if array.is_meta else array for name, array in down.items()
@@ -249,7 +245,7 @@ def _round(t: int, layout: Layout, last_round: int, steps: int) -> Round:
 def _count(model: nn.Module, problem: TorchProblem, live: Live) -> int:
     """Bytes of model and batch, which are alive from now on."""
     live.count(_tensors(model))
-    live.count(problem.client_data[0].tensors())  # type: ignore[attr-defined]
+    live.count(tree_leaves(largest_batch(problem)))
     return live.restart()
 
 
