@@ -13,7 +13,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
 from fedspan.core.plugins import load_plugin
 
-STEPS = {"lr": 0.02, "local_steps": 3}  # what laws are tried with where nothing else is said
+USUAL = {"lr": 0.02, "local_steps": 3}  # what laws are tried with where nothing else is said
 
 
 def check_method(method: Method) -> list[Tried]:
@@ -33,7 +33,7 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
         kind = str(registry.kind_of(cls))
         if kind == "method":
             known = {field.name for field in dataclasses.fields(cls)}
-            table = {key: value for key, value in STEPS.items() if key in known}
+            table = {key: value for key, value in USUAL.items() if key in known}
             found[f"method {path.stem}"] = check_method(building.make(cls, table | settings, kind))
         elif kind in part_laws.LAWS:
             part = building.make(cls, settings, kind)

@@ -17,7 +17,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
 
-ROUNDS = 9  # in which most clients take part several times, and some after a pause
+REMOTE_ROUNDS = 9  # in which most clients take part several times, and some after a pause
 
 
 def _across(method: Method, rounds: int, prepare: Callable[[Loop, Any], None]) -> tuple[Loop, Any]:
@@ -30,8 +30,8 @@ def _across(method: Method, rounds: int, prepare: Callable[[Loop, Any], None]) -
 
 def machines(method: Method) -> None:
     """Server and clients on several machines give the simulator's result."""
-    here = simulated(method, small(), ROUNDS)
-    there, end = _across(method, ROUNDS, lambda *_: None)
+    here = simulated(method, small(), REMOTE_ROUNDS)
+    there, end = _across(method, REMOTE_ROUNDS, lambda *_: None)
     hold(not there.events, f"a client failed: {' '.join(there.events[:1])}")
     near(
         model(there),
@@ -41,7 +41,7 @@ def machines(method: Method) -> None:
     )
     words = "the bytes {} of clients on other machines are not the simulator's"
     same_bytes(there, here, words)
-    hold(end.accepted.sum() == ROUNDS * 3, "not every reply was accepted")
+    hold(end.accepted.sum() == REMOTE_ROUNDS * 3, "not every reply was accepted")
 
 
 def dropped(method: Method) -> None:
@@ -56,8 +56,8 @@ def dropped(method: Method) -> None:
                 :0
             ]  # works, and is not heard
 
-    loop, _ = _across(method, ROUNDS, prepare)
-    here = simulated(method, small(), ROUNDS, missing)
+    loop, _ = _across(method, REMOTE_ROUNDS, prepare)
+    here = simulated(method, small(), REMOTE_ROUNDS, missing)
     near(model(loop), model(here), 1e-12, "a reply that was lost on its way still has an effect")
 
 

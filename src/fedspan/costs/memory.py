@@ -40,8 +40,8 @@ from fedspan.nn.client_data import Batch
 from fedspan.nn.loaders import batch_size_of
 from fedspan.nn.problem import TorchProblem
 
-STEPS = 4  # local steps until all that lasts is there: two to fill it, one to see what is used, one to measure
-STEPS_OF_PROCESS = 2  # the same where whole rounds are looked at
+WATCHED_STEPS = 4  # local steps until all that lasts is there: two to fill it, one to see what is used, one to measure
+PROCESS_STEPS = 2  # the same where whole rounds are looked at
 UNPACKED = 2  # times that a message is in memory while Flower unpacks it
 
 Method = Method
@@ -74,10 +74,6 @@ class OneBatch:
 
     def take(self, index: torch.Tensor) -> Batch:
         return self.batch
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors of the batch."""
-        return [part for part in tree_leaves(self.batch) if isinstance(part, torch.Tensor)]
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
@@ -146,7 +142,7 @@ def step_memory(method: Method, problem: TorchProblem, live: Live) -> Memory:
     footprint, itemsize = method.footprint(problem.layout), problem.layout.dtype.itemsize
     model, held = problem.model, 0  # `held` is there between two steps, besides model and batch
     if footprint.adapters is not None:
-        batch = problem.client_data[0].take(torch.arange(1))
+        batch = largest_batch(problem)
         step, model, trained = lora(
             model, lambda m: problem.loss(m, batch), problem.rules, footprint
         )
@@ -168,8 +164,8 @@ def step_memory(method: Method, problem: TorchProblem, live: Live) -> Memory:
 
 def _local_steps(method: Method, problem: TorchProblem, live: Live, gradient: int) -> int:
     """Run `client_step` until its steps have been seen; bytes alive between two of them."""
-    method = dataclasses.replace(method, lr=1.0, local_steps=STEPS)  # type: ignore[type-var]
-    rnd = _round(0, dataclasses.replace(problem.layout), -1, STEPS)
+    method = dataclasses.replace(method, lr=1.0, local_steps=WATCHED_STEPS)  # type: ignore[type-var]
+    rnd = _round(0, dataclasses.replace(problem.layout), -1, WATCHED_STEPS)
     with live.pause(), torch.device(problem.device):
         x = torch.zeros_like(problem.module.flat, dtype=rnd.layout.dtype).view(1, 1, -1)
         down = method.broadcast(method.init_server(x, rnd.layout), rnd)
@@ -187,7 +183,7 @@ def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
     Two rounds are looked at: the first, to which the server sends x in full, and a later one, to which it sends what
     the client has missed.
     """
-    method = dataclasses.replace(method, lr=1.0, local_steps=STEPS_OF_PROCESS)  # type: ignore[type-var]
+    method = dataclasses.replace(method, lr=1.0, local_steps=PROCESS_STEPS)  # type: ignore[type-var]
     with rehearsal() as live, torch.no_grad():
         problem = dry_problem(problem)
         layout = dataclasses.replace(problem.layout)
@@ -197,7 +193,7 @@ def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
         with live.pause():
             x = torch.empty(1, 1, layout.size, dtype=layout.dtype)
             server, replica = method.init_server(x, layout), Replica(method.init_client(x, layout))
-            rnd = _round(0, layout, -1, STEPS_OF_PROCESS)
+            rnd = _round(0, layout, -1, PROCESS_STEPS)
             down = wire.pack(wire.pick(method.broadcast(server, rnd), 0))
         received, state = (
             sum(array.nbytes for array in arrays.values())
@@ -208,8 +204,8 @@ def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
         with live.pause():
             if method.logs_changes:  # the server's moves have no values either
                 for t in range(lag):
-                    server = method.empty_round(server, _round(t, layout, t, STEPS_OF_PROCESS))
-            rnd = _round(lag, layout, 0, STEPS_OF_PROCESS)
+                    server = method.empty_round(server, _round(t, layout, t, PROCESS_STEPS))
+            rnd = _round(lag, layout, 0, PROCESS_STEPS)
             message = method.broadcast(server, rnd)
             own_x = None if message.get("sync") is None else message.sync.model
             down, replica = wire.pack(wire.pick(message, 0)), Replica(replica.state, own_x, 0)
@@ -229,7 +225,7 @@ def _round_peak(
     problem.module.checked = True
     if problem.in_memory:
         problem.module.forget()  # a message has a process of its own
-    live.count(problem.client_data[0].tensors())  # type: ignore[attr-defined]
+    live.count(tree_leaves(largest_batch(problem)))
     live.restart()
     received = {
         name: torch.empty_like(array) if array.is_meta else array for name, array in down.items()
@@ -248,7 +244,7 @@ def _round(t: int, layout: Layout, last_round: int, steps: int) -> Round:
 def _count(model: nn.Module, problem: TorchProblem, live: Live) -> int:
     """Bytes of model and batch, which are alive from now on."""
     live.count(_tensors(model))
-    live.count(problem.client_data[0].tensors())  # type: ignore[attr-defined]
+    live.count(tree_leaves(largest_batch(problem)))
     return live.restart()
 
 
@@ -291,9 +287,9 @@ class _Watched(Objective):
     def next(self) -> None:
         """Begin a step: the last but one shows what steps use, and the last is measured."""
         self.steps += 1
-        if self.steps == STEPS:
+        if self.steps == WATCHED_STEPS:
             raise _Measured
-        self.live.touching = self.steps == STEPS - 2
+        self.live.touching = self.steps == WATCHED_STEPS - 2
         if not self.live.touching:
             self.start = self.live.restart()
 

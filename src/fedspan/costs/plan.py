@@ -31,7 +31,7 @@ from fedspan.tasks.outline import Outline
 RANK = 0.1  # of a subspace where a spec has none
 COMPARED = ("ssf", "fedit", "ffalora", "fedavg", "scaffold")  # methods planned for an outline
 FINE = 2**20  # shares of a layer's inputs that are told apart
-KEPT = 8  # shapes of different models
+KEPT_SHAPES = 8  # of different models
 # Settings that one method takes from another, and those that decide the shapes of a model.
 SHARED = ("lr", "local_steps", "schedule", "warmup", "milestones", "gamma")
 DECIDING = (
@@ -106,8 +106,6 @@ def plan(
     known, outlined = shapes(spec), isinstance(spec.task, Outline)
     problem, layout = known.problem, known.problem.layout
     wanted = trained or (spec.method.footprint(layout).trained if outlined else None)
-    if wanted is not None:
-        _check_matched(wanted, layout)
     cohort, known_start = spec.clients_per_round or problem.clients, spec.participation.known_start
     rows = []
     for name in methods or (COMPARED if outlined else registry.choices("method")):
@@ -158,7 +156,7 @@ def shapes(spec: Spec) -> Shapes:
     key = json.dumps({name: table[name] for name in DECIDING}, sort_keys=True)
     if key in _shapes:
         return _shapes[key]
-    while len(_shapes) >= KEPT:
+    while len(_shapes) >= KEPT_SHAPES:
         _shapes.pop(next(iter(_shapes)))
     problem = spec.task.shapes(spec) if isinstance(spec.task, Outline) else _built(spec)
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
@@ -268,30 +266,8 @@ def matched(table: dict[str, Any], layout: Layout, wanted: int) -> dict[str, Any
 
     LoRA's adapters are on the layers that SSF projects, and what SSF trains in full LoRA trains in full.
     """
-    if "rank" not in _settings(table["name"]):
-        return table
-    table = {key: value for key, value in table.items() if key != "rank"}
-
-    def trained(rank: int | float) -> int:
-        return _footprint(table | {"rank": rank}, layout).trained
-
-    def nearest(most: int, unit: int | float) -> int | float:
-        """The multiple of a unit, up to `most` of them, that trains the number nearest to the wanted one."""
-        above = bisect.bisect_left(range(1, most), wanted, key=lambda n: trained(n * unit)) + 1
-        near = (max(1, above - 1) * unit, above * unit)
-        return min(near, key=lambda rank: abs(trained(rank) - wanted))
-
-    if trained(1) == trained(1.0):  # PowerSGD's rank is that of messages alone
-        return table
-    if _footprint(table | {"rank": 1}, layout).adapters is None:
-        return table | {"rank": nearest(FINE, 1 / FINE)}
-    widest = min(min(block.shape[:2]) for block in layout.blocks if block.axis is not None)
-    return table | {"rank": nearest(widest, 1)}
-
-
-def _check_matched(wanted: int, layout: Layout) -> None:
-    """Refuse a number of trained values that no rank has."""
-    if all(block.axis is None for block in layout.blocks):
+    ranked = [block for block in layout.blocks if block.axis is not None]
+    if not ranked:
         raise SpecError(
             "nothing of this model is projected: every large tensor is frozen; freeze less"
         )
@@ -300,6 +276,22 @@ def _check_matched(wanted: int, layout: Layout) -> None:
         raise SpecError(
             f"`trained` {wanted:,} is too few: rank 1 trains {least:,} here; freeze more"
         )
+    if "rank" not in _settings(table["name"]):
+        return table
+    table = {key: value for key, value in table.items() if key != "rank"}
+
+    def trained(rank: int | float) -> int:
+        return _footprint(table | {"rank": rank}, layout).trained
+
+    if trained(1) == trained(1.0):  # PowerSGD's rank is that of messages alone
+        return table
+    # Ranks are multiples of a unit: of one for adapters, or of a small share of a layer's inputs.
+    most, unit = FINE, 1 / FINE
+    if _footprint(table | {"rank": 1}, layout).adapters is not None:
+        most, unit = min(min(block.shape[:2]) for block in ranked), 1
+    above = bisect.bisect_left(range(1, most), wanted, key=lambda n: trained(n * unit)) + 1
+    near = (max(1, above - 1) * unit, above * unit)
+    return table | {"rank": min(near, key=lambda rank: abs(trained(rank) - wanted))}
 
 
 def _footprint(table: dict[str, Any], layout: Layout) -> Footprint:
