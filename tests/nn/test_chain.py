@@ -19,10 +19,9 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.methods._correction import First
-from fedspan.nn.batched import Cohort
+from fedspan.nn.chain import loss_gradient
 from fedspan.nn.client_data import as_client_data
-from fedspan.nn.loss_gradient import loss_gradient
-from fedspan.nn.objective import TorchObjective
+from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors import Coordinate, Gaussian

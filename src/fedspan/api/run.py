@@ -119,7 +119,7 @@ def run(
         )
         say(f"lr = {spec.method.lr!r}: {first} before the run")
     begun = out is not None and (out / LR).exists()
-    spec, found = with_lr(spec, out, resume=resume)
+    spec, found, made = with_lr(spec, out, resume=resume)
     bar = (
         [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])]
         if progress
@@ -130,7 +130,7 @@ def run(
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
     try:
-        result = runs(spec, out, of_runs, keeping, every)
+        result = runs(spec, out, of_runs, keeping, every, made)
     except Exception:
         if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
             remove(out / LR)
@@ -191,6 +191,7 @@ def _one_by_one(
     of_runs: tuple[int, ...],
     keeping: Keeping,
     callbacks: Sequence[Callback],
+    made: list[Problem],
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
@@ -205,11 +206,8 @@ def _one_by_one(
             engine = dataclasses.replace(
                 engine, states_dir=Path(engine.states_dir) / f"seed-{seed}"
             )
-        results.append(
-            _run(
-                dataclasses.replace(spec, seed=seed, engine=engine), folder, (seed,), own, callbacks
-            )
-        )
+        one = dataclasses.replace(spec, seed=seed, engine=engine)
+        results.append(_run(one, folder, (seed,), own, callbacks, made))
         if not results[-1].finished:
             break
     joined = Result(
@@ -235,8 +233,12 @@ def _run(
     of_runs: tuple[int, ...],
     keeping: Keeping,
     callbacks: Sequence[Callback],
+    made: list[Problem],
 ) -> Result:
-    problem = spec.task.build(of_runs, spec)
+    """A run on the problem that its step size was found on, or on a new one."""
+    problem = made.pop() if made else None
+    if problem is None or problem.seeds != of_runs:
+        problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
     with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
         if spec.eval_clients_every is not None:

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fedspan.core.config import Engine, Settings, Training
 from fedspan.costs.dry_run import NOWHERE, empty
 from fedspan.huggingface.text_data import Texts
-from fedspan.nn.client_data import Batch, ClientData, Loss
-from fedspan.nn.loaders import batch_size_of
+from fedspan.nn.batches import Batch, ClientData, Loss, batch_size_of
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import ProjectionRule
 

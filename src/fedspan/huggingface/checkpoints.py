@@ -20,6 +20,7 @@ from fedspan.core.extras import needs
 from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
 
+ModelKind = Literal["SequenceClassification", "CausalLM"]
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "seq_classif_dropout", "dropout",
     "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
@@ -54,7 +55,7 @@ def place_of(model: str) -> Path | None:
 
 def load_model(
     model: str,
-    kind: Literal["SequenceClassification", "CausalLM"],
+    kind: ModelKind,
     seed: int,
     dropout: float,
     **settings: Any,

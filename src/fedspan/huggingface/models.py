@@ -16,7 +16,7 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.metric import IGNORED
-from fedspan.nn.client_data import Batch
+from fedspan.nn.batches import Batch
 from fedspan.nn.evaluate import Score, Scored
 
 Kind = Literal["classes", "causal", "tokens", "other"]

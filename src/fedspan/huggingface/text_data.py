@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from fedspan.core.errors import DataError
 from fedspan.core.metric import IGNORED
 from fedspan.huggingface.models import Pretrained
-from fedspan.nn.client_data import Batch, ClientData, of_dataset, table_columns
-from fedspan.nn.loaders import from_loader
+from fedspan.nn.batches import Batch, ClientData
+from fedspan.nn.client_data import of_loader, table_columns
 
 SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
 Columns = dict[str, torch.Tensor]
@@ -61,7 +61,7 @@ def by_length(data: ClientData, about: Pretrained) -> list[torch.Tensor]:
 def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     """The examples of one client for a Hugging Face model, from what a user gives; errors name it as `who`."""
     if isinstance(data, DataLoader):  # with its own way to make batches
-        return from_loader(data, lambda dataset: of_dataset(dataset, data.collate_fn, who), who)
+        return of_loader(data, who)
     columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
     for name in ("input_ids", "labels"):
         if name not in columns:

@@ -12,7 +12,7 @@ from torch import nn
 from fedspan.core.errors import SpecError
 from fedspan.metrics._collected import Collected, by_class
 from fedspan.metrics._own import chosen
-from fedspan.nn.client_data import Batch, ClientData, Loss, placed
+from fedspan.nn.batches import Batch, ClientData, Loss, placed
 from fedspan.nn.problem_kind import OutputLoss
 
 AT_ONCE = 512  # examples evaluated at a time
