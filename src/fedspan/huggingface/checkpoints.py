@@ -66,7 +66,7 @@ def load_model(
 
     place = place_of(model)
     auto = getattr(transformers, f"AutoModelFor{kind}")
-    with _quietly(), torch_generator(seed):
+    with quietly(), torch_generator(seed):
         if place is None:
             made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
             return made
@@ -86,7 +86,7 @@ def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[li
     """Texts as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
     if place is None:
         return [[BEGIN, *_words(text)][:longest] for text in texts]
-    with _quietly():
+    with quietly():
         found: list[list[int]] = _tokenizer(place)(
             list(texts), truncation=True, max_length=longest
         )["input_ids"]
@@ -98,7 +98,7 @@ def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[l
     if place is None:
         return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
     with (
-        _quietly()
+        quietly()
     ):  # it would warn of texts that are longer than the model, and blocks are cut of them
         tokenizer = _tokenizer(place)
         begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
@@ -158,7 +158,7 @@ def _readable(place: Path, how: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """transformers without its reports and progress bars: a new head is intended here."""
     from transformers.utils import logging
 
