@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,7 +24,7 @@ from fedspan.nn.batches import Batch, ClientData
 from fedspan.nn.client_data import of_loader, table_columns
 
 SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
-Columns = dict[str, torch.Tensor]
+Columns = dict[str, Tensor]
 AT_ONCE = 128  # texts evaluated at a time
 LOGITS = 1 << 26  # and at most so many logits of tokens: 256 MB
 
@@ -33,13 +34,13 @@ class Texts:
     """Token columns (n, longest), one of them labels, and how long each text is."""
 
     columns: Columns
-    lengths: torch.Tensor
+    lengths: Tensor
     about: Pretrained
 
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
-    def take(self, index: torch.Tensor) -> Batch:
+    def take(self, index: Tensor) -> Batch:
         """Rows of each column, as long as the longest of them."""
         longest = int(self.lengths[index].max())
         return {
@@ -51,7 +52,7 @@ class Texts:
         return self.columns[name].dim() > 1 and (name != "labels" or self.about.by_token)
 
 
-def by_length(data: ClientData, about: Pretrained) -> list[torch.Tensor]:
+def by_length(data: ClientData, about: Pretrained) -> list[Tensor]:
     """Which texts to evaluate together: in the order of their length, in parts small enough for their logits."""
     lengths = data.lengths if isinstance(data, Texts) else torch.ones(len(data), dtype=torch.int64)
     each = int(lengths.max()) * (about.labels if about.by_token else 1)
@@ -115,19 +116,17 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
 
 
 def _ragged(column: Any) -> bool:
-    return (
-        not isinstance(column, torch.Tensor | np.ndarray) and len({len(row) for row in column}) > 1
-    )
+    return not isinstance(column, Tensor | np.ndarray) and len({len(row) for row in column}) > 1
 
 
 def _filler(name: str, about: Pretrained) -> int:
     return {"input_ids": about.pad, "labels": IGNORED}.get(name, 0)
 
 
-def _filled(column: Any, filler: int, what: str) -> torch.Tensor:
+def _filled(column: Any, filler: int, what: str) -> Tensor:
     """The column as one tensor, rows of unequal length filled up on the right."""
     try:
-        if isinstance(column, torch.Tensor | np.ndarray):
+        if isinstance(column, Tensor | np.ndarray):
             table = torch.as_tensor(column)
         else:
             rows = [torch.as_tensor(row) for row in column]
@@ -189,7 +188,7 @@ def _check(columns: Columns, about: Pretrained, who: str) -> None:
         )
 
 
-def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, who: str) -> None:
+def _check_tokens(ids: Tensor, labels: Tensor, about: Pretrained, who: str) -> None:
     if labels.shape != ids.shape:
         raise DataError(
             f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike"
@@ -209,15 +208,15 @@ def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, wh
         )
 
 
-def _within(values: torch.Tensor, low: int, high: int, what: str, of: str) -> None:
+def _within(values: Tensor, low: int, high: int, what: str, of: str) -> None:
     wrong = values[(values < low) | (values >= high)]
     if len(wrong):
         raise DataError(f"{what} has {int(wrong[0])}, outside the {high} numbers of {of}")
 
 
-def _size(tensor: torch.Tensor) -> str:
+def _size(tensor: Tensor) -> str:
     return " × ".join(map(str, tensor.shape))
 
 
-def _seen(tensor: torch.Tensor) -> str:
+def _seen(tensor: Tensor) -> str:
     return f"{_size(tensor) or 'one'} of {str(tensor.dtype).removeprefix('torch.')}"

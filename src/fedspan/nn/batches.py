@@ -22,14 +22,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from fedspan.core import seeds
 from fedspan.core.errors import DataError, FedspanError, one_line
 
 Batch = Any  # what a loss is given: usually (inputs, targets)
-Loss = Callable[[nn.Module, Batch], torch.Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
 Key = Callable[[int], int]  # the key of a pass, by its number
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ class ClientData(Protocol):
     def __len__(self) -> int:
         """The number of examples."""
 
-    def take(self, index: torch.Tensor) -> Batch:
+    def take(self, index: Tensor) -> Batch:
         """A batch of the examples with these numbers."""
 
 
@@ -49,13 +49,13 @@ class ClientData(Protocol):
 class Tensors:
     """Examples as tensors of equal length; with names, a batch is a mapping of them."""
 
-    parts: tuple[torch.Tensor, ...]
+    parts: tuple[Tensor, ...]
     names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.parts[0].shape[0]
 
-    def take(self, index: torch.Tensor | slice) -> Batch:
+    def take(self, index: Tensor | slice) -> Batch:
         """Rows of each tensor."""
         rows = tuple(part[index] for part in self.parts)
         return dict(zip(self.names, rows, strict=True)) if self.names else rows
@@ -72,7 +72,7 @@ class Items:
     def __len__(self) -> int:
         return len(self.data)
 
-    def take(self, index: torch.Tensor) -> Batch:
+    def take(self, index: Tensor) -> Batch:
         """The items, collated."""
         rows: list[Any] = []
         try:
@@ -92,7 +92,7 @@ class Loader:
     """Examples that have batches of their own."""
 
     data: ClientData
-    examples: torch.Tensor | None  # numbers in `data` of one pass; None: all, each once
+    examples: Tensor | None  # numbers in `data` of one pass; None: all, each once
     batch_size: int  # of most batches
     drop_last: bool = False
     ordered: bool = False
@@ -101,11 +101,11 @@ class Loader:
     def __len__(self) -> int:
         return len(self.data) if self.examples is None else len(self.examples)
 
-    def take(self, index: torch.Tensor) -> Batch:
+    def take(self, index: Tensor) -> Batch:
         """A batch of the examples with these places in a pass."""
         return self.data.take(index if self.examples is None else self.examples[index])
 
-    def draw(self, key: Key, first: int) -> Iterator[torch.Tensor]:
+    def draw(self, key: Key, first: int) -> Iterator[Tensor]:
         """The examples of a round's batches, pass after pass, by their numbers in `data`.
 
         Where order is kept, `first` batches come before the round.
@@ -175,18 +175,18 @@ def placed(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     if isinstance(batch, Mapping):
-        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-    return tuple(part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
+        return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    return tuple(part.to(device) if isinstance(part, Tensor) else part for part in batch)
 
 
-def permutation(key: int, n: int) -> torch.Tensor:
+def permutation(key: int, n: int) -> Tensor:
     """A shuffled pass over n examples."""
     return torch.from_numpy(seeds.permute(np.array([key], np.uint64), n)[0])
 
 
 def batches(
     data: ClientData, batch_size: int, key: Key, first: int
-) -> Iterator[tuple[ClientData, torch.Tensor]]:
+) -> Iterator[tuple[ClientData, Tensor]]:
     """The batches of a client's round without end: what to take from, and which examples.
 
     Those of a DataLoader are its own. Others have one size, and one that a shuffled pass cannot fill goes on with the
@@ -214,7 +214,7 @@ def steps_per_epoch(data: ClientData, batch_size: int) -> float:
     return len(data.sampler) if data.sampler is not None else max(1, len(data) / data.batch_size)
 
 
-def drawn_batches(sampler: Any, key: int) -> list[torch.Tensor]:
+def drawn_batches(sampler: Any, key: int) -> list[Tensor]:
     """One pass of a batch sampler, with every generator of torch that it may draw from seeded by `key`."""
     inner = getattr(sampler, "sampler", sampler)
     for one in (inner, sampler):

@@ -19,14 +19,13 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear_map import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
 
-Tensor = torch.Tensor
 FEW_CHANNELS = 4  # up to which unfolding the first layer's input is faster than torch's convolution
 LOSSES = (F.cross_entropy, F.mse_loss, F.binary_cross_entropy_with_logits)
 

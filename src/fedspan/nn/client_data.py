@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -68,7 +69,7 @@ def as_client_data(data: Any, who: str) -> ClientData:
         named = ["inputs", "targets"] if len(data) == 2 else [f"part {n}" for n in range(len(data))]
         parts = [as_tensor(part, who) for part in data]
         return _not_empty(Tensors(_checked(parts, who, named)), who)
-    if isinstance(data, torch.Tensor | np.ndarray):
+    if isinstance(data, Tensor | np.ndarray):
         raise DataError(
             f"{who} is one {type(data).__name__}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]"
         )
@@ -139,9 +140,9 @@ def is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "iloc")
 
 
-def as_tensor(part: Any, who: str) -> torch.Tensor:
+def as_tensor(part: Any, who: str) -> Tensor:
     """A tensor from a tensor, an array, a pandas column or frame, or nested lists of numbers."""
-    if isinstance(part, torch.Tensor):
+    if isinstance(part, Tensor):
         if part.is_meta:
             raise DataError(
                 f"{who} has a tensor on the device 'meta', which has no values; load it on a real device"
@@ -162,7 +163,7 @@ def as_tensor(part: Any, who: str) -> torch.Tensor:
         part = part.to_numpy()
     if isinstance(part, np.ndarray) and part.dtype == object:
         part = part.tolist()
-    if isinstance(part, list | tuple) and part and isinstance(part[0], torch.Tensor):
+    if isinstance(part, list | tuple) and part and isinstance(part[0], Tensor):
         part = [np.asarray(row) for row in part]
     try:
         array = np.asarray(part)
@@ -180,9 +181,7 @@ def as_tensor(part: Any, who: str) -> torch.Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
-def _checked(
-    parts: Sequence[torch.Tensor], who: str, names: Iterable[str]
-) -> tuple[torch.Tensor, ...]:
+def _checked(parts: Sequence[Tensor], who: str, names: Iterable[str]) -> tuple[Tensor, ...]:
     """Tensors of equal length without a value that is not finite."""
     lengths = [part.shape[0] for part in parts]
     if len(set(lengths)) > 1:
@@ -197,7 +196,7 @@ def _checked(
     return tuple(parts)
 
 
-def narrowed(part: torch.Tensor, dtype: torch.dtype, who: str) -> torch.Tensor:
+def narrowed(part: Tensor, dtype: torch.dtype, who: str) -> Tensor:
     """The values in a model's type; refuses one that it would take for ∞."""
     if part.is_complex() and not dtype.is_complex:
         raise DataError(

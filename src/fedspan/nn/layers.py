@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.linear_map import Factor, picked
 from fedspan.nn.recompute import remember
 
-Tensor = torch.Tensor
 Narrow = Callable[[Tensor], Tensor]
 LARGE = 1 << 16  # numbers of an input from which it matters what is kept of it
 DONE = "fedspan_signs"  # in the metadata of a ReLU's gradient

@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.seeds import torch_generator
@@ -52,7 +51,7 @@ class ResidualBlock(nn.Module):
         self.norm2 = norm(outputs)
         self.stride, self.extra = stride, outputs - inputs
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """F(x) + x."""
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         short = x[:, :, :: self.stride, :: self.stride]
@@ -83,10 +82,10 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Class scores."""
         x = self.blocks(F.relu(self.norm(self.conv(x))))
-        scores: torch.Tensor = self.head(x.mean((2, 3)))
+        scores: Tensor = self.head(x.mean((2, 3)))
         return scores
 
 

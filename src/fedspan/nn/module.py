@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
@@ -15,7 +15,6 @@ from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
 from fedspan.nn.recompute import recomputing
 
-Tensor = torch.Tensor
 Loss = Callable[[nn.Module], Tensor]
 Place = tuple[Vector, Vector, Callable[[Loss], None]]
 """A point that steps change in place, the buffer of its gradient, and the backward pass that adds ∇f to it."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedspan.core import seeds
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 PLAIN = Training()
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
-Parts = tuple[torch.Tensor, ...]  # (clients, examples, …) each
+Parts = tuple[Tensor, ...]  # (clients, examples, …) each
 
 
 def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
@@ -219,7 +219,7 @@ class TorchObjective(Objective):
     def _loss(self, batch: Batch, number: int) -> Loss:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
 
-        def loss(model: nn.Module) -> torch.Tensor:
+        def loss(model: nn.Module) -> Tensor:
             try:
                 with drawing(self._key("dropout", number), self.problem.device):
                     return self.problem.loss(model, batch)
@@ -333,7 +333,7 @@ def _draw_all(
 
 
 def _augmented(
-    problem: TorchProblem, rnd: Round, clients: list[int], drawn: Iterator[torch.Tensor], step: int
+    problem: TorchProblem, rnd: Round, clients: list[int], drawn: Iterator[Tensor], step: int
 ) -> Parts:
     found = [
         TorchObjective(problem, rnd, client).augmented(tuple(batch), step)
@@ -344,7 +344,7 @@ def _augmented(
     return tuple(map(torch.stack, zip(*found, strict=True)))
 
 
-def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> torch.Tensor:
+def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> Tensor:
     """`count` numbers from place `start` on of the shuffled passes of several clients with n examples each.
 
     They are those of `nn.batches`, pass after pass; `of` has one key per client.
@@ -384,7 +384,7 @@ class CohortDirection(SteppingDirection):
         assert run is not None
         at = [part.expand(self.clients, *part.shape[1:]).clone() for part in run.split(start)]
         run.bind(at, None, lr)
-        plus = run.split(self.plus) if isinstance(self.plus, torch.Tensor) else []
+        plus = run.split(self.plus) if isinstance(self.plus, Tensor) else []
         for _ in range(steps):
             run(*next(self.batches))
             for block, more in zip(at, plus, strict=False):
@@ -407,7 +407,7 @@ class CohortDirection(SteppingDirection):
         """∇f_i, or P ∇f_i."""
         problem, blocks = self.problem, self.problem.layout.blocks
 
-        def loss(weights: dict[str, torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
+        def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
             def model(*args: Any, **kwargs: Any) -> Any:
                 return functional_call(problem.model, weights, args, kwargs)
 

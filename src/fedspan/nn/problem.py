@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core import seeds
 from fedspan.core.config import Settings
@@ -204,7 +204,7 @@ class TorchProblem(Problem):
         self,
         x: Vector | None,
         buffers: Vector | None = None,
-        weights: Mapping[str, torch.Tensor] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> list[dict[str, Any]]:
         """Metrics of a server model, or of a model by its `state_dict`, on each client's data: one row per client."""
         if x is not None:
@@ -225,16 +225,14 @@ class TorchProblem(Problem):
         """A loss that is not finite; a weight that is not finite makes it so."""
         return ~np.isfinite(metrics.get("loss", metrics.get("training_loss", np.zeros(1))))
 
-    def state_dict(
-        self, x: Vector, buffers: Vector | None, run: int = 0
-    ) -> dict[str, torch.Tensor]:
+    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, Tensor]:
         """The module's own `state_dict` with the server's weights and statistics."""
         self._load(x, buffers)
         return {
             name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()
         }
 
-    def trained(self, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    def trained(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The module with these weights, in evaluation mode."""
         self.release()
         self.module.own()  # x itself stays what it is

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedspan.core.errors import DataError, SpecError, shown
@@ -33,7 +33,6 @@ from fedspan.metrics._collected import one_number
 from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing
 from fedspan.nn.client_data import narrowed
 
-Tensor = torch.Tensor
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
 Kind = Literal["classes", "binary", "labels", "numbers", "other"]
 

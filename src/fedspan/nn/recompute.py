@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from fedspan.core.errors import FedspanError
 from fedspan.core.seeds import torch_generator
 
-Tensor = torch.Tensor
 MADE = "fedspan_made"  # an attribute of a storage: its version, and how it is computed again
 ON = ("cpu", "meta")  # devices whose random numbers come from torch's default generator
 _attend = F.scaled_dot_product_attention

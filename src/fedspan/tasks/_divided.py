@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.partition import Partition
@@ -21,8 +22,6 @@ from fedspan.nn.client_data import narrowed
 from fedspan.nn.models import Norm, build
 from fedspan.tasks._imports import model_from
 from fedspan.tasks._module import Material, ModuleTask
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

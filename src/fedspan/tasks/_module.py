@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
@@ -74,7 +74,7 @@ class Material:
                 "`clients` is one table; give a list with a table per client, such as "
                 "[part for _, part in table.groupby('client')]"
             )
-        single = (torch.Tensor, np.ndarray, str, bytes, set, DataLoader, Dataset)
+        single = (Tensor, np.ndarray, str, bytes, set, DataLoader, Dataset)
         if isinstance(clients, single) or not hasattr(clients, "__len__"):
             raise DataError(
                 f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}"
@@ -106,7 +106,7 @@ class Material:
         if not isinstance(self.clients, list):
             return getattr(self.clients, "sizes", None)
         for one in self.clients:
-            if type(one) is not tuple or any(type(part) is not torch.Tensor for part in one):
+            if type(one) is not tuple or any(type(part) is not Tensor for part in one):
                 return None
         return [len(one[0]) for one in self.clients]
 
@@ -244,7 +244,7 @@ def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
         parts = (None, parts.get("labels"))
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         return None
-    if not isinstance(parts[1], torch.Tensor | np.ndarray):
+    if not isinstance(parts[1], Tensor | np.ndarray):
         return None
     targets = np.asarray(parts[1])
     classes = targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0
@@ -302,7 +302,7 @@ class ModelAdapter:
                     f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'"
                 )
         inputs = self.kind.batch(few, who)[0]
-        if isinstance(inputs, torch.Tensor) and inputs.shape[1:] != self.shape:
+        if isinstance(inputs, Tensor) and inputs.shape[1:] != self.shape:
             tried(self.model, inputs, who)
             self.shape = inputs.shape[1:]
         return converted(read, self.kind, who)
@@ -325,7 +325,7 @@ class ModelAdapter:
         score = by_outputs(kind.loss, kind.for_metrics)
         return Evaluator(test, score, metrics, device, names, logits=kind.logits)
 
-    def _by_outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def _by_outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         assert self.kind is not None
         return self.kind.loss(model(batch[0]), batch[1])
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
@@ -37,7 +38,7 @@ DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
 Data = tuple[Floats, Floats, npt.NDArray[np.int64]]  # A (N, n, d), B (N, n, m), n_i
 Batch = tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor
+    Tensor, Tensor, Tensor
 ]  # rows of A or of A Pᵀ, their transpose, columns of −B or A x − B
 
 
@@ -164,7 +165,7 @@ class RegressionProblem(Problem):
             check_memory(8 * len(of_runs) * batch * (d + m), f"make `batch_size` {batch} smaller")
         self.seeds, self.batch, self.reg = of_runs, batch, reg
         # mini-batches of several rounds
-        self.ahead: tuple[object, tuple[torch.Tensor, ...]] | None = None
+        self.ahead: tuple[object, tuple[Tensor, ...]] | None = None
         self.counts = data[0][2]  # n_i
         self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
         self.weights = settings.participation.shares(self.counts)
@@ -192,7 +193,7 @@ class RegressionProblem(Problem):
         part: int,
         ids: npt.NDArray[np.int64],
         steps: int,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
         assert self.batch != "full"
         keys = seeds.keys_of_rounds(of_runs, "batch", rounds, part)[..., None]
@@ -201,13 +202,11 @@ class RegressionProblem(Problem):
         found = torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch)
         return found.transpose(1, 2).contiguous()
 
-    def rows_of(self, rnd: Round) -> torch.Tensor:
+    def rows_of(self, rnd: Round) -> Tensor:
         """[A −B] of a cohort, (runs · S, n, d + m)."""
         return self.by_client.index_select(0, torch.from_numpy(rnd.rows))
 
-    def batches(
-        self, rnd: Round, width: int, inside: torch.Tensor | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, rnd: Round, width: int, inside: Tensor | None = None) -> Iterator[Batch]:
         """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P.
 
         It is the problem's and not the objective's, which holds it: in a cycle, batches would wait for the collector.
@@ -224,7 +223,7 @@ class RegressionProblem(Problem):
             left, right = taken.narrow(3, 0, width), taken.narrow(3, width, m).mT
             yield from zip(left.unbind(0), left.mT.unbind(0), right.unbind(0), strict=True)
 
-    def _index(self, rnd: Round, part: int, steps: int, inside: bool) -> torch.Tensor:
+    def _index(self, rnd: Round, part: int, steps: int, inside: bool) -> Tensor:
         """Which rows of all clients, or of the cohort (`inside`), the mini-batches of `steps` local steps take."""
         known = part == 0 and rnd.schedule is not None
         rounds, key = rnd.schedule, (rnd.schedule, steps, inside)
@@ -334,7 +333,7 @@ class Descent(SteppingDirection):
     def __init__(
         self,
         batches: Iterator[Batch],
-        fixed: torch.Tensor | None,
+        fixed: Tensor | None,
         reg: float,
         cohort: tuple[int, int],
         m: int,
@@ -352,7 +351,7 @@ class Descent(SteppingDirection):
             y.add_(self._at(y), alpha=-lr)
         return y.view(*self.cohort, -1)
 
-    def _at(self, y: torch.Tensor) -> torch.Tensor:
+    def _at(self, y: Tensor) -> Tensor:
         """The direction at a matrix (m, r) of each client."""
         rows, columns, offset = next(self.batches)
         g = torch.baddbmm(y, torch.baddbmm(offset, y, columns), rows, beta=self.reg)
@@ -360,9 +359,7 @@ class Descent(SteppingDirection):
 
 
 @functools.lru_cache(maxsize=16)
-def _frame(
-    runs: int, d: int, r: int, m: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _frame(runs: int, d: int, r: int, m: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What completes [P; xᵀ] to [[P, 0], [xᵀ, I], [0, 0]]; products are faster if one side is a multiple of 16."""
     zeros = -(r + m) % 16
     beside = torch.eye(r + m + zeros, m, dtype=dtype).roll(r, 0)
