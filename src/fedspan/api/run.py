@@ -28,7 +28,6 @@ from fedspan.core.errors import (
     true_or_false,
 )
 from fedspan.core.files import remove
-from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
@@ -240,7 +239,16 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
+    resume = keeping.resume
+    if spec.secure is None:
+        screens = screening(spec)
+        simulator = Simulator(method, problem, spec.engine, participation=screens, resume=resume)
+    else:
+        check_secure(spec, method, problem.clients, clients_per_round)
+        from fedspan.engine.secure_simulator import SecureSimulator  # needs what was just checked
+
+        simulator = SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)
+    with simulator as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError(
@@ -301,18 +309,3 @@ def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:
             "clients, fewer parameters or a larger epsilon (`fedspan plan` shows what each gives)",
             stacklevel=5,
         )
-
-
-def _transport(
-    spec: Spec, method: AnyMethod, problem: Problem, clients_per_round: int, *, resume: bool
-) -> Simulator:
-    """The clients of a run in this process."""
-    if spec.secure is None:
-        chosen = screening(spec)
-        return Simulator(method, problem, spec.engine, participation=chosen, resume=resume)
-    check_secure(spec, method, problem.clients, clients_per_round)
-    from fedspan.engine.secure_simulator import (
-        SecureSimulator,
-    )  # needs the library that was just checked
-
-    return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)

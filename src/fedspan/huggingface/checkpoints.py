@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, one_line
+from fedspan.core.errors import DataError, FedspanError, SpecError, one_line
 from fedspan.core.extras import needs
 from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
@@ -65,21 +65,35 @@ def load_model(
     import transformers
 
     place = place_of(model)
-    auto = getattr(transformers, f"AutoModelFor{kind}")
-    with quietly(), torch_generator(seed):
-        if place is None:
-            made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
-            return made
-        with _readable(place, f"as a model for {kind}"):
-            config = transformers.AutoConfig.from_pretrained(
+    auto: Any = getattr(transformers, f"AutoModelFor{kind}")
+    with quietly(), torch_generator(seed), _readable(place, f"as a model for {kind}"):
+        if place is not None:
+            config: Any = transformers.AutoConfig.from_pretrained(
                 place, local_files_only=True, **settings
             )
-        _still(config, dropout)
-        with _readable(place, f"as a model for {kind}"):
-            found: nn.Module = auto.from_pretrained(
+        elif kind == "CausalLM":
+            own = {
+                "vocab_size": SPECIAL + 256,
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 1,
+            }
+            config = transformers.LlamaConfig(**(TINY | own | settings))
+        else:
+            config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
+        for name in DROPOUTS:
+            if isinstance(getattr(config, name, None), float):
+                setattr(config, name, dropout)
+        if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
+            raise SpecError(
+                f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
+            )
+        if place is None:
+            made: nn.Module = auto.from_config(config)
+        else:
+            made = auto.from_pretrained(
                 place, config=config, local_files_only=True, use_safetensors=True
             )
-        return found
+    return made
 
 
 def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
@@ -120,35 +134,16 @@ def _words(text: str) -> list[int]:
     ]
 
 
-def _tiny(kind: str, dropout: float, settings: dict[str, Any]) -> Any:
-    import transformers
-
-    if kind == "CausalLM":
-        own = {"vocab_size": SPECIAL + 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
-        config: Any = transformers.LlamaConfig(**(TINY | own | settings))
-    else:
-        config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
-    _still(config, dropout)
-    return config
-
-
-def _still(config: Any, dropout: float) -> None:
-    """Sets all dropouts that the model has."""
-    for name in DROPOUTS:
-        if isinstance(getattr(config, name, None), float):
-            setattr(config, name, dropout)
-    if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
-        raise SpecError(
-            f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
-        )
-
-
 @contextlib.contextmanager
-def _readable(place: Path, how: str) -> Iterator[None]:
+def _readable(place: Path | None, how: str) -> Iterator[None]:
     """Turn what the libraries raise on damaged files, bare exceptions among it, into one line."""
     try:
         yield
+    except FedspanError:
+        raise
     except Exception as error:
+        if place is None:
+            raise
         first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         why = f"it cannot be loaded {how}: {one_line(first)}"
         named = next((name for name in NAMED if sets.here(name) and place_of(name) == place), None)

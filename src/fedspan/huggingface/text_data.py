@@ -42,14 +42,11 @@ class Texts:
 
     def take(self, index: Tensor) -> Batch:
         """Rows of each column, as long as the longest of them."""
-        longest = int(self.lengths[index].max())
-        return {
-            name: column[index, :longest] if self._by_token(name) else column[index]
-            for name, column in self.columns.items()
-        }
-
-    def _by_token(self, name: str) -> bool:
-        return self.columns[name].dim() > 1 and (name != "labels" or self.about.by_token)
+        longest, found = int(self.lengths[index].max()), {}
+        for name, column in self.columns.items():
+            by_token = column.dim() > 1 and (name != "labels" or self.about.by_token)
+            found[name] = column[index, :longest] if by_token else column[index]
+        return found
 
 
 def by_length(data: ClientData, about: Pretrained) -> list[Tensor]:
@@ -74,10 +71,12 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
             )
     if not len(columns["input_ids"]):
         raise DataError(f"{who} has no examples; leave it out")
-    if "attention_mask" not in columns and _ragged(columns["input_ids"]):
-        columns["attention_mask"] = [[1] * len(row) for row in columns["input_ids"]]
+    ids, fillers = columns["input_ids"], {"input_ids": about.pad, "labels": IGNORED}
+    ragged = not isinstance(ids, Tensor | np.ndarray) and len({len(row) for row in ids}) > 1
+    if ragged and "attention_mask" not in columns:
+        columns["attention_mask"] = [[1] * len(row) for row in ids]
     filled = {
-        name: _filled(column, _filler(name, about), f"{who}: {name!r}")
+        name: _filled(column, fillers.get(name, 0), f"{who}: {name!r}")
         for name, column in columns.items()
     }
     _check(filled, about, who)
@@ -113,14 +112,6 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
             f"got {type(data).__name__}"
         )
     return {SPELLINGS.get(str(name), str(name)): column for name, column in data.items()}
-
-
-def _ragged(column: Any) -> bool:
-    return not isinstance(column, Tensor | np.ndarray) and len({len(row) for row in column}) > 1
-
-
-def _filler(name: str, about: Pretrained) -> int:
-    return {"input_ids": about.pad, "labels": IGNORED}.get(name, 0)
 
 
 def _filled(column: Any, filler: int, what: str) -> Tensor:

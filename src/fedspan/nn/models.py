@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -69,7 +68,11 @@ class ResNet(nn.Module):
         super().__init__()
         if (depth - 2) % 6:
             raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
-        make = _norm(norm)
+        make: Callable[[int], nn.Module] = nn.Identity
+        if norm == "batch":
+            make = nn.BatchNorm2d
+        elif norm == "group":
+            make = lambda channels: nn.GroupNorm(min(8, channels), channels)  # noqa: E731
         self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
         self.norm = make(width)
         blocks: list[nn.Module] = []
@@ -109,15 +112,3 @@ def build(
         f"unknown model {name!r}; there are linear, mlp, cnn, resnet8, resnet20, resnet56, resnet110, and your own "
         "as module:function"
     )
-
-
-def _norm(kind: Norm) -> Callable[[int], nn.Module]:
-    if kind == "batch":
-        return nn.BatchNorm2d
-    if kind == "group":
-        return functools.partial(_group, 8)
-    return nn.Identity
-
-
-def _group(groups: int, channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(groups, channels), channels)

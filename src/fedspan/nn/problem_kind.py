@@ -14,11 +14,12 @@ where it has one output per target. Floating-point targets need a loss, because 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -240,7 +241,7 @@ def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
             for n in (1, 2)
         ]
         once, twice = (one_number(call, what, "(outputs, targets)", trains) for call in calls)
-    if abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4):
+    if doubles(once, twice):
         raise SpecError(
             f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch"
         )
@@ -329,10 +330,8 @@ def tried(model: nn.Module, inputs: Any, who: str) -> tuple[Any, torch.dtype | N
 
 def _applied(model: nn.Module, inputs: Tensor, who: str, scaled_by: float = 1.0) -> Any:
     """The model's outputs in evaluation mode, also with all weights multiplied by a number."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.enable_grad(), drawing(0, inputs.device):
+        with on_trial(model, inputs.device):
             if scaled_by == 1.0:
                 return model(inputs)
             weights = {name: scaled_by * p.detach() for name, p in model.named_parameters()}
@@ -342,9 +341,24 @@ def _applied(model: nn.Module, inputs: Tensor, who: str, scaled_by: float = 1.0)
         raise DataError(
             f"{who} has inputs of shape {_of_one(inputs.shape[1:])} that the model refuses: {why}"
         ) from None
+
+
+@contextlib.contextmanager
+def on_trial(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Applies a model in evaluation mode with gradients and fixed draws; the model stays as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad(), drawing(0, device):
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def doubles(once: float, twice: float) -> bool:
+    """Whether a loss of a batch and of the same batch twice is a sum over the batch."""
+    return abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4)
 
 
 @dataclass(frozen=True, eq=False)

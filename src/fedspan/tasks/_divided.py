@@ -71,7 +71,7 @@ class DividedTask(ModuleTask):
         return {"module_dir": None} | own
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def _first(split: Split, classes: int | None, per_class: int | None) -> Split:
     """The first examples of the first classes, in the order of the file."""
     if classes is None and per_class is None:

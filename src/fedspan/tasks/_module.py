@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +36,20 @@ from fedspan.huggingface.models import (
 from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
 from fedspan.metrics._own import chosen
-from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, drawing, placed
+from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, placed
 from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
 from fedspan.nn.problem import Evaluate, TorchProblem
-from fedspan.nn.problem_kind import USUAL, OutputLoss, ProblemKind, converted, problem_kind, tried
+from fedspan.nn.problem_kind import (
+    USUAL,
+    OutputLoss,
+    ProblemKind,
+    converted,
+    doubles,
+    on_trial,
+    problem_kind,
+    tried,
+)
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks._imports import checked_model
 
@@ -338,20 +346,13 @@ class ModelAdapter:
         self.shape = torch.Size()
         if parameter.is_meta:
             return
-        index = torch.arange(min(PROBED, len(data)))
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        found = []
-        try:
-            for times in (1, 2) if first else (1,):
-                batch = placed(data.take(index.repeat(times)), parameter.device)
-                call = functools.partial(self.objective, self.model, batch)
-                with torch.enable_grad(), drawing(0, parameter.device):
-                    found.append(one_number(call, "`objective`", "(model, batch)", trains=True))
-        finally:
-            for module, mode in modes:
-                module.training = mode
-        if first and abs(found[0]) > 1e-6 and math.isclose(found[1], 2 * found[0], rel_tol=1e-4):
+        index, found = torch.arange(min(PROBED, len(data))), []
+        for times in (1, 2) if first else (1,):
+            batch = placed(data.take(index.repeat(times)), parameter.device)
+            call = functools.partial(self.objective, self.model, batch)
+            with on_trial(self.model, parameter.device):
+                found.append(one_number(call, "`objective`", "(model, batch)", trains=True))
+        if first and doubles(*found):
             warnings.warn(
                 "`objective` doubles when a batch is doubled, so that it looks like a sum; return the mean over the "
                 "batch, or steps grow with the batch and evaluations are wrong",
