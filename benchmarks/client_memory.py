@@ -47,7 +47,7 @@ from fedspan.engine.worker import Replica, answer, without_zeros
 from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
-from fedspan.nn.client_data import Items
+from fedspan.nn.batches import Items
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import ProjectionRule, layout_of, projection_rules
 from fedspan.remote.client import StateFile

@@ -38,7 +38,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
-from fedspan.tasks.custom import Custom, Objects
+from fedspan.tasks._module import Material
+from fedspan.tasks.custom import Custom
 
 OUT = Path(__file__).parents[1] / "out"
 STATES = ("memory", "disk")
@@ -75,7 +76,7 @@ def measure(states: str, clients: int, rounds: int) -> dict[str, Any]:
     before, began = resident(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         engine = of_states(states, Path(folder))
-        task = Custom(objects=Objects.of(model, data))
+        task = Custom(objects=Material.of(model, data))
         spec = fedspan.Spec(
             rounds=rounds,
             method=method,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import lemmas
 import transient
 from fedspan.core.spec import Spec
-from fedspan.tasks._least_squares import RegressionProblem
+from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance

@@ -21,6 +21,7 @@ from fedspan.core.config import Engine, Projection, Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
 from fedspan.nn.projection_rules import projection_rules, summary
+from fedspan.tasks.custom import Custom
 
 COORDINATE = {"name": "coordinate", "rank": 0.25}
 
@@ -47,7 +48,7 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def ssf(**settings: Any) -> Any:
-    return build("ssf", lr=0.1, local_steps=4, **({"projector": COORDINATE} | settings))
+    return build("ssf", **({"lr": 0.1, "local_steps": 4, "projector": COORDINATE} | settings))
 
 
 def flat(model: nn.Module) -> torch.Tensor:
@@ -89,6 +90,27 @@ def test_the_callers_module_gets_the_weights_and_nothing_else() -> None:
     )
     model(torch.randn(2, 20)).sum().backward()  # it can be trained on
     assert "output head" in summary(projection_rules(model))
+
+
+def test_a_search_and_its_run_share_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is copied once per run, and the weights are those of a run with the step size that was found."""
+    made: list[int] = []
+    material = Custom.material
+
+    def counted(self: Custom, seed: int, dtype: torch.dtype) -> Any:
+        made.append(seed)
+        return material(self, seed, dtype)
+
+    monkeypatch.setattr(Custom, "material", counted)
+    searched, plain = net(), net()
+    settings: dict[str, Any] = {"rounds": 5, "progress": False, "seeds": 2}
+    result = fedspan.fit(searched, blobs(), method=ssf(lr="search"), **settings)
+    assert result.lr_search is not None
+    assert made == [0, 1]
+    found = result.lr_search["values"]
+    fedspan.fit(plain, blobs(), method=ssf(**found), **settings)
+    pairs = zip(searched.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_same_seed_same_weights() -> None:

@@ -20,7 +20,8 @@ from fedspan.costs.memory import client_peak
 from fedspan.costs.plan import plan, shapes
 from fedspan.engine.worker import Replica, answer
 from fedspan.methods import SSF
-from fedspan.tasks.custom import Custom, Objects
+from fedspan.tasks._module import Material
+from fedspan.tasks.custom import Custom
 
 IMAGES = {"name": "classification", "data": "digits", "partition": {"name": "iid", "clients": 3}}
 GAUSSIAN = {"name": "gaussian", "rank": 0.2}
@@ -100,7 +101,7 @@ def test_every_method_has_a_peak_above_its_weights() -> None:
 
 def test_clients_that_missed_rounds_hold_the_changes_of_all_of_them() -> None:
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
-    task = Custom(objects=Objects.of(model, [(torch.randn(8, 64), torch.arange(8))] * 3))
+    task = Custom(objects=Material.of(model, [(torch.randn(8, 64), torch.arange(8))] * 3))
     spec = Spec(
         rounds=2,
         method=SSF(rank=0.1, lr=0.1),

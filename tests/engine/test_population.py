@@ -68,8 +68,7 @@ def fitted(clients: Any, rounds: int = 3, **more: Any) -> fedspan.Result:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few clients are many."""
-    for module in ("_module", "custom"):
-        monkeypatch.setattr(f"fedspan.tasks.{module}.READ_AT_START", 50)
+    monkeypatch.setattr("fedspan.tasks._module.READ_AT_START", 50)
 
 
 def calls(work: Callable[[], Any]) -> int:

@@ -21,7 +21,7 @@ from fedspan.engine.simulator import Simulator  # noqa: E402
 from fedspan.huggingface.adapters import export_change, export_round, merge_adapter  # noqa: E402
 from fedspan.huggingface.models import own_loss  # noqa: E402
 from fedspan.methods.ssf import SSF  # noqa: E402
-from fedspan.nn.client_data import Items  # noqa: E402
+from fedspan.nn.batches import Items  # noqa: E402
 from fedspan.nn.module import FlatModule  # noqa: E402
 from fedspan.nn.problem import TorchProblem  # noqa: E402
 from fedspan.nn.projection_rules import layout_of, projection_rules  # noqa: E402

@@ -14,12 +14,12 @@ from fedspan.core.config import Settings
 from fedspan.huggingface import text_data
 from fedspan.huggingface.models import about, own_loss
 from fedspan.huggingface.text_data import as_texts
-from fedspan.tasks._model_adapter import model_adapter
+from fedspan.tasks._module import ModelAdapter
 from tiny import MODELS, bert, lines, llama, questions
 
 
 def evaluated(model: Any, rows: Any) -> Any:
-    evaluator = model_adapter(model, Settings(device="cpu")).evaluator(rows)
+    evaluator = ModelAdapter(model, Settings(device="cpu")).evaluator(rows)
     assert evaluator is not None
     with torch.inference_mode():
         return evaluator(model)

@@ -317,7 +317,7 @@ def test_errors_of_a_task_module_name_it(tmp_path, text, words):
     (tmp_path / "nets.py").write_text(text)
     task = Custom(module="nets.py", clients=2, module_dir=str(tmp_path))
     with pytest.raises(FedspanError, match=words) as caught:
-        list(task.material(0, torch.float32).examples([0]))
+        task.material(0, torch.float32).clients[0]
     assert "nets.py" in str(caught.value)
     assert "\n" not in str(caught.value)
 

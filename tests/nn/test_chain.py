@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from fedspan.methods._correction import First
+from fedspan.drifts._test import First
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,10 +19,10 @@ from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold
-from fedspan.nn.batched import Cohort
+from fedspan.drifts._test import First
+from fedspan.nn.chain import loss_gradient
 from fedspan.nn.client_data import as_client_data
-from fedspan.nn.loss_gradient import loss_gradient
-from fedspan.nn.objective import TorchObjective
+from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors import Coordinate, Gaussian

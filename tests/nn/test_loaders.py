@@ -22,8 +22,8 @@ from torch.utils.data import (
 import fedspan
 from fedspan.core.errors import DataError, SpecError
 from fedspan.methods import FedAvg
+from fedspan.nn.batches import batches, steps_per_epoch
 from fedspan.nn.client_data import as_client_data
-from fedspan.nn.loaders import batches, steps_per_epoch
 
 N = 10
 NUMBERS = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.zeros(N, dtype=torch.int64))

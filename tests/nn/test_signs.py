@@ -60,7 +60,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[tuple[str, Restricted, t
 
 
 def gradient(inside: Restricted, batch: torch.Tensor) -> torch.Tensor:
-    z = 0.1 * torch.randn(1, 1, inside.P.rank, generator=torch.Generator().manual_seed(1))
+    z = 0.1 * torch.randn(1, 1, sum(inside.sizes), generator=torch.Generator().manual_seed(1))
     return inside.grad(z, lambda model: model(batch).square().mean())
 
 

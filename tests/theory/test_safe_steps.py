@@ -11,7 +11,7 @@ import torch
 from conftest import model, settings, start
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.gaussian import Gaussian
-from fedspan.tasks._least_squares import RegressionProblem
+from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import safe_steps, setting_of
 from fedspan.theory.estimates import estimate

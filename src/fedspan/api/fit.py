@@ -22,9 +22,10 @@ from fedspan.core.method import Method
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
-from fedspan.nn.client_data import Loss
+from fedspan.nn.batches import Loss
 from fedspan.nn.problem_kind import OutputLoss
-from fedspan.tasks.custom import Custom, Objects
+from fedspan.tasks._module import Material
+from fedspan.tasks.custom import Custom
 
 CONFIGS: dict[str, type] = {
     "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
@@ -144,23 +145,19 @@ def fit(
         Terminated: The run was interrupted by SIGTERM in a notebook, or where SIGTERM has a handler of your own that
             returns. Otherwise the process ends by the signal.
     """
-    spec = spec_of(
-        model, clients, loss, objective=objective, test=test, validation=validation, method=method, rounds=rounds,
-        batch_size=batch_size, epochs=epochs, clients_per_round=clients_per_round, device=device, seed=seed,
-        metrics=metrics, eval_every=eval_every, eval_clients_every=eval_clients_every, training=training,
-        participation=participation, projection=projection, engine=engine, privacy=privacy,
-        callbacks=callbacks,
-    )  # fmt: skip
-    last = _LastWeights(seed)
-    more = (
-        [last] if run_dir is None else []
-    )  # else the model must be able to begin the run when it is resumed
+    settings = dict(locals())
+    for name in ("seeds", "run_dir", "resume", "progress"):
+        del settings[name]
+    spec, last = spec_of(**settings), _LastWeights(seed)
+    # with a directory the model must be able to begin the run when it is resumed
+    more = [last] if run_dir is None else []
+    weights: dict[str, torch.Tensor] = {}
     try:
         result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=more)
+        weights = result.weights[0]
     finally:  # after the last seed: each of them begins with the weights that were given
-        if last.weights:
-            model.load_state_dict(last.weights)
-    model.load_state_dict(result.weights[0])
+        if weights := weights or last.weights:
+            model.load_state_dict(weights)
     result.module = model
     return result
 
@@ -209,7 +206,7 @@ def spec_of(
             "`loss` and `objective` are two ways to say what is minimized; give one of them"
         )
     clients_per_round = as_setting("clients_per_round", clients_per_round)
-    given = Objects.of(
+    given = Material.of(
         model, clients, test=test, validation=validation, loss=loss, objective=objective
     )
     if clients_per_round is not None:
@@ -218,22 +215,25 @@ def spec_of(
             raise SpecError(
                 f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients"
             )
-    if metrics and test is None and validation is None and not _own_tests(given):
-        raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
-    if (
-        metrics
-        and test is None
-        and validation is None
-        and settings.get("eval_clients_every") is None
-    ):
-        raise SpecError(
-            "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
-        )
+    if metrics and test is None and validation is None:
+        parts = [set(data) for data in given.at_hand if isinstance(data, Mapping)]
+        if not any("train" in one and one & {"test", "validation"} for one in parts):
+            raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
+        if settings.get("eval_clients_every") is None:
+            raise SpecError(
+                "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
+            )
     batch_size = as_setting("batch_size", batch_size)
     if batch_size is not None:
-        if isinstance(batch_size, int | str):
-            _check_batch_size(batch_size, given)
         settings["batch_size"] = batch_size
+    for number, data in enumerate(given.at_hand if isinstance(batch_size, int | str) else ()):
+        data = data.get("train") if isinstance(data, Mapping) else data
+        own = data.batch_size if isinstance(data, DataLoader) else None
+        if own is not None and own != batch_size:
+            raise SpecError(
+                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {own}; leave out "
+                "`batch_size` to keep the loader's"
+            )
     return Spec(
         rounds=as_setting("rounds", settings.pop("rounds", 100)),
         method=as_method(method),
@@ -256,18 +256,6 @@ def as_setting(name: str, value: Any) -> Any:
     return building.make(CONFIGS[name], value, name)
 
 
-def _check_batch_size(batch_size: int | Literal["full"], given: Objects) -> None:
-    """Refuses a batch size besides those of DataLoaders."""
-    for number, data in enumerate(given.at_hand):
-        data = data.get("train") if isinstance(data, Mapping) else data
-        own = data.batch_size if isinstance(data, DataLoader) else batch_size
-        if own is not None and own != batch_size:
-            raise SpecError(
-                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {own}; leave out "
-                "`batch_size` to keep the loader's"
-            )
-
-
 def as_method(
     given: Method | str | Mapping[str, Any],
 ) -> Method:
@@ -283,9 +271,3 @@ def as_method(
             f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}{hint}"
         )
     return given
-
-
-def _own_tests(given: Objects) -> bool:
-    """Whether clients have test data of their own."""
-    parts = (set(data) for data in given.at_hand if isinstance(data, Mapping))
-    return any("train" in one and one & {"test", "validation"} for one in parts)

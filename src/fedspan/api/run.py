@@ -28,7 +28,6 @@ from fedspan.core.errors import (
     true_or_false,
 )
 from fedspan.core.files import remove
-from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
@@ -119,7 +118,7 @@ def run(
         )
         say(f"lr = {spec.method.lr!r}: {first} before the run")
     begun = out is not None and (out / LR).exists()
-    spec, found = with_lr(spec, out, resume=resume)
+    spec, found, made = with_lr(spec, out, resume=resume)
     bar = (
         [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])]
         if progress
@@ -130,7 +129,7 @@ def run(
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
     try:
-        result = runs(spec, out, of_runs, keeping, every)
+        result = runs(spec, out, of_runs, keeping, every, made)
     except Exception:
         if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
             remove(out / LR)
@@ -191,6 +190,7 @@ def _one_by_one(
     of_runs: tuple[int, ...],
     keeping: Keeping,
     callbacks: Sequence[Callback],
+    made: list[Problem],
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
@@ -205,11 +205,8 @@ def _one_by_one(
             engine = dataclasses.replace(
                 engine, states_dir=Path(engine.states_dir) / f"seed-{seed}"
             )
-        results.append(
-            _run(
-                dataclasses.replace(spec, seed=seed, engine=engine), folder, (seed,), own, callbacks
-            )
-        )
+        one = dataclasses.replace(spec, seed=seed, engine=engine)
+        results.append(_run(one, folder, (seed,), own, callbacks, made))
         if not results[-1].finished:
             break
     joined = Result(
@@ -235,10 +232,23 @@ def _run(
     of_runs: tuple[int, ...],
     keeping: Keeping,
     callbacks: Sequence[Callback],
+    made: list[Problem],
 ) -> Result:
-    problem = spec.task.build(of_runs, spec)
+    """A run on the problem that its step size was found on, or on a new one."""
+    problem = made.pop() if made else None
+    if problem is None or problem.seeds != of_runs:
+        problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
+    resume = keeping.resume
+    if spec.secure is None:
+        screens = screening(spec)
+        simulator = Simulator(method, problem, spec.engine, participation=screens, resume=resume)
+    else:
+        check_secure(spec, method, problem.clients, clients_per_round)
+        from fedspan.engine.secure_simulator import SecureSimulator  # needs what was just checked
+
+        simulator = SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)
+    with simulator as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
                 raise SpecError(
@@ -299,18 +309,3 @@ def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:
             "clients, fewer parameters or a larger epsilon (`fedspan plan` shows what each gives)",
             stacklevel=5,
         )
-
-
-def _transport(
-    spec: Spec, method: Method, problem: Problem, clients_per_round: int, *, resume: bool
-) -> Simulator:
-    """The clients of a run in this process."""
-    if spec.secure is None:
-        chosen = screening(spec)
-        return Simulator(method, problem, spec.engine, participation=chosen, resume=resume)
-    check_secure(spec, method, problem.clients, clients_per_round)
-    from fedspan.engine.secure_simulator import (
-        SecureSimulator,
-    )  # needs the library that was just checked
-
-    return SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)

@@ -32,34 +32,38 @@ TRIAL = {
 
 def with_lr(
     spec: Spec, run_dir: Path | None, *, resume: bool
-) -> tuple[Spec, dict[str, Any] | None]:
-    """The spec with a number for its step size, and how it was found; a resumed run keeps the one it was begun with."""
+) -> tuple[Spec, dict[str, Any] | None, list[Problem]]:
+    """The spec with a number for its step size, how it was found, and the problem that was built for it, if any.
+
+    A resumed run keeps the step size that it was begun with.
+    """
+    made: list[Problem] = []
     if not isinstance(spec.method.lr, str):
-        return spec, None
+        return spec, None, made
     path = None if run_dir is None else run_dir / LR
     if path is not None and resume and path.exists():
         found = read_lr(path)
     else:
         if run_dir is not None:
             check_vacant(run_dir)
-        found = _find_lr(spec, run_dir)
+        found = _find_lr(spec, run_dir, made)
         if run_dir is not None and path is not None:
             make_dir(run_dir)
             write_table(path, found)
             remove(run_dir / TRIALS)
-    values = dict(found["values"])
+    values = found["values"]
     method: Any = dataclasses.replace(spec.method, lr=values["lr"])  # type: ignore[type-var]
     if "server_lr" in values:
-        method = dataclasses.replace(
-            method, server=dataclasses.replace(method.server, lr=values["server_lr"])
-        )
-    return dataclasses.replace(spec, method=method), found
+        server = dataclasses.replace(method.server, lr=values["server_lr"])
+        method = dataclasses.replace(method, server=server)
+    return dataclasses.replace(spec, method=method), found, made
 
 
-def _find_lr(spec: Spec, run_dir: Path | None) -> dict[str, Any]:
+def _find_lr(spec: Spec, run_dir: Path | None, made: list[Problem]) -> dict[str, Any]:
     """The step size by the spec's rule, on its first seed; finished trials are kept where there is a directory."""
     rule = spec.method.lr
     method, problem, clients_per_round = built(spec)
+    made.append(problem)
     if rule == "auto":
         lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
         return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}

@@ -36,8 +36,7 @@ from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
 from fedspan.engine.worker import Replica, answer
 from fedspan.huggingface.lora import lora
 from fedspan.huggingface.text_data import Texts
-from fedspan.nn.client_data import Batch
-from fedspan.nn.loaders import batch_size_of
+from fedspan.nn.batches import Batch, batch_size_of
 from fedspan.nn.problem import TorchProblem
 
 WATCHED_STEPS = 4  # local steps until all that lasts is there: two to fill it, one to see what is used, one to measure

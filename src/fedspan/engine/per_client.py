@@ -206,7 +206,7 @@ class Recorder(Callback):
         if weights is None:
             found = problem.evaluate_clients(run.model(), run.buffers)
         else:
-            found = problem.evaluate_kept(weights)
+            found = problem.evaluate_clients(None, weights=weights)
         new = [{"round": t, **_finite(one)} for one in found]
         self.rows += new
         if self.file is not None:

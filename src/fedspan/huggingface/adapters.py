@@ -15,12 +15,12 @@ Files are safetensors only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.checkpoint import write_tensors
 from fedspan.core.errors import DataError, SpecError, at_least
@@ -30,23 +30,8 @@ from fedspan.core.linear_map import LinearMap
 from fedspan.nn.layers import is_transposed
 from fedspan.nn.projection_rules import ProjectionRule
 
-Tensor = torch.Tensor
 WEIGHTS = "adapter_model.safetensors"
 NEGLIGIBLE = 1e-6  # singular values below this part of the largest are rounding
-
-
-@dataclass(eq=False)
-class _Adapter:
-    """The contents of an adapter directory."""
-
-    model: nn.Module
-    pairs: dict[str, tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # layer → (B, A): its weight changes by B A
-    biases: dict[str, Tensor] = field(default_factory=dict)  # layer → change
-    modules: dict[str, dict[str, Tensor]] = field(
-        default_factory=dict
-    )  # module → its tensors after training
 
 
 @dataclass(frozen=True)
@@ -83,14 +68,14 @@ def export_round(
     parts = z.detach().reshape(-1).cpu().split(list(P.sizes))
     for rule, factor, part in zip(rules, P.factors, parts, strict=True):
         if factor is None:
-            _full(made, rule.name, named[rule.name].detach().cpu() + part.view(rule.shape))
+            made.add(rule.name, named[rule.name].detach().cpu() + part.view(rule.shape))
         elif rule.how == "fused" and len(rule.shape) == 2 and not rule.also:
             made.pairs[rule.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
         else:
             raise SpecError(
                 f"{rule.name!r} is projected, and PEFT has no adapter for it; save the model with save_pretrained"
             )
-    _write(made, Path(directory))
+    made.write(Path(directory))
 
 
 def export_change(
@@ -110,9 +95,13 @@ def export_change(
     """
     if rank is not None:
         at_least("rank", rank, 1)
-    made = _Adapter(before)
-    old, layers = dict(before.named_parameters()), _layers(before)
-    sums = {"left": 0.0, "all": 0.0}
+    made, old = _Adapter(before), dict(before.named_parameters())
+    layers = {  # weights that PEFT can adapt → their layers
+        f"{name}.weight": name
+        for name, module in before.named_modules()
+        if type(module) in (nn.Linear, nn.Embedding) or is_transposed(module)
+    }
+    error, size = 0.0, 0.0
     errors: dict[str, float] = {}
     for name, parameter in after.named_parameters():
         if name not in old or old[name].shape != parameter.shape:
@@ -123,20 +112,19 @@ def export_change(
         if torch.equal(new, was):
             continue
         if name in layers:
-            layer = layers[name]
-            delta = new.double() - was.double()
-            b, a, left = _nearest(
-                delta.mT if is_transposed(before.get_submodule(layer)) else delta, rank
-            )
-            made.pairs[layer] = b.to(new.dtype), a.to(new.dtype)
-            whole = float(delta.square().sum())
+            layer, delta = layers[name], new.double() - was.double()
+            if is_transposed(before.get_submodule(layer)):
+                delta = delta.mT
+            u, s, v = torch.linalg.svd(delta, full_matrices=False)
+            r = int((s > NEGLIGIBLE * s[0]).sum()) if rank is None else min(rank, len(s))
+            made.pairs[layer] = (u[:, :r] * s[:r]).to(new.dtype), v[:r].to(new.dtype)
+            left, whole = float(s[r:].square().sum()), float(delta.square().sum())
             errors[layer] = (left / whole) ** 0.5
-            sums["left"], sums["all"] = sums["left"] + left, sums["all"] + whole
+            error, size = error + left, size + whole
         else:
-            _full(made, name, new)
-    _write(made, Path(directory))
-    ranks = {layer: b.shape[1] for layer, (b, _) in made.pairs.items()}
-    return Change((sums["left"] / sums["all"]) ** 0.5 if sums["all"] else 0.0, errors, ranks)
+            made.add(name, new)
+    made.write(Path(directory))
+    return Change((error / size) ** 0.5 if size else 0.0, errors, made.ranks())
 
 
 def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
@@ -167,96 +155,84 @@ def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
     return merged
 
 
-def _nearest(delta: Tensor, rank: int | None) -> tuple[Tensor, Tensor, float]:
-    """B and A of the rank, and ‖Δ − B A‖²."""
-    u, s, v = torch.linalg.svd(delta, full_matrices=False)
-    r = int((s > NEGLIGIBLE * s[0]).sum()) if rank is None else min(rank, len(s))
-    return u[:, :r] * s[:r], v[:r], float(s[r:].square().sum())
+class _Adapter:
+    """The contents of an adapter directory."""
 
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        # layer → (B, A): its weight changes by B A
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.biases: dict[str, Tensor] = {}  # layer → change
+        self.modules: dict[str, dict[str, Tensor]] = {}  # module → its tensors after training
 
-def _layers(model: nn.Module) -> dict[str, str]:
-    """Weights that PEFT can adapt → their layers."""
-    found = {}
-    for name, module in model.named_modules():
-        if type(module) in (nn.Linear, nn.Embedding) or is_transposed(module):
-            found[f"{name}.weight"] = name
-    return found
+    def ranks(self) -> dict[str, int]:
+        """The rank of each layer."""
+        return {layer: b.shape[1] for layer, (b, _) in self.pairs.items()}
 
+    def _tensors(self, path: str) -> dict[str, Tensor]:
+        state = self.model.get_submodule(path).state_dict()
+        return {name: tensor.detach().cpu() for name, tensor in state.items()}
 
-def _full(made: _Adapter, name: str, value: Tensor) -> None:
-    """Adds a tensor that is trained in full: the bias of a Linear as a change, others with their module."""
-    path, _, last = name.rpartition(".")
-    parent = made.model.get_submodule(path)
-    if (
-        last == "bias"
-        and (type(parent) is nn.Linear or is_transposed(parent))
-        and path not in made.modules
-    ):
-        made.biases[path] = value - parent.get_parameter(last).detach().cpu()
-        return
-    if not path or any(True for _ in parent.children()):
-        raise SpecError(
-            f"{name!r} is trained in full, and PEFT cannot save it by itself; save the model with save_pretrained"
-        )
-    own = made.modules.setdefault(
-        path, {k: v.detach().cpu() for k, v in parent.state_dict().items()}
-    )
-    own[last] = value
-    if path in made.biases:
-        own["bias"] = own["bias"] + made.biases.pop(path)
-
-
-def _write(made: _Adapter, directory: Path) -> None:
-    """adapter_config.json and adapter_model.safetensors, as PEFT reads them."""
-    needs("nlp", "peft")
-    from peft import LoraConfig
-
-    for layer in [
-        name for name in made.biases if name not in made.pairs
-    ]:  # its weight does not change: save the layer
-        own = {k: v.detach().cpu() for k, v in made.model.get_submodule(layer).state_dict().items()}
-        made.modules[layer] = own | {"bias": own["bias"] + made.biases.pop(layer)}
-    if not made.pairs:
-        raise SpecError("no layer of the model has changed; there is nothing to export")
-    with_bias, tables = (
-        bool(made.biases),
-        [n for n in made.pairs if isinstance(made.model.get_submodule(n), nn.Embedding)],
-    )
-    if with_bias and tables:
-        raise SpecError(
-            f"PEFT has no adapter for {tables[0]!r} together with biases; freeze either, or use save_pretrained"
-        )
-    arrays: dict[str, Tensor] = {}
-    for layer, (b, a) in made.pairs.items():
-        arrays |= _arrays(f"base_model.model.{layer}", b, a, layer in tables)
-        if with_bias:
-            arrays[f"base_model.model.{layer}.lora_B.bias"] = made.biases.get(
-                layer, b.new_zeros(b.shape[0])
+    def add(self, name: str, value: Tensor) -> None:
+        """Adds a tensor that is trained in full: the bias of a Linear as a change, others with their module."""
+        path, _, last = name.rpartition(".")
+        parent = self.model.get_submodule(path)
+        linear = type(parent) is nn.Linear or is_transposed(parent)
+        if last == "bias" and linear and path not in self.modules:
+            self.biases[path] = value - parent.get_parameter(last).detach().cpu()
+            return
+        if not path or any(True for _ in parent.children()):
+            raise SpecError(
+                f"{name!r} is trained in full, and PEFT cannot save it by itself; save the model with save_pretrained"
             )
-    for module, tensors in made.modules.items():
-        arrays |= {f"base_model.model.{module}.{name}": tensor for name, tensor in tensors.items()}
-    ranks = {layer: b.shape[1] for layer, (b, _) in made.pairs.items()}
-    most = max(ranks.values())
-    config: Any = LoraConfig(
-        r=most,
-        lora_alpha=most,
-        rank_pattern={f"^{layer}": r for layer, r in ranks.items() if r != most},
-        alpha_pattern={f"^{layer}": r for layer, r in ranks.items() if r != most},
-        target_modules=list(made.pairs),
-        modules_to_save=list(made.modules) or None,
-        lora_bias=with_bias,
-        fan_in_fan_out=any(is_transposed(made.model.get_submodule(layer)) for layer in made.pairs),
-        inference_mode=True,
-    )
-    directory.mkdir(parents=True, exist_ok=True)
-    write_tensors(
-        directory / WEIGHTS, {k: v.contiguous() for k, v in arrays.items()}, {"format": "pt"}
-    )
-    config.save_pretrained(str(directory))
+        own = self.modules.setdefault(path, self._tensors(path))
+        own[last] = value
+        if path in self.biases:
+            own["bias"] = own["bias"] + self.biases.pop(path)
 
+    def write(self, directory: Path) -> None:
+        """Writes adapter_config.json and adapter_model.safetensors, as PEFT reads them."""
+        needs("nlp", "peft")
+        from peft import LoraConfig
 
-def _arrays(name: str, b: Tensor, a: Tensor, table: bool) -> dict[str, Tensor]:
-    """PEFT's two tensors of a layer; for an embedding they are transposed."""
-    if table:
-        return {f"{name}.lora_embedding_A": b.mT, f"{name}.lora_embedding_B": a.mT}
-    return {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        for layer in [name for name in self.biases if name not in self.pairs]:
+            own = self._tensors(layer)  # its weight does not change: save the layer
+            self.modules[layer] = own | {"bias": own["bias"] + self.biases.pop(layer)}
+        if not self.pairs:
+            raise SpecError("no layer of the model has changed; there is nothing to export")
+        adapted = {name: self.model.get_submodule(name) for name in self.pairs}
+        tables = [name for name, layer in adapted.items() if isinstance(layer, nn.Embedding)]
+        if self.biases and tables:
+            raise SpecError(
+                f"PEFT has no adapter for {tables[0]!r} together with biases; freeze either, or use save_pretrained"
+            )
+        arrays: dict[str, Tensor] = {}
+        for layer, (b, a) in self.pairs.items():
+            name = f"base_model.model.{layer}"
+            if layer in tables:  # its two tensors are transposed
+                arrays |= {f"{name}.lora_embedding_A": b.mT, f"{name}.lora_embedding_B": a.mT}
+            else:
+                arrays |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+            if self.biases:
+                arrays[f"{name}.lora_B.bias"] = self.biases.get(layer, b.new_zeros(b.shape[0]))
+        for module, tensors in self.modules.items():
+            arrays |= {f"base_model.model.{module}.{name}": one for name, one in tensors.items()}
+        ranks = self.ranks()
+        most = max(ranks.values())
+        others = {f"^{layer}": rank for layer, rank in ranks.items() if rank != most}
+        config: Any = LoraConfig(
+            r=most,
+            lora_alpha=most,
+            rank_pattern=others,
+            alpha_pattern=dict(others),
+            target_modules=list(self.pairs),
+            modules_to_save=list(self.modules) or None,
+            lora_bias=bool(self.biases),
+            fan_in_fan_out=any(map(is_transposed, adapted.values())),
+            inference_mode=True,
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        write_tensors(
+            directory / WEIGHTS, {k: v.contiguous() for k, v in arrays.items()}, {"format": "pt"}
+        )
+        config.save_pretrained(str(directory))

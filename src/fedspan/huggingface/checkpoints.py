@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, one_line
+from fedspan.core.errors import DataError, FedspanError, SpecError, one_line
 from fedspan.core.extras import needs
 from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
 
+ModelKind = Literal["SequenceClassification", "CausalLM"]
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "seq_classif_dropout", "dropout",
     "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
@@ -54,7 +55,7 @@ def place_of(model: str) -> Path | None:
 
 def load_model(
     model: str,
-    kind: Literal["SequenceClassification", "CausalLM"],
+    kind: ModelKind,
     seed: int,
     dropout: float,
     **settings: Any,
@@ -64,28 +65,42 @@ def load_model(
     import transformers
 
     place = place_of(model)
-    auto = getattr(transformers, f"AutoModelFor{kind}")
-    with _quietly(), torch_generator(seed):
-        if place is None:
-            made: nn.Module = auto.from_config(_tiny(kind, dropout, settings))
-            return made
-        with _readable(place, f"as a model for {kind}"):
-            config = transformers.AutoConfig.from_pretrained(
+    auto: Any = getattr(transformers, f"AutoModelFor{kind}")
+    with quietly(), torch_generator(seed), _readable(place, f"as a model for {kind}"):
+        if place is not None:
+            config: Any = transformers.AutoConfig.from_pretrained(
                 place, local_files_only=True, **settings
             )
-        _still(config, dropout)
-        with _readable(place, f"as a model for {kind}"):
-            found: nn.Module = auto.from_pretrained(
+        elif kind == "CausalLM":
+            own = {
+                "vocab_size": SPECIAL + 256,
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 1,
+            }
+            config = transformers.LlamaConfig(**(TINY | own | settings))
+        else:
+            config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
+        for name in DROPOUTS:
+            if isinstance(getattr(config, name, None), float):
+                setattr(config, name, dropout)
+        if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
+            raise SpecError(
+                f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
+            )
+        if place is None:
+            made: nn.Module = auto.from_config(config)
+        else:
+            made = auto.from_pretrained(
                 place, config=config, local_files_only=True, use_safetensors=True
             )
-        return found
+    return made
 
 
 def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
     """Texts as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
     if place is None:
         return [[BEGIN, *_words(text)][:longest] for text in texts]
-    with _quietly():
+    with quietly():
         found: list[list[int]] = _tokenizer(place)(
             list(texts), truncation=True, max_length=longest
         )["input_ids"]
@@ -97,7 +112,7 @@ def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[l
     if place is None:
         return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
     with (
-        _quietly()
+        quietly()
     ):  # it would warn of texts that are longer than the model, and blocks are cut of them
         tokenizer = _tokenizer(place)
         begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
@@ -119,35 +134,16 @@ def _words(text: str) -> list[int]:
     ]
 
 
-def _tiny(kind: str, dropout: float, settings: dict[str, Any]) -> Any:
-    import transformers
-
-    if kind == "CausalLM":
-        own = {"vocab_size": SPECIAL + 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
-        config: Any = transformers.LlamaConfig(**(TINY | own | settings))
-    else:
-        config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
-    _still(config, dropout)
-    return config
-
-
-def _still(config: Any, dropout: float) -> None:
-    """Sets all dropouts that the model has."""
-    for name in DROPOUTS:
-        if isinstance(getattr(config, name, None), float):
-            setattr(config, name, dropout)
-    if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
-        raise SpecError(
-            f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
-        )
-
-
 @contextlib.contextmanager
-def _readable(place: Path, how: str) -> Iterator[None]:
+def _readable(place: Path | None, how: str) -> Iterator[None]:
     """Turn what the libraries raise on damaged files, bare exceptions among it, into one line."""
     try:
         yield
+    except FedspanError:
+        raise
     except Exception as error:
+        if place is None:
+            raise
         first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         why = f"it cannot be loaded {how}: {one_line(first)}"
         named = next((name for name in NAMED if sets.here(name) and place_of(name) == place), None)
@@ -157,7 +153,7 @@ def _readable(place: Path, how: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """transformers without its reports and progress bars: a new head is intended here."""
     from transformers.utils import logging
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.metric import IGNORED
-from fedspan.nn.client_data import Batch
+from fedspan.nn.batches import Batch
 from fedspan.nn.evaluate import Score, Scored
 
 Kind = Literal["classes", "causal", "tokens", "other"]
@@ -89,16 +89,13 @@ def score_of(known: Pretrained) -> Score:
     def score(model: nn.Module, batch: Batch) -> Scored:
         found, labels = model(**batch), batch["labels"]
         if known.kind == "classes":  # its own loss, with digits enough for bfloat16 weights
-            return Scored(
-                F.cross_entropy(found.logits.float(), labels), len(labels), found.logits, labels
-            )
+            loss = F.cross_entropy(found.logits.float(), labels)
+            return loss, len(labels), found.logits, labels
         if not known.by_token:
-            return Scored(found.loss, len(labels), found.logits, labels)
+            return found.loss, len(labels), found.logits, labels
         if known.kind == "causal":
             labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        return Scored(
-            found.loss, int((labels != IGNORED).sum()), found.logits.movedim(-1, 1), labels
-        )
+        return found.loss, int((labels != IGNORED).sum()), found.logits.movedim(-1, 1), labels
 
     return score
 

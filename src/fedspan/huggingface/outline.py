@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.extras import needs
+from fedspan.huggingface.checkpoints import quietly
 from fedspan.huggingface.models import about, prepare
 
 Batch = dict[str, torch.Tensor]
@@ -71,17 +71,13 @@ def _config(path: Path) -> Any:
     if not file.is_file():
         what = "has no config.json" if path.is_dir() else "does not exist"
         raise DataError(f"{str(path)!r} {what}; name a model's directory or its config.json")
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        return AutoConfig.from_pretrained(str(file), local_files_only=True)
+        with quietly():
+            return AutoConfig.from_pretrained(str(file), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise SpecError(
             f"{str(file)!r} is no config that transformers knows: {_line(error)}"
         ) from None
-    finally:
-        logger.setLevel(level)
 
 
 def _line(error: Exception) -> str:

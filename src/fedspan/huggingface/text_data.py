@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.errors import DataError
 from fedspan.core.metric import IGNORED
 from fedspan.huggingface.models import Pretrained
-from fedspan.nn.client_data import Batch, ClientData, of_dataset, table_columns
-from fedspan.nn.loaders import from_loader
+from fedspan.nn.batches import Batch, ClientData
+from fedspan.nn.client_data import of_loader, table_columns
 
 SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
-Columns = dict[str, torch.Tensor]
+Columns = dict[str, Tensor]
 AT_ONCE = 128  # texts evaluated at a time
 LOGITS = 1 << 26  # and at most so many logits of tokens: 256 MB
 
@@ -33,25 +34,22 @@ class Texts:
     """Token columns (n, longest), one of them labels, and how long each text is."""
 
     columns: Columns
-    lengths: torch.Tensor
+    lengths: Tensor
     about: Pretrained
 
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
-    def take(self, index: torch.Tensor) -> Batch:
+    def take(self, index: Tensor) -> Batch:
         """Rows of each column, as long as the longest of them."""
-        longest = int(self.lengths[index].max())
-        return {
-            name: column[index, :longest] if self._by_token(name) else column[index]
-            for name, column in self.columns.items()
-        }
-
-    def _by_token(self, name: str) -> bool:
-        return self.columns[name].dim() > 1 and (name != "labels" or self.about.by_token)
+        longest, found = int(self.lengths[index].max()), {}
+        for name, column in self.columns.items():
+            by_token = column.dim() > 1 and (name != "labels" or self.about.by_token)
+            found[name] = column[index, :longest] if by_token else column[index]
+        return found
 
 
-def by_length(data: ClientData, about: Pretrained) -> list[torch.Tensor]:
+def by_length(data: ClientData, about: Pretrained) -> list[Tensor]:
     """Which texts to evaluate together: in the order of their length, in parts small enough for their logits."""
     lengths = data.lengths if isinstance(data, Texts) else torch.ones(len(data), dtype=torch.int64)
     each = int(lengths.max()) * (about.labels if about.by_token else 1)
@@ -61,7 +59,7 @@ def by_length(data: ClientData, about: Pretrained) -> list[torch.Tensor]:
 def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     """The examples of one client for a Hugging Face model, from what a user gives; errors name it as `who`."""
     if isinstance(data, DataLoader):  # with its own way to make batches
-        return from_loader(data, lambda dataset: of_dataset(dataset, data.collate_fn, who), who)
+        return of_loader(data, who)
     columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
     for name in ("input_ids", "labels"):
         if name not in columns:
@@ -73,10 +71,12 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
             )
     if not len(columns["input_ids"]):
         raise DataError(f"{who} has no examples; leave it out")
-    if "attention_mask" not in columns and _ragged(columns["input_ids"]):
-        columns["attention_mask"] = [[1] * len(row) for row in columns["input_ids"]]
+    ids, fillers = columns["input_ids"], {"input_ids": about.pad, "labels": IGNORED}
+    ragged = not isinstance(ids, Tensor | np.ndarray) and len({len(row) for row in ids}) > 1
+    if ragged and "attention_mask" not in columns:
+        columns["attention_mask"] = [[1] * len(row) for row in ids]
     filled = {
-        name: _filled(column, _filler(name, about), f"{who}: {name!r}")
+        name: _filled(column, fillers.get(name, 0), f"{who}: {name!r}")
         for name, column in columns.items()
     }
     _check(filled, about, who)
@@ -114,20 +114,10 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
     return {SPELLINGS.get(str(name), str(name)): column for name, column in data.items()}
 
 
-def _ragged(column: Any) -> bool:
-    return (
-        not isinstance(column, torch.Tensor | np.ndarray) and len({len(row) for row in column}) > 1
-    )
-
-
-def _filler(name: str, about: Pretrained) -> int:
-    return {"input_ids": about.pad, "labels": IGNORED}.get(name, 0)
-
-
-def _filled(column: Any, filler: int, what: str) -> torch.Tensor:
+def _filled(column: Any, filler: int, what: str) -> Tensor:
     """The column as one tensor, rows of unequal length filled up on the right."""
     try:
-        if isinstance(column, torch.Tensor | np.ndarray):
+        if isinstance(column, Tensor | np.ndarray):
             table = torch.as_tensor(column)
         else:
             rows = [torch.as_tensor(row) for row in column]
@@ -189,7 +179,7 @@ def _check(columns: Columns, about: Pretrained, who: str) -> None:
         )
 
 
-def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, who: str) -> None:
+def _check_tokens(ids: Tensor, labels: Tensor, about: Pretrained, who: str) -> None:
     if labels.shape != ids.shape:
         raise DataError(
             f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike"
@@ -209,15 +199,15 @@ def _check_tokens(ids: torch.Tensor, labels: torch.Tensor, about: Pretrained, wh
         )
 
 
-def _within(values: torch.Tensor, low: int, high: int, what: str, of: str) -> None:
+def _within(values: Tensor, low: int, high: int, what: str, of: str) -> None:
     wrong = values[(values < low) | (values >= high)]
     if len(wrong):
         raise DataError(f"{what} has {int(wrong[0])}, outside the {high} numbers of {of}")
 
 
-def _size(tensor: torch.Tensor) -> str:
+def _size(tensor: Tensor) -> str:
     return " × ".join(map(str, tensor.shape))
 
 
-def _seen(tensor: torch.Tensor) -> str:
+def _seen(tensor: Tensor) -> str:
     return f"{_size(tensor) or 'one'} of {str(tensor.dtype).removeprefix('torch.')}"

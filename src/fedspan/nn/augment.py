@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.config import Augment
 from fedspan.core.errors import FedspanError, SpecError, one_line, one_of, shown
-from fedspan.nn.client_data import Batch
+from fedspan.nn.batches import Batch
 
 
 def augmentation(given: str | Augment | None) -> Augment | None:

@@ -7,26 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.metrics._collected import Collected, by_class
 from fedspan.metrics._own import chosen
-from fedspan.nn.client_data import Batch, ClientData, Loss, placed
+from fedspan.nn.batches import Batch, ClientData, Loss, placed
 from fedspan.nn.problem_kind import OutputLoss
 
 AT_ONCE = 512  # examples evaluated at a time
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A model on one batch. The loss is a mean over `count` examples or tokens."""
-
-    loss: torch.Tensor
-    count: int
-    outputs: Any = None
-    targets: Any = None
-
+Scored = tuple[Tensor, int, Any, Any]
+"""A model on one batch: its loss, a mean over so many examples or tokens, its outputs and the targets."""
 
 Score = Callable[[nn.Module, Batch], Scored]
 
@@ -50,7 +43,7 @@ class Evaluator:
     metrics: Sequence[Any]
     device: torch.device
     usual: Sequence[str] | None = None
-    parts: Sequence[torch.Tensor] | None = None
+    parts: Sequence[Tensor] | None = None
     logits: bool | None = None
 
     def __post_init__(self) -> None:
@@ -59,18 +52,19 @@ class Evaluator:
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
         total, count, metrics = 0.0, 0, chosen(self.metrics or self.usual or ())
         for number, part in enumerate(self.parts or torch.arange(len(self.data)).split(AT_ONCE)):
-            found = self.score(model, placed(self.data.take(part), self.device))
-            total, count = total + float(found.loss) * found.count, count + found.count
-            if number == 0 and not self.metrics and self.usual is None and _are_classes(found):
-                metrics = chosen(["accuracy"])
+            batch = placed(self.data.take(part), self.device)
+            loss, size, outputs, targets = self.score(model, batch)
+            total, count = total + float(loss) * size, count + size
+            if number == 0 and not self.metrics and self.usual is None:
+                tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+                if tensors and not targets.is_floating_point() and by_class(outputs, targets):
+                    metrics = chosen(["accuracy"])
             for metric in metrics.values():
                 if isinstance(metric, Collected):
                     metric.logits = self.logits
-                metric.update(found.outputs, found.targets)
-        return {
-            "loss": total / count,
-            **{name: metric.compute() for name, metric in metrics.items()},
-        }
+                metric.update(outputs, targets)
+        found = {name: metric.compute() for name, metric in metrics.items()}
+        return {"loss": total / count, **found}
 
 
 def by_outputs(
@@ -81,7 +75,7 @@ def by_outputs(
     def score(model: nn.Module, batch: Batch) -> Scored:
         inputs, targets = batch
         outputs = model(inputs)
-        return Scored(loss(outputs, targets), len(targets), outputs, for_metrics(targets))
+        return loss(outputs, targets), len(targets), outputs, for_metrics(targets)
 
     return score
 
@@ -92,21 +86,11 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
     def score(model: nn.Module, batch: Batch) -> Scored:
         size = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else len(batch[0])
         if not metrics:
-            return Scored(objective(model, batch), size)
+            return objective(model, batch), size, None, None
         if isinstance(batch, Mapping) or len(batch) != 2:
             raise SpecError(
                 "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
             )
-        return Scored(objective(model, batch), size, model(batch[0]), batch[1])
+        return objective(model, batch), size, model(batch[0]), batch[1]
 
     return score
-
-
-def _are_classes(found: Scored) -> bool:
-    outputs, targets = found.outputs, found.targets
-    if (
-        not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor))
-        or targets.is_floating_point()
-    ):
-        return False
-    return by_class(outputs, targets)

@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.linear_map import Factor, picked
 from fedspan.nn.recompute import remember
 
-Tensor = torch.Tensor
 Narrow = Callable[[Tensor], Tensor]
 LARGE = 1 << 16  # numbers of an input from which it matters what is kept of it
 DONE = "fedspan_signs"  # in the metadata of a ReLU's gradient
@@ -193,9 +192,9 @@ def signs(y: Tensor) -> Tensor:
 
 
 def restricted_forward(
-    layer: nn.Module, b: Callable[[], Tensor], factor: Factor, recompute: bool = False
+    layer: nn.Module, b: Tensor, factor: Factor, recompute: bool = False
 ) -> Callable[[Tensor], Tensor]:
-    """A forward for `layer` through which gradients reach B instead of its weight; `b()` is the current B.
+    """A forward for `layer` through which gradients reach B instead of its weight.
 
     With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
     """
@@ -205,19 +204,19 @@ def restricted_forward(
     )
     if isinstance(layer, nn.Linear) and recompute:
         return lambda x: remember(
-            linear(x, layer.weight.detach(), layer.bias, b(), inputs), x, layer.weight, layer.bias
+            linear(x, layer.weight.detach(), layer.bias, b, inputs), x, layer.weight, layer.bias
         )
     if isinstance(layer, nn.Linear):
-        return lambda x: linear(x, layer.weight.detach(), layer.bias, b(), inputs)
+        return lambda x: linear(x, layer.weight.detach(), layer.bias, b, inputs)
     if is_transposed(layer):
         weight, bias = cast(Tensor, layer.weight), cast(Tensor, layer.bias)
-        return lambda x: linear(x, weight.detach().mT, bias, b().mT, inputs)
+        return lambda x: linear(x, weight.detach().mT, bias, b.mT, inputs)
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotImplementedError(
                 "Embedding with max_norm, scale_grad_by_freq or sparse gradients"
             )
-        return lambda i: embedding(i, layer.weight.detach(), b(), factor, layer.padding_idx)
+        return lambda i: embedding(i, layer.weight.detach(), b, factor, layer.padding_idx)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     simple = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
@@ -229,7 +228,7 @@ def restricted_forward(
         x = signs(x)
         if not simple:
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        y: Tensor = convolution(x, layer.weight.detach(), layer.bias, b(), narrow, how)
+        y: Tensor = convolution(x, layer.weight.detach(), layer.bias, b, narrow, how)
         return y
 
     return forward

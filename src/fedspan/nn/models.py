@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.seeds import torch_generator
@@ -52,7 +50,7 @@ class ResidualBlock(nn.Module):
         self.norm2 = norm(outputs)
         self.stride, self.extra = stride, outputs - inputs
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """F(x) + x."""
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         short = x[:, :, :: self.stride, :: self.stride]
@@ -70,7 +68,11 @@ class ResNet(nn.Module):
         super().__init__()
         if (depth - 2) % 6:
             raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
-        make = _norm(norm)
+        make: Callable[[int], nn.Module] = nn.Identity
+        if norm == "batch":
+            make = nn.BatchNorm2d
+        elif norm == "group":
+            make = lambda channels: nn.GroupNorm(min(8, channels), channels)  # noqa: E731
         self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
         self.norm = make(width)
         blocks: list[nn.Module] = []
@@ -83,10 +85,10 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Class scores."""
         x = self.blocks(F.relu(self.norm(self.conv(x))))
-        scores: torch.Tensor = self.head(x.mean((2, 3)))
+        scores: Tensor = self.head(x.mean((2, 3)))
         return scores
 
 
@@ -110,15 +112,3 @@ def build(
         f"unknown model {name!r}; there are linear, mlp, cnn, resnet8, resnet20, resnet56, resnet110, and your own "
         "as module:function"
     )
-
-
-def _norm(kind: Norm) -> Callable[[int], nn.Module]:
-    if kind == "batch":
-        return nn.BatchNorm2d
-    if kind == "group":
-        return functools.partial(_group, 8)
-    return nn.Identity
-
-
-def _group(groups: int, channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(groups, channels), channels)

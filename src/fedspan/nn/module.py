@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
@@ -16,48 +15,40 @@ from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
 from fedspan.nn.recompute import recomputing
 
-Tensor = torch.Tensor
 Loss = Callable[[nn.Module], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """A point that steps change in place, and the buffer that collects its gradient."""
-
-    point: Vector
-    gradient: Vector
-    backward: Callable[[Loss], None]  # moves the weights to the point, and adds ∇f to the gradient
+Place = tuple[Vector, Vector, Callable[[Loss], None]]
+"""A point that steps change in place, the buffer of its gradient, and the backward pass that adds ∇f to it."""
 
 
 class FlatModule:
     """A module whose trained tensors are views of one flat vector, so that loading x is one copy."""
 
+    direct = True  # see `Restricted.direct`
+
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.model, self.layout, self.checked = model, layout, False
         self.shown = False  # whether the weights lie in a vector that is not the module's own
         named = dict(model.named_parameters())
-        types = {named[b.name].dtype for b in layout.blocks}
+        self.params = [named[block.name] for block in layout.blocks]
+        types = {parameter.dtype for parameter in self.params}
         if len(types) > 1:
             found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
             raise SpecError(
                 f"the model trains tensors of several types ({found}); give it one with model.to()"
             )
-        first = named[layout.blocks[0].name].detach()
-        self.flat = first.new_empty(layout.size)
-        self.same_dtype = (
-            self.flat.dtype == layout.dtype
-        )  # otherwise x has more digits than the weights
-        self.params: list[nn.Parameter] = []
-        for block, part in zip(
-            layout.blocks, self._parts(), strict=True
-        ):  # one by one, so that no second model is held
-            parameter = named[block.name]
-            parameter.data = part.view(block.shape).copy_(parameter.detach())
-            self.params.append(parameter)
+        self.flat = self.params[0].detach().new_empty(layout.size)
+        # otherwise x has more digits than the weights
+        self.same_dtype = self.flat.dtype == layout.dtype
+        for parameter, part in zip(self.params, self.views(self.flat), strict=True):
+            # one by one, so that no second model is held
+            parameter.data = part.copy_(parameter.detach())
 
-    def _parts(self) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = self.flat.split([b.size for b in self.layout.blocks])
-        return parts
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """The blocks of a flat vector in their shapes."""
+        parts = flat.split([block.size for block in self.layout.blocks])
+        return (
+            part.view(block.shape) for part, block in zip(parts, self.layout.blocks, strict=True)
+        )
 
     def load(self, x: Vector) -> None:
         """Copies the flat vector x into the module."""
@@ -68,27 +59,22 @@ class FlatModule:
         """The module's weights are x itself, without a copy; whoever changes them puts them back."""
         with torch.inference_mode(False):  # not an inference tensor, whatever x is
             empty = torch.empty(0, dtype=x.dtype)
-        self._move(empty.set_(x.untyped_storage(), x.storage_offset(), [x.numel()], [1]))
-        self.shown = True
+        self._move(empty.set_(x.untyped_storage(), x.storage_offset(), [x.numel()], [1]), True)
 
     def forget(self) -> None:
         """Lets go of the weights, which are zeros that take no memory until the next x comes."""
-        self._move(self.flat.new_zeros(1).expand(self.layout.size))
-        self.shown = True
+        self._move(self.flat.new_zeros(1).expand(self.layout.size), True)
 
     def own(self) -> None:
         """Gives the module memory of its own, without numbers, where it shows a vector."""
         if self.shown:
             with torch.inference_mode(False):
-                self._move(torch.empty_like(self.flat))
-            self.shown = False
+                self._move(torch.empty_like(self.flat), False)
 
-    def _move(self, flat: Tensor) -> None:
-        self.flat = flat
-        for parameter, block, part in zip(
-            self.params, self.layout.blocks, self._parts(), strict=True
-        ):
-            parameter.data = part.view(block.shape)
+    def _move(self, flat: Tensor, shown: bool) -> None:
+        self.flat, self.shown = flat, shown
+        for parameter, part in zip(self.params, self.views(flat), strict=True):
+            parameter.data = part
 
     def grad(self, y: Vector, loss: Loss) -> Vector:
         """∇f(y), flat."""
@@ -98,13 +84,11 @@ class FlatModule:
                 torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
             )
         flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
-        for number, part in enumerate(flat.split([b.size for b in self.layout.blocks])):
-            g, found[number] = (
-                found[number],
-                None,
-            )  # freed one by one, so that no second gradient is held
+        for number, part in enumerate(self.views(flat)):
+            # freed one by one, so that no second gradient is held
+            g, found[number] = found[number], None
             if g is not None:
-                part.copy_(g.reshape(-1))
+                part.copy_(g)
         return flat.view(1, 1, -1)
 
     @contextlib.contextmanager
@@ -112,15 +96,14 @@ class FlatModule:
         """The module's own weights as a point."""
         self.load(start)
         gradient = torch.empty_like(self.flat)
-        parts = gradient.split([b.size for b in self.layout.blocks])
-        for parameter, part, block in zip(self.params, parts, self.layout.blocks, strict=True):
-            parameter.grad = part.view(block.shape)
+        for parameter, part in zip(self.params, self.views(gradient), strict=True):
+            parameter.grad = part
 
         def backward(loss: Loss) -> None:
             loss(self.model).backward()
 
         try:
-            yield Place(self.flat.view(1, 1, -1), gradient.view(1, 1, -1), backward)
+            yield self.flat.view(1, 1, -1), gradient.view(1, 1, -1), backward
         finally:
             for parameter in self.params:
                 parameter.grad = None
@@ -139,40 +122,38 @@ class Restricted:
         borrow: bool = False,
     ) -> None:
         """With `borrow` the weights lie in x itself: steps change it and put it back; needs coordinates everywhere."""
-        self.module, self.P, self.recompute, self.borrowed = module, P, recompute, borrow
+        self.module, self.recompute, self.borrowed = module, recompute, borrow
+        self.sizes = list(P.sizes)
         (module.show if borrow else module.load)(x)
-        device = module.flat.device
-        factors = (
-            P.factors if device.type == "cpu" else tuple(f and f.to(device) for f in P.factors)
-        )
-        parts = x.detach().view(-1).split([block.size for block in module.layout.blocks])
+        device, factors = module.flat.device, P.factors
+        if device.type != "cpu":
+            factors = tuple(factor and factor.to(device) for factor in factors)
+        parts = module.views(x.detach().view(-1))
         self.pieces = [
-            _Piece(module, *each)
-            for each in zip(range(len(rules)), factors, rules, parts, strict=True)
+            _Piece(module, *each) for each in zip(module.params, factors, rules, parts, strict=True)
         ]
-
-    @property
-    def direct(self) -> bool:
-        """Whether the backward pass itself leaves P ∇f, without a full gradient to project."""
-        return all(piece.layers or piece.factor is None for piece in self.pieces)
+        # whether the backward pass itself leaves P ∇f, without a full gradient to project
+        self.direct = all(piece.layers or piece.factor is None for piece in self.pieces)
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
-            piece.install(self.recompute)
+            for layer in piece.layers:
+                assert piece.factor is not None
+                layer.forward = restricted_forward(layer, piece.leaf, piece.factor, self.recompute)
         return self
 
     def __exit__(self, *_: object) -> None:
         for piece in self.pieces:
-            piece.remove()
+            for layer in piece.layers:
+                layer.__dict__.pop("forward", None)
 
     def grad(self, z: Vector, loss: Loss) -> Vector:
         """P ∇f(x + Pᵀz) on one batch."""
-        self._write(z.view(-1).to(self.module.flat.device).split(list(self.P.sizes)))
+        self._write(z.view(-1).to(self.module.flat.device).split(self.sizes))
+        leaves = [piece.leaf for piece in self.pieces]
         try:
             with torch.enable_grad():
-                found = torch.autograd.grad(
-                    self._value(loss), [p.leaf for p in self.pieces], allow_unused=True
-                )
+                found = torch.autograd.grad(self._value(loss), leaves, allow_unused=True)
         finally:
             self._put_back()
         flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
@@ -182,10 +163,9 @@ class Restricted:
     def in_place(self, start: Vector) -> Iterator[Place]:
         """A point z whose gradient is collected without a copy; needs `direct`."""
         point = start.reshape(-1).clone()
-        gradient, sizes = torch.empty_like(point), list(self.P.sizes)
-        for piece, part in zip(self.pieces, gradient.split(sizes), strict=True):
+        gradient, parts = torch.empty_like(point), point.split(self.sizes)
+        for piece, part in zip(self.pieces, gradient.split(self.sizes), strict=True):
             piece.leaf.grad = piece.shaped(part)
-        parts = point.split(sizes)
 
         def backward(loss: Loss) -> None:
             self._write(parts)
@@ -193,16 +173,21 @@ class Restricted:
                 self._value(loss).backward()
 
         try:
-            yield Place(point.view(1, 1, -1), gradient.view(1, 1, -1), backward)
+            yield point.view(1, 1, -1), gradient.view(1, 1, -1), backward
         finally:
             self._put_back()
             for piece in self.pieces:
                 piece.leaf.grad = None
 
     def _put_back(self) -> None:
-        """Makes a borrowed x what it was."""
+        """Makes a borrowed x what it was, to the last bit."""
         for piece in self.pieces if self.borrowed else ():
-            piece.put_back()
+            assert piece.start is not None
+            weight = piece.parameter.detach()
+            if piece.index is None:
+                weight.copy_(piece.start)
+            else:
+                weight.index_copy_(piece.axis, piece.index, piece.start)
 
     @contextlib.contextmanager
     def _all_used(self) -> Iterator[None]:
@@ -236,46 +221,39 @@ class _Piece:
     def __init__(
         self,
         module: FlatModule,
-        number: int,
+        parameter: nn.Parameter,
         factor: Factor | None,
         rule: ProjectionRule,
         x: Tensor,
     ) -> None:
-        self.parameter, self.rule, self.factor = module.params[number], rule, factor
-        fused = rule.how == "fused" and factor is not None
-        self.layers = (
-            [module.model.get_submodule(n) for n in (rule.layer, *rule.also)] if fused else []
-        )
+        self.parameter, self.rule, self.factor = parameter, rule, factor
         self.shape, self.axis = tuple(rule.shape), rule.axis
-        self.leaf: Tensor = self.parameter
-        self.index = picked(factor) if fused else None
+        self.sent = self.shape  # the order in which a LinearMap keeps z
+        self.layers: list[nn.Module] = []
+        self.leaf: Tensor = parameter
+        self.index: Tensor | None = None
         # where the block begins, with all the digits that x has
-        start = (
-            self.parameter.detach()
-            if module.same_dtype
-            else x.view(self.shape).to(self.parameter.device)
-        )
+        start = parameter.detach() if module.same_dtype else x.to(parameter.device)
+        self.start: Tensor | None = start
         if factor is not None:
             rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
-            self.sent = (*rest, factor.rank)  # the order in which a LinearMap keeps z
-        if (
-            self.layers
-        ):  # a place for the gradient of B; its values are needed only where they tell the last z
-            none = self.parameter.detach().new_zeros(())
-            bare = (
-                self.index is not None and self.axis == len(self.sent) - 1
-            )  # torch wants its gradient contiguous
+            self.sent = (*rest, factor.rank)
+        if factor is not None and rule.how == "fused":
+            self.layers = [module.model.get_submodule(n) for n in (rule.layer, *rule.also)]
+            chosen = picked(factor)
+            self.index = None if chosen is None else chosen.flatten()
+            # a place for the gradient of B; its values are needed only where they tell the last z
+            none = parameter.detach().new_zeros(())
+            # torch wants its gradient contiguous
+            bare = self.index is not None and self.axis == len(self.sent) - 1
             flat = none.expand(self.sent) if bare else none.new_zeros(self.sent)
             self.leaf = flat.movedim(-1, self.axis).requires_grad_()
         if self.index is not None:
-            self.index = self.index.flatten()
-            self.start: Tensor | None = start.index_select(self.axis, self.index)
+            self.start = start.index_select(self.axis, self.index)
         elif self.layers and module.same_dtype:
             self.start = None  # what is added to the weight is known from the last z
-        else:
-            self.start = (
-                start.clone() if module.same_dtype or factor is None else start
-            )  # a part would hold all of x
+        elif module.same_dtype or factor is None:
+            self.start = start.clone()  # a part would hold all of x
 
     def write(self, part: Tensor) -> None:
         """Sets the weight to x + Pᵀz for this block."""
@@ -293,22 +271,10 @@ class _Piece:
             if self.layers and self.index is None:
                 self.leaf.copy_(b)
 
-    def put_back(self) -> None:
-        """Sets the weight to x, to the last bit."""
-        assert self.start is not None
-        weight = self.parameter.detach()
-        if self.index is None:
-            weight.copy_(self.start)
-        else:
-            weight.index_copy_(self.axis, self.index, self.start)
-
     def shaped(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""
-        return (
-            part.view(self.shape)
-            if self.factor is None
-            else part.view(self.sent).movedim(-1, self.axis)
-        )
+        found = part.view(self.sent)
+        return found if self.factor is None else found.movedim(-1, self.axis)
 
     def collect(self, g: Tensor | None) -> Tensor:
         """The block's part of P ∇f, flat."""
@@ -318,36 +284,14 @@ class _Piece:
                     f"{self.rule.name!r} is not used through its own layer in the forward pass; "
                     "name it in `full_modules`"
                 )
-            return self.leaf.new_zeros(
-                torch.Size(self.shape if self.factor is None else self.sent).numel()
-            )
+            return self.leaf.new_zeros(torch.Size(self.sent).numel())
         if self.factor is None:
             return g.reshape(-1)
-        inside = (
-            g
-            if self.layers or self.start is None
-            else lower(self.factor, g.to(self.start.dtype), self.axis)
-        )
-        return inside.movedim(self.axis, -1).reshape(-1)
-
-    def install(self, recompute: bool) -> None:
-        for layer in self.layers:
-            assert self.factor is not None
-            layer.forward = restricted_forward(layer, lambda: self.leaf, self.factor, recompute)
-
-    def remove(self) -> None:
-        for layer in self.layers:
-            layer.__dict__.pop("forward", None)
-
-
-def lower(factor: Factor, w: Tensor, axis: int = 1) -> Tensor:
-    """P on the input side: (out, in, …) → (out, r, …)."""
-    last = w.movedim(axis, -1)
-    return (
-        factor.down(last.reshape(1, -1, last.shape[-1]))
-        .view(*last.shape[:-1], factor.rank)
-        .movedim(-1, axis)
-    )
+        last = g.movedim(self.axis, -1)
+        if not self.layers and self.start is not None:  # P is yet to be applied
+            last = last.to(self.start.dtype).reshape(1, -1, last.shape[-1])
+            last = self.factor.down(last)
+        return last.reshape(-1)
 
 
 def lift(factor: Factor, b: Tensor, axis: int = 1) -> Tensor:

@@ -1,4 +1,9 @@
-"""f_i of one client in one round, and the directions that its local steps follow.
+"""f_i of the clients of a round, of one client or of all as one computation, and the directions of local steps.
+
+A cohort is batched in two ways. Chains of plain layers with a known loss have their backward pass written by hand
+(`nn.chain`). Other networks go through `torch.func.vmap` over the clients' weights and mini-batches, which is faster
+than client by client for plain matrix products and slower for convolutions. Both need batches of equal shape, no
+running statistics and no randomness inside the network.
 
 `clip` and weight decay are applied here and nowhere else, by `finish_`, in every way of simulating a cohort.
 """
@@ -8,23 +13,41 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.linear_map import LinearMap
-from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus, term
+from fedspan.core.objective import (
+    Direction,
+    InPlaceDirection,
+    Objective,
+    Plus,
+    SteppingDirection,
+    term,
+)
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round
-from fedspan.nn.client_data import Batch, NamedTensors, Tensors, client_name, placed
-from fedspan.nn.loaders import batch_size_of, batches, drawing
+from fedspan.nn.batches import (
+    CPU,
+    Batch,
+    Tensors,
+    batch_size_of,
+    batches,
+    client_name,
+    drawing,
+    placed,
+)
+from fedspan.nn.chain import ChainRun
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 from fedspan.privacy.randomness import new_key, normal, rounded, uniform
 
@@ -32,8 +55,8 @@ if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
 
 PLAIN = Training()
-CPU = torch.device("cpu")
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
+Parts = tuple[Tensor, ...]  # (clients, examples, …) each
 
 
 def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
@@ -60,18 +83,16 @@ class GradientDirection:
         training: Training = PLAIN,
         base: Vector | None = None,
     ) -> None:
-        self.module, self.losses, self.plus, self.training, self.base = (
-            module,
-            losses,
-            plus,
-            training,
-            base,
-        )
+        self.module, self.losses, self.plus = module, losses, plus
+        self.training, self.base = training, base
+
+    def gradient(self, y: Vector) -> Vector:
+        """∇f(y) on the next batch."""
+        with torch.inference_mode(False):
+            return self.module.grad(y, next(self.losses)).to(y.device)
 
     def __call__(self, y: Vector) -> Vector:
-        with torch.inference_mode(False):
-            g = self.module.grad(y, next(self.losses)).to(y.device)
-        finish_(g, self.training, y, self.base)
+        g = finish_(self.gradient(y), self.training, y, self.base)
         return g if self.plus is None else g + term(self.plus, y)
 
 
@@ -86,26 +107,22 @@ class InPlaceGradient(GradientDirection, InPlaceDirection):
         with contextlib.ExitStack() as stack:
             with torch.inference_mode(False):
                 self._place = stack.enter_context(self.module.in_place(start))
-            yield self._place.point
+            yield self._place[0]
         self._place = None
 
     def __call__(self, y: Vector) -> Vector:
-        if self._place is None or y is not self._place.point:
+        if self._place is None or y is not self._place[0]:
             return super().__call__(y)
+        _, g, backward = self._place
+        finishes = self.training.clip is not None or self.training.weight_decay
         with torch.inference_mode(False), torch.enable_grad():
-            return self._collect(y, self._place.gradient, self._place.backward)
-
-    def _collect(self, y: Vector, g: Vector, backward: Callable[[Loss], None]) -> Vector:
-        last = self.plus is not None and (
-            self.training.clip is not None or self.training.weight_decay
-        )
-        if self.plus is None or last:
-            g.zero_()
-        else:
-            g.copy_(term(self.plus, y))  # the backward pass adds to it
-        backward(next(self.losses))
-        finish_(g, self.training, y, self.base)
-        return g.add_(term(self.plus, y)) if last and self.plus is not None else g
+            if self.plus is None or finishes:
+                g.zero_()
+            else:
+                g.copy_(term(self.plus, y))  # the backward pass adds to it
+            backward(next(self.losses))
+            finish_(g, self.training, y, self.base)
+            return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
 
 
 class PrivateGradient(GradientDirection):
@@ -121,31 +138,21 @@ class PrivateGradient(GradientDirection):
     ) -> None:
         super().__init__(rest[0], iter(()), *rest[1:])
         assert privacy.clip is not None
-        self.clip, self.noise, self.expected, self.examples = (
-            privacy.clip,
-            privacy.noise or 0.0,
-            expected,
-            examples,
-        )
+        self.clip, self.scale = privacy.clip, (privacy.noise or 0.0) * privacy.clip
+        self.expected, self.examples = expected, examples
 
-    def __call__(self, y: Vector) -> Vector:
+    def gradient(self, y: Vector) -> Vector:
         total = torch.zeros_like(y, dtype=torch.float64)
         with torch.inference_mode(False):
             for loss in next(self.examples):
-                total = total + clipped_gradient(self.module.grad(y, loss).to(y.device), self.clip)
-        scale = self.noise * self.clip
-        if scale:  # from the client's own machine, never from a shared seed
-            total += scale * normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
-            total = rounded(total, scale)
-        g = finish_((total / self.expected).to(y.dtype), self.training, y, self.base)
-        return g if self.plus is None else g + term(self.plus, y)
-
-
-def clipped_gradient(g: Vector, clip: float) -> Vector:
-    """A gradient in float64 of a norm of at most `clip`; zeros if it is not finite."""
-    g = g.double()
-    length = g.norm()
-    return g * (clip / length).clamp(max=1.0) if torch.isfinite(length) else torch.zeros_like(g)
+                g = self.module.grad(y, loss).to(y.device).double()
+                length = g.norm()
+                if torch.isfinite(length):  # an example without a gradient counts as zeros
+                    total = total + g * (self.clip / length).clamp(max=1.0)
+        if self.scale:  # from the client's own machine, never from a shared seed
+            noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
+            total = rounded(total + self.scale * noise, self.scale)
+        return (total / self.expected).to(y.dtype)
 
 
 class TorchObjective(Objective):
@@ -168,24 +175,24 @@ class TorchObjective(Objective):
 
     def grad(self, y: Vector) -> Vector:
         """∇f_i(y) on the next mini-batch."""
-        return self._along(self.problem.module)(y)
+        return self.direction()(y)
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
-        if self.problem.privacy is not None:
+        problem = self.problem
+        if problem.privacy is not None:
             raise SpecError(
                 "a gradient over all of a client's data has no noise; with `privacy` use option 'II'"
             )
-        source = self.problem.client_data[self.client]
+        source = problem.client_data[self.client]
+        size = batch_size_of(source, problem.batch_size)
         total = torch.zeros_like(x)
-        for number, part in enumerate(
-            torch.arange(len(source)).split(batch_size_of(source, self.problem.batch_size))
-        ):
+        for number, part in enumerate(torch.arange(len(source)).split(size)):
             with torch.inference_mode(False):
-                batch = placed(source.take(part), self.problem.device)
-                g = self.problem.module.grad(x, self._loss(batch, number))
+                batch = placed(source.take(part), problem.device)
+                g = problem.module.grad(x, self._loss(batch, number))
             total = total + g.to(x.device) * (len(part) / len(source))
-        return finish_(total, replace(self.problem.training, clip=None), x)
+        return finish_(total, replace(problem.training, clip=None), x)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
@@ -198,40 +205,36 @@ class TorchObjective(Objective):
         return self._along(inside, plus, P @ x if self.problem.training.weight_decay else None)
 
     def _along(
-        self, at: FlatModule | Restricted, plus: Plus = None, base: Vector | None = None
+        self, at: FlatModule | Restricted, plus: Plus, base: Vector | None = None
     ) -> GradientDirection:
-        if self.problem.privacy is not None:
-            rest = (at, plus, self.problem.training, base)
-            expected = min(self.problem.batch_size, len(self.problem.client_data[self.client]))
-            return PrivateGradient(self.problem.privacy, expected, self._examples, *rest)
-        here = self.problem.module.same_dtype and self.problem.device.type == "cpu"
-        direct = here and (isinstance(at, FlatModule) or at.direct)
-        return (InPlaceGradient if direct else GradientDirection)(
-            at, self._losses, plus, self.problem.training, base
-        )
+        problem = self.problem
+        rest = (plus, problem.training, base)
+        if problem.privacy is not None:
+            expected = min(problem.batch_size, len(problem.client_data[self.client]))
+            return PrivateGradient(problem.privacy, expected, self._examples, at, *rest)
+        here = problem.module.same_dtype and problem.device.type == "cpu"
+        kind = InPlaceGradient if here and at.direct else GradientDirection
+        return kind(at, self._losses, *rest)
 
-    def _loss(self, batch: Batch, number: int) -> Callable[[nn.Module], torch.Tensor]:
+    def _loss(self, batch: Batch, number: int) -> Loss:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
 
-        def loss(model: nn.Module) -> torch.Tensor:
+        def loss(model: nn.Module) -> Tensor:
             try:
                 with drawing(self._key("dropout", number), self.problem.device):
                     return self.problem.loss(model, batch)
             except ValueError as error:
                 if BATCH_OF_ONE not in str(error):
                     raise
-                who, why = (
-                    client_name(self.client, self.problem.names),
-                    "on which BatchNorm cannot be trained",
-                )
                 raise DataError(
-                    f"{who} has a batch of one example, {why}; leave it out, or use larger batches"
+                    f"{client_name(self.client, self.problem.names)} has a batch of one example, on which BatchNorm "
+                    "cannot be trained; leave it out, or use larger batches"
                 ) from None
 
         return loss
 
     def _draw(self) -> Iterator[Batch]:
-        """Mini-batches, decided by (seed, round, client) alone; see `nn.loaders` for those of a DataLoader."""
+        """Mini-batches, decided by (seed, round, client) alone; see `nn.batches` for those of a DataLoader."""
         problem, rnd = self.problem, self.rnd
         source, first = problem.client_data[self.client], rnd.t * rnd.local_steps
         drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
@@ -246,19 +249,16 @@ class TorchObjective(Objective):
     def _draw_examples(self) -> Iterator[list[Loss]]:
         """Batches of single examples, each in a batch by a coin of the client's own."""
         source, problem = self.problem.client_data[self.client], self.problem
-        if not isinstance(source, Tensors | NamedTensors):
+        if not isinstance(source, Tensors):
             raise SpecError(
                 "`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader"
             )
         for step in itertools.count():
-            drawn = (
-                uniform(new_key(), "examples", 0, len(source)) * len(source) < problem.batch_size
-            )
+            coins = uniform(new_key(), "examples", 0, len(source))
             found = []
-            for place in drawn.nonzero()[0].tolist():
-                number = (
-                    step * len(source) + place
-                )  # each example has its own augmentation and dropout
+            for place in (coins * len(source) < problem.batch_size).nonzero()[0].tolist():
+                # each example has its own augmentation and dropout
+                number = step * len(source) + place
                 batch = placed(source.take(torch.tensor([place])), problem.device)
                 found.append(self._loss(self.augmented(batch, number), number))
             yield found
@@ -267,9 +267,159 @@ class TorchObjective(Objective):
         """The batch of a step as it is trained on."""
         if self.problem.augment is None:
             return batch
-        return self.problem.augment(
-            batch, torch.Generator().manual_seed(self._key("augment", number) >> 1)
-        )
+        generator = torch.Generator().manual_seed(self._key("augment", number) >> 1)
+        return self.problem.augment(batch, generator)
 
     def _key(self, stream: str, number: int) -> int:
         return seeds.key(self.rnd.seeds[0], stream, self.rnd.t, self.client, number)
+
+
+class Cohort(Objective):
+    """f_i of all clients of a round, together."""
+
+    def __init__(self, problem: TorchProblem, rnd: Round) -> None:
+        self.problem, self.rnd, self.formulas = problem, rnd, problem.formulas
+        self.clients: list[int] = rnd.ids[0].tolist()
+        self.batches = _draw_all(problem, rnd, self.clients)
+        problem.model.train()
+
+    def grad(self, y: Vector) -> Vector:
+        """∇f_i(y) of every client on its next mini-batch."""
+        return self.direction()(y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        """∇f_i(x) of every client over all its examples, one after the other."""
+        alone = [TorchObjective(self.problem, self.rnd, client) for client in self.clients]
+        return torch.cat([one.full_grad(x) for one in alone], 1)
+
+    def direction(self, plus: Plus = None) -> Direction:
+        """y ↦ ∇f_i(y) + plus, or + plus(y)."""
+        return CohortDirection(self, plus)
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
+        return CohortDirection(self, plus, x, P)
+
+
+def _draw_all(
+    problem: TorchProblem, rnd: Round, clients: list[int]
+) -> Iterator[tuple[Parts, slice]]:
+    """Mini-batches of every client without end: examples that were gathered for K steps, and which of them to take.
+
+    It does not know the `Cohort` that holds it: in a cycle, what was gathered would wait for the garbage collector.
+    """
+    every = [problem.client_data[client].parts for client in clients]
+    lengths, steps = [len(parts[0]) for parts in every], rnd.local_steps
+    batch = min(problem.batch_size, lengths[0])
+    keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
+    for step in itertools.count(0, steps):
+        start, count = step * batch, steps * batch
+        if len(set(lengths)) == 1:
+            index = _shuffled(keys, lengths[0], start, count)
+        else:
+            rows = [_shuffled(keys[i : i + 1], n, start, count) for i, n in enumerate(lengths)]
+            index = torch.cat(rows)
+        gathered: Parts = tuple(part.new_empty(*index.shape, *part.shape[1:]) for part in every[0])
+        for number, out in enumerate(gathered):
+            for parts, taken, place in zip(every, index, out, strict=True):
+                torch.index_select(parts[number], 0, taken, out=place)
+        for k in range(steps):
+            which = slice(k * batch, (k + 1) * batch)
+            if problem.augment is None:
+                yield gathered, which
+            else:
+                drawn = (part[:, which] for part in gathered)
+                yield _augmented(problem, rnd, clients, drawn, step + k), slice(None)
+
+
+def _augmented(
+    problem: TorchProblem, rnd: Round, clients: list[int], drawn: Iterator[Tensor], step: int
+) -> Parts:
+    found = [
+        TorchObjective(problem, rnd, client).augmented(tuple(batch), step)
+        for client, *batch in zip(clients, *drawn, strict=True)
+    ]
+    if len({batch[0].shape for batch in found}) > 1:
+        raise SpecError("`augment` gives batches of several shapes; set engine.simulate to 'loop'")
+    return tuple(map(torch.stack, zip(*found, strict=True)))
+
+
+def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> Tensor:
+    """`count` numbers from place `start` on of the shuffled passes of several clients with n examples each.
+
+    They are those of `nn.batches`, pass after pass; `of` has one key per client.
+    """
+    passes = range(start // n, -(-(start + count) // n))
+    drawn = [seeds.permute(seeds.children(of, np.array(number)), n) for number in passes]
+    return torch.from_numpy(np.concatenate(drawn, -1))[:, start % n :][:, :count]
+
+
+class CohortDirection(SteppingDirection):
+    """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
+
+    def __init__(
+        self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None
+    ) -> None:
+        self.problem, self.batches, self.clients = (
+            cohort.problem,
+            cohort.batches,
+            len(cohort.clients),
+        )
+        self.training, self.plus, self.x, self.P = cohort.problem.training, plus, x, P
+        decays = P is not None and x is not None and self.training.weight_decay
+        self.base = P @ x if decays else None  # type: ignore[operator]
+        self.run: ChainRun | None = None
+        if cohort.formulas is not None:
+            self.run = ChainRun(cohort.formulas, cohort.problem.layout, self.clients, x, P)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether plain steps can be taken together with the gradients."""
+        bare = self.training.clip is None and not self.training.weight_decay
+        return self.run is not None and bare and not callable(self.plus)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
+        run = self.run
+        assert run is not None
+        at = [part.expand(self.clients, *part.shape[1:]).clone() for part in run.split(start)]
+        run.bind(at, None, lr)
+        plus = run.split(self.plus) if isinstance(self.plus, Tensor) else []
+        for _ in range(steps):
+            run(*next(self.batches))
+            for block, more in zip(at, plus, strict=False):
+                block.sub_(more, alpha=lr)
+        run.release()
+        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
+
+    def __call__(self, y: Vector) -> Vector:
+        parts, place = next(self.batches)
+        if self.run is None:
+            g = self._by_vmap(y, tuple(part[:, place] for part in parts))
+        else:
+            g = y.new_empty(1, self.clients, y.shape[-1])
+            self.run.bind(self.run.split(y.expand_as(g)), self.run.split(g))
+            self.run(parts, place)
+        finish_(g, self.training, y, self.base)
+        return g if self.plus is None else g.add_(term(self.plus, y))
+
+    def _by_vmap(self, y: Vector, batch: Parts) -> Vector:
+        """∇f_i, or P ∇f_i."""
+        problem, blocks = self.problem, self.problem.layout.blocks
+
+        def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
+            def model(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(problem.model, weights, args, kwargs)
+
+            return problem.loss(model, batch)  # type: ignore[arg-type]
+
+        if self.P is not None and self.x is not None:
+            y = self.x + self.P.T @ y
+        with torch.inference_mode(False), torch.no_grad():
+            own = y.expand(1, self.clients, -1)[0].clone()
+            parts = zip(blocks, own.split([block.size for block in blocks], 1), strict=True)
+            weights = {block.name: part.view(-1, *block.shape) for block, part in parts}
+            found = vmap(grad(loss))(weights, *(part.clone() for part in batch))
+            flat = [found[block.name].reshape(self.clients, -1) for block in blocks]
+            g = torch.cat(flat, 1).unsqueeze(0)
+        return g if self.P is None else self.P @ g

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspan.core import seeds
 from fedspan.core.config import Settings
@@ -20,21 +19,19 @@ from fedspan.core.linear_map import LinearMap, picked
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.round import Round
 from fedspan.nn.augment import augmentation
-from fedspan.nn.batched import Cohort
-from fedspan.nn.chain import Chain, chain_of
-from fedspan.nn.client_data import (
-    ClientData,
-    LocalClients,
+from fedspan.nn.batches import (
+    Clients,
     Loss,
-    ReadLater,
     Tensors,
+    batch_size_of,
     placed,
     sizes_of,
+    steps_per_epoch,
 )
-from fedspan.nn.loaders import batch_size_of, steps_per_epoch
-from fedspan.nn.loss_gradient import LossGradient, loss_gradient
+from fedspan.nn.chain import Chain, chain_of
+from fedspan.nn.evaluate import Evaluator
 from fedspan.nn.module import FlatModule, Restricted
-from fedspan.nn.objective import TorchObjective
+from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -43,22 +40,12 @@ LARGE = 1 << 22  # numbers of a model that clients in one process train in the m
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
-@dataclass(frozen=True, eq=False)
-class ClientTests:
-    """What each client on this machine is evaluated on."""
-
-    data: Mapping[
-        int, tuple[str, ClientData]
-    ]  # client → (part: train, test or validation; its examples)
-    on: Callable[[ClientData], Evaluate]
-
-
 class TorchProblem(Problem):
     """A module, its clients' examples, and how the module is evaluated.
 
     Args:
         model: The module; it is moved to the device of the settings and trained in place.
-        clients: One client's examples each, all of them or those on this machine (`LocalClients`).
+        clients: One client's examples each; `Clients` where only some are on this machine, or are read later.
         loss: `loss(model, batch)`, the mean over the examples of a batch.
         rules: What becomes of each trained tensor, from `projection_rules(model)`.
         settings: Batch size, device, clip, weight decay and so on.
@@ -66,16 +53,17 @@ class TorchProblem(Problem):
         evaluate: `evaluate(model)` gives the metrics. None: there are none.
         on_client: Whether this is one client's machine, which needs no copy of the start unless the settings say so.
         names: The clients' names. None: their numbers.
-        client_tests: What each client is evaluated on. None: clients are not evaluated.
+        client_tests: Gives the part (train, test or validation) that a client is evaluated on, and its evaluation.
+            None: clients are not evaluated.
+        test_examples: The number of examples of the test set, if any.
     """
 
     cohort_mode = "per_client"
-    test_examples: int | None = None  # of the test set, where there is one
 
     def __init__(
         self,
         model: nn.Module,
-        clients: Sequence[ClientData],
+        clients: Sequence[Any],
         loss: Loss,
         rules: Sequence[ProjectionRule],
         settings: Settings,
@@ -84,54 +72,42 @@ class TorchProblem(Problem):
         evaluate: Evaluate | None = None,
         on_client: bool = False,
         names: Sequence[str] | None = None,
-        client_tests: ClientTests | None = None,
+        client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
+        test_examples: int | None = None,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
-        self.device, self.training, self.recompute = (
-            settings.torch_device,
-            settings.training,
-            settings.engine.recompute,
-        )
-        self.model, self.client_data, self.loss, self.rules = (
-            model.to(self.device),
-            clients,
-            loss,
-            rules,
-        )
-        self.seeds, self.batch_size, self._evaluate = (seed,), settings.examples_per_batch, evaluate
+        self.device, self.training = settings.torch_device, settings.training
+        self.recompute, self.batch_size = settings.engine.recompute, settings.examples_per_batch
+        self.model, self.loss, self.rules = model.to(self.device), loss, rules
+        self.client_data, self.clients, self.names = clients, len(clients), names
+        self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
+        self.seeds, self.on_client = (seed,), on_client
+        self._evaluate, self.client_tests = evaluate, client_tests
+        self.test_examples = test_examples
         private = settings.dp is not None and settings.dp.level == "example"
         self.privacy = settings.dp if private else None  # of single examples
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
-        self.clients, self.names, self.client_tests, self.on_client = (
-            len(clients),
-            names,
-            client_tests,
-            on_client,
-        )
         self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
-        on_server = not on_client and not self.local_data  # nothing is trained here
-        if (
-            on_client and not settings.participation.known_start
-        ):  # it is sent x: its x0 is a shape, and takes no memory
+        trains_elsewhere = on_client or not self.here
+        if on_client and not settings.participation.known_start:
+            # it is sent x: its x0 is a shape, and takes no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
             if self.in_memory:
                 self.module.forget()
-        elif self.in_memory and (on_server or on_client or self.layout.size >= LARGE):
+        elif self.in_memory and (trains_elsewhere or self.layout.size >= LARGE):
             self.x0 = self.module.flat.view(1, 1, -1)
             self.module.shown = True
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
-        weighted = settings.participation.weights != "uniform"
-        self.weights = (
-            settings.participation.shares(sizes_of(self.local_data)) if weighted else None
-        )
-        saved = (
-            model.state_dict().keys()
-        )  # a buffer that is not saved is a constant, such as rotary frequencies
+        self.weights = None
+        if settings.participation.weights != "uniform":
+            self.weights = settings.participation.shares(sizes_of(self.local_data))
+        # a buffer that is not saved is a constant, such as rotary frequencies
+        saved = model.state_dict().keys()
         self.tracked = [
             buffer
             for name, buffer in model.named_buffers()
@@ -145,53 +121,43 @@ class TorchProblem(Problem):
         return vars(self) | {"_evaluate": None, "client_tests": None}
 
     @property
-    def local_data(self) -> Sequence[ClientData]:
+    def local_data(self) -> Sequence[Any]:
         """The examples of the clients that are on this machine."""
-        return (
-            self.client_data.here
-            if isinstance(self.client_data, LocalClients)
-            else self.client_data
-        )
+        everyone = len(self.here) == self.clients
+        return self.client_data if everyone else [self.client_data[i] for i in self.here]
 
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
-        known = self.client_data.sizes if isinstance(self.client_data, ReadLater) else None
+        known = getattr(self.client_data, "sizes", None)
         return len(self.client_data[client]) if known is None else int(known[client])
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """Mini-batches in one pass over the mean client's examples."""
-        if isinstance(self.client_data, ReadLater) and self.client_data.sizes is not None:
-            return max(1, round(float(np.mean(self.client_data.sizes)) / self.batch_size))
+        known = getattr(self.client_data, "sizes", None)
+        if known is not None:
+            return max(1, round(float(np.mean(known)) / self.batch_size))
         passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
         return max(1, round(float(np.mean(passes)))) if passes else 1
 
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
         self.release()
-        return (
-            TorchObjective(self, rnd, int(rnd.ids[0, 0]))
-            if rnd.ids.size == 1
-            else Cohort(self, rnd)
-        )
+        if rnd.ids.size == 1:
+            return TorchObjective(self, rnd, int(rnd.ids[0, 0]))
+        return Cohort(self, rnd)
 
     @functools.cached_property
-    def formulas(self) -> tuple[Chain, LossGradient] | None:
-        """The module as a chain of plain layers, whose backward pass is written by hand, and the gradient of its loss.
+    def formulas(self) -> Chain | None:
+        """The module as a chain of plain layers, whose backward pass is written by hand, with the gradient of its loss.
 
         None where the network or the loss is another one.
         """
-        data = self.local_data[0]
-        if not isinstance(data, Tensors) or len(data.parts) != 2 or self.device.type != "cpu":
+        data = self.client_data[self.here[0]]
+        pairs = isinstance(data, Tensors) and len(data.parts) == 2 and not data.names
+        if not pairs or self.device.type != "cpu" or not self.module.same_dtype:
             return None
-        inputs, targets = data.parts
-        chain = (
-            chain_of(self.model, self.layout, inputs.dim() - 1) if self.module.same_dtype else None
-        )
-        loss = None if chain is None else loss_gradient(self.loss)
-        if chain is None or loss is None or not loss.fits(targets.unsqueeze(0), chain.width):
-            return None
-        return chain, loss
+        return chain_of(self.model, self.layout, self.loss, *data.parts)
 
     def has_formulas(self) -> bool:
         """Whether the clients of a round can be batched without autograd."""
@@ -199,16 +165,13 @@ class TorchProblem(Problem):
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
-        if (
-            any(True for _ in self.model.buffers())
-            or self.device.type != "cpu"
-            or self.privacy is not None
-        ):
+        stateful = any(True for _ in self.model.buffers()) or self.privacy is not None
+        if stateful or self.device.type != "cpu":
             return False
-        if isinstance(self.client_data, ReadLater):  # sizes are known of tensors alone
-            tensors = self.client_data.sizes is not None
+        if isinstance(self.client_data, Clients):
+            tensors = self.client_data.sizes is not None  # they are known of tensors alone
         else:
-            tensors = all(isinstance(data, Tensors) for data in self.client_data)
+            tensors = all(isinstance(one, Tensors) and not one.names for one in self.client_data)
         return (
             tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
         )
@@ -227,49 +190,49 @@ class TorchProblem(Problem):
     ) -> dict[str, npt.NDArray[np.float64]]:
         """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
-        with torch.inference_mode():
-            found = dict(self._evaluate(self.model)) if self._evaluate is not None else {}
-        if self._evaluate is None and self.local_data and not self.on_client:
+        found = dict[str, float]()
+        if self._evaluate is not None:
+            with torch.inference_mode():
+                found |= self._evaluate(self.model)
+        elif self.here and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
         if not all_finite(x):
             found["training_loss" if self._evaluate is None else "loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
 
-    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
-        """Metrics of a server model on each client's data, one row per client."""
-        self._load(x, buffers)
-        return self._client_rows()
-
-    def evaluate_kept(self, weights: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-        """The same of a model by its `state_dict`."""
-        self.trained(weights)
-        return self._client_rows()
-
-    def _client_rows(self) -> list[dict[str, Any]]:
+    def evaluate_clients(
+        self,
+        x: Vector | None,
+        buffers: Vector | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Metrics of a server model, or of a model by its `state_dict`, on each client's data: one row per client."""
+        if x is not None:
+            self._load(x, buffers)
+        elif weights is not None:
+            self.trained(weights)
         rows: list[dict[str, Any]] = []
-        if self.client_tests is None:
-            return rows
         with torch.inference_mode():
-            for client, (part, data) in self.client_tests.data.items():
+            for client in self.here if self.client_tests is not None else ():
+                assert self.client_tests is not None
+                part, test = self.client_tests(client)
                 name = str(client) if self.names is None else self.names[client]
-                found = self.client_tests.on(data)(self.model)
-                rows.append({"client": name, "data": part, "examples": len(data), **found})
+                about = {"client": name, "data": part, "examples": len(test.data)}
+                rows.append({**about, **test(self.model)})
         return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
         """A loss that is not finite; a weight that is not finite makes it so."""
         return ~np.isfinite(metrics.get("loss", metrics.get("training_loss", np.zeros(1))))
 
-    def state_dict(
-        self, x: Vector, buffers: Vector | None, run: int = 0
-    ) -> dict[str, torch.Tensor]:
+    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> dict[str, Tensor]:
         """The module's own `state_dict` with the server's weights and statistics."""
         self._load(x, buffers)
         return {
             name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()
         }
 
-    def trained(self, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    def trained(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The module with these weights, in evaluation mode."""
         self.release()
         self.module.own()  # x itself stays what it is
@@ -278,36 +241,29 @@ class TorchProblem(Problem):
 
     def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
+
+        def sample(size: int, of: int, stream: int) -> list[int]:
+            # different numbers below `of`, the same in every call and from a stream that no run uses
+            key = np.array([seeds.key(self.seeds[0], "training loss", stream)], np.uint64)
+            return seeds.choose(key, of, min(size, of))[0].tolist()  # type: ignore[no-any-return]
+
         self._load(x, buffers)
-        clients = self._sample(SAMPLED_CLIENTS, self.clients, 0)
+        clients, losses = sample(SAMPLED_CLIENTS, self.clients, 0), []
         with torch.inference_mode():
-            losses = [self._sampled_loss(client) for client in clients]
-        return np.array(
-            [np.average(losses, weights=None if self.weights is None else self.weights[clients])]
-        )
-
-    def _sampled_loss(self, client: int) -> float:
-        source = self.client_data[client]
-        index = torch.tensor(self._sample(SAMPLED_EXAMPLES, len(source), 1 + client))
-        parts = [
-            (len(part), placed(source.take(part), self.device))
-            for part in index.split(batch_size_of(source, self.batch_size))
-        ]
-        return sum(n * float(self.loss(self.model, batch)) for n, batch in parts) / len(index)
-
-    def _sample(self, size: int, of: int, stream: int) -> list[int]:
-        """Different numbers below `of`, the same in every call and from a stream that no run uses."""
-        key = np.array([seeds.key(self.seeds[0], "training loss", stream)], np.uint64)
-        chosen: list[int] = seeds.choose(key, of, min(size, of))[0].tolist()
-        return chosen
+            for client in clients:
+                data, total = self.client_data[client], 0.0
+                index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
+                for part in index.split(batch_size_of(data, self.batch_size)):
+                    batch = placed(data.take(part), self.device)
+                    total += len(part) * float(self.loss(self.model, batch))
+                losses.append(total / len(index))
+        weights = None if self.weights is None else self.weights[clients]
+        return np.array([np.average(losses, weights=weights)])
 
     def _load(self, x: Vector, buffers: Vector | None) -> None:
         """The module with a server model, in evaluation mode."""
         self.release()
-        if self.module.shown:
-            self.module.show(x)
-        else:
-            self.module.load(x)
+        (self.module.show if self.module.shown else self.module.load)(x)
         self.write_buffers(buffers)
         self.model.eval()
 
@@ -315,9 +271,8 @@ class TorchProblem(Problem):
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
         picks = all(factor is None or picked(factor) is not None for factor in P.factors)
-        alone = (
-            self.on_client or self.layout.size >= LARGE
-        )  # the model is then held once, as the vector x
+        # the model is then held once, as the vector x
+        alone = self.on_client or self.layout.size >= LARGE
         borrow = alone and self.in_memory and picks
         self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
@@ -335,18 +290,13 @@ class TorchProblem(Problem):
         parts = buffers.view(-1).split([b.numel() for b in self.tracked])
         with torch.no_grad():
             for buffer, part in zip(self.tracked, parts, strict=True):
-                new = part.view(buffer.shape)
-                buffer.copy_(
-                    new if buffer.is_floating_point() else new.round()
-                )  # a weighted mean of whole numbers
+                # counts are a weighted mean of whole numbers
+                new = part if buffer.is_floating_point() else part.round()
+                buffer.copy_(new.view(buffer.shape))
 
     def read_buffers(self) -> Vector | None:
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        return torch.cat(
-            [
-                b.detach().reshape(-1).to("meta" if self.module.flat.is_meta else "cpu")
-                for b in self.tracked
-            ]
-        ).view(1, 1, -1)
+        place = "meta" if self.module.flat.is_meta else "cpu"
+        return torch.cat([b.detach().reshape(-1).to(place) for b in self.tracked]).view(1, 1, -1)

@@ -14,25 +14,26 @@ where it has one output per target. Floating-point targets need a loss, because 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.client_data import Batch, ClientData, NamedTensors, Tensors, narrowed
-from fedspan.nn.loaders import Loader, drawing
+from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing
+from fedspan.nn.client_data import narrowed
 
-Tensor = torch.Tensor
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
 Kind = Literal["classes", "binary", "labels", "numbers", "other"]
 
@@ -42,6 +43,7 @@ BY_PROBABILITY: tuple[Any, ...] = (nn.BCELoss, F.binary_cross_entropy)
 OF_NUMBERS: tuple[Any, ...] = (
     nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
 )  # fmt: skip
+KNOWN = (*BY_CLASS, *BY_LOGIT, *BY_PROBABILITY, *OF_NUMBERS)
 TARGETS = ("label", "labels", "target", "targets", "y")  # names of a target column
 LOSSES = "MSELoss() for numbers, BCEWithLogitsLoss() for yes or no, CrossEntropyLoss() for classes"
 USUAL: dict[Kind, tuple[str, ...]] = {
@@ -71,16 +73,15 @@ class ProblemKind:
         inputs, targets = as_pair(batch, who)
         if self.inputs is not None and isinstance(inputs, Tensor):
             inputs = narrowed(inputs, self.inputs, who)
-        if not isinstance(targets, Tensor):
-            return inputs, targets
-        if self.kind == "other":
-            targets = targets if targets.is_floating_point() else targets.long()
-            return inputs, targets.reshape(
-                len(targets), *self.outputs
-            ) if self.reshaped else targets
-        return inputs, self._classes(targets, who) if self.kind == "classes" else self._numbers(
-            targets, who
-        )
+        if isinstance(targets, Tensor):
+            if self.kind == "other":
+                targets = targets if targets.is_floating_point() else targets.long()
+                if self.reshaped:
+                    targets = targets.reshape(len(targets), *self.outputs)
+            else:
+                convert = self._classes if self.kind == "classes" else self._numbers
+                targets = convert(targets, who)
+        return inputs, targets
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
         count, *places = self.outputs
@@ -94,18 +95,18 @@ class ProblemKind:
                 f"{who} has targets of shape {_of_one(shape)}; the model gives {_of_one(self.outputs)}"
             )
         if targets.is_floating_point() and not torch.equal(targets, targets.round()):
+            odd = targets[targets != targets.round()].flatten()[0]
             raise DataError(
-                f"{who} has targets that are not class numbers, such as {_odd(targets):g}; {LOSSES}"
+                f"{who} has targets that are not class numbers, such as {float(odd):g}; {LOSSES}"
             )
         targets = targets.long()
-        ignored = getattr(self.loss, "ignore_index", IGNORED)
-        wrong = targets[
-            ((targets < 0) | (targets >= count)) & ((targets != ignored) | self.guessed)
-        ]
-        if wrong.numel():
+        wrong = (targets < 0) | (targets >= count)
+        if not self.guessed:
+            wrong &= targets != getattr(self.loss, "ignore_index", IGNORED)
+        if wrong.any():
             raise DataError(
-                f"{who} has a target of class {int(wrong[0])}, but the model has {count} outputs, for classes 0 to "
-                f"{count - 1}"
+                f"{who} has a target of class {int(targets[wrong][0])}, but the model has {count} outputs, for "
+                f"classes 0 to {count - 1}"
             )
         return targets
 
@@ -116,24 +117,21 @@ class ProblemKind:
                 f"{who} has targets of shape {_of_one(shape)}, the model outputs of shape {_of_one(self.outputs)}; "
                 f"`loss` {_name(self.loss)} compares one with the other"
             )
-        if (
-            self.kind != "numbers"
-            and targets.numel()
-            and not 0 <= float(targets.min()) <= float(targets.max()) <= 1
-        ):
-            outside = targets.min() if targets.min() < 0 else targets.max()
-            raise DataError(
-                f"{who} has the target {float(outside):g}, and `loss` {_name(self.loss)} needs 0 to 1; class numbers "
-                "need a model with one output per class"
-            )
+        if self.kind != "numbers" and targets.numel():
+            low, high = float(targets.min()), float(targets.max())
+            if not 0 <= low <= high <= 1:
+                raise DataError(
+                    f"{who} has the target {low if low < 0 else high:g}, and `loss` {_name(self.loss)} needs 0 to 1; "
+                    "class numbers need a model with one output per class"
+                )
         return narrowed(targets.reshape(len(targets), *self.outputs), self.dtype, who)
 
     def for_metrics(self, targets: Any) -> Any:
         """Targets as metrics take them: class numbers also where the loss takes probabilities of classes."""
-        by_share = (
+        shares = (
             self.kind == "classes" and isinstance(targets, Tensor) and targets.is_floating_point()
         )
-        return targets.argmax(1) if by_share else targets
+        return targets.argmax(1) if shares else targets
 
 
 def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: str) -> ProblemKind:
@@ -147,85 +145,86 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         )
     inputs, targets = as_pair(batch, who)
     outputs, cast = tried(model, inputs, who)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    applied = isinstance(inputs, Tensor) and not any(p.is_meta for p in model.parameters())
-    if (
-        applied
-        and not isinstance(outputs, Tensor)
-        and (outputs is None or loss is None or _named(loss)[0] != "other")
-    ):
-        found = "None" if outputs is None else f"a {type(outputs).__name__}"
-        raise SpecError(
-            f"the model returns {found}, not a tensor; return outputs alone, or give `objective`"
-        )
+    parameters = list(model.parameters())
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+    known = _function_of(loss)
+    if not isinstance(outputs, Tensor):
+        applied = isinstance(inputs, Tensor) and not any(p.is_meta for p in parameters)
+        if applied and (outputs is None or loss is None or known in KNOWN):
+            found = "None" if outputs is None else f"a {type(outputs).__name__}"
+            raise SpecError(
+                f"the model returns {found}, not a tensor; return outputs alone, or give `objective`"
+            )
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ProblemKind("other", F.cross_entropy if loss is None else loss, cast, dtype=dtype)
-    kind, measure, logits = _named(loss) if loss is not None else _guessed(outputs, targets, who)
+    guessed = loss is None
+    if loss is None:  # integers decide
+        if targets.is_floating_point():
+            raise SpecError(
+                f"{who} has floating-point targets, which need a `loss`; of torch.nn: {LOSSES}"
+            )
+        single = outputs.dim() == 1 or outputs[0].numel() == 1 or outputs.shape == targets.shape
+        if single and outputs[0].numel() == targets[0].numel():
+            loss = F.binary_cross_entropy_with_logits
+        else:
+            loss = F.cross_entropy
+        known = loss
+    binary = known in BY_LOGIT or known in BY_PROBABILITY
+    kind: Kind = "other"
+    if known in BY_CLASS:
+        kind = "classes"
+    elif binary:
+        kind = "labels" if outputs[0].numel() > 1 else "binary"
+    elif known in OF_NUMBERS:
+        kind = "numbers"
     if kind == "classes" and (outputs.dim() < 2 or outputs.shape[1] == 1):
         raise SpecError(
             f"the model gives one output per example, and cross-entropy needs one per class; give `loss`: "
             f"{LOSSES.split(', C')[0]}"
         )
-    if kind == "binary" and outputs[0].numel() > 1:
-        kind = "labels"
-    if any(p.requires_grad for p in model.parameters()) and not outputs.requires_grad:
+    if any(p.requires_grad for p in parameters) and not outputs.requires_grad:
         raise SpecError(
             "the outputs of the model have no gradient; remove detach() and no_grad() from its forward()"
         )
-    takes_logits = logits or _function_of(measure) in (nn.CrossEntropyLoss, F.cross_entropy)
-    if takes_logits and _between_0_and_1(model, inputs.to(outputs.device, cast), outputs):
-        last, other = (
-            ("Softmax", "NLLLoss() of log-probabilities")
-            if kind == "classes"
-            else ("Sigmoid", "BCELoss()")
+    _check_range(model, inputs.to(outputs.device, cast), outputs, loss)
+    reshaped = kind == "other" and _check_own(loss, outputs, targets)
+    logits = known in BY_LOGIT if binary else None
+    return ProblemKind(kind, loss, cast, tuple(outputs.shape[1:]), dtype, logits, guessed, reshaped)
+
+
+def _check_range(model: nn.Module, inputs: Tensor, outputs: Tensor, loss: OutputLoss) -> None:
+    """Warns of probabilities where a loss takes logits, and refuses logits where it takes probabilities.
+
+    Outputs of a sigmoid or a softmax stay between 0 and 1 whatever the weights; others leave this range.
+    """
+    known = _function_of(loss)
+    logits = known in BY_LOGIT or known in (nn.CrossEntropyLoss, F.cross_entropy)
+    if not logits and known not in BY_PROBABILITY:
+        return
+    try:
+        leaves = any(
+            bool(((found < 0) | (found > 1)).any())
+            for found in itertools.chain(
+                [outputs], (_applied(model, inputs, "", scaled_by=by) for by in (30.0, -30.0))
+            )
         )
-        warnings.warn(
-            f"the outputs of the model stay between 0 and 1, but the loss, {_name(measure)}, takes logits and applies "
-            f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
-            stacklevel=2,
-        )
-    if _function_of(measure) in BY_PROBABILITY and _leaves_0_and_1(
-        model, inputs.to(outputs.device, cast), outputs
-    ):
+    except DataError:
+        return
+    if leaves and not logits:
         raise SpecError(
-            f"the outputs of the model are not bound to 0 to 1, and `loss` {_name(measure)} takes probabilities; give "
+            f"the outputs of the model are not bound to 0 to 1, and `loss` {_name(loss)} takes probabilities; give "
             "loss=BCEWithLogitsLoss(), or end the model with Sigmoid"
         )
-    reshaped = kind == "other" and _check_own(measure, outputs, targets)
-    return ProblemKind(
-        kind, measure, cast, tuple(outputs.shape[1:]), dtype, logits, loss is None, reshaped
-    )
-
-
-def _between_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
-    """Whether outputs stay between 0 and 1 whatever the weights, as after a sigmoid or a softmax."""
-
-    def inside(found: Any) -> bool:
-        return isinstance(found, Tensor) and bool(((found >= 0) & (found <= 1)).all())
-
-    untold = next(model.parameters(), None) is None or not bool(
-        ((outputs > 0) & (outputs < 1)).any()
-    )
-    if untold or not inside(outputs):
-        return False
-    try:
-        return all(inside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0))
-    except DataError:
-        return False
-
-
-def _leaves_0_and_1(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
-    """Whether outputs are below 0 or above 1, with these weights or with others."""
-
-    def outside(found: Tensor) -> bool:
-        return bool(((found < 0) | (found > 1)).any())
-
-    try:
-        return outside(outputs) or any(
-            outside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0)
+    told = any(True for _ in model.parameters()) and bool(((outputs > 0) & (outputs < 1)).any())
+    if logits and told and not leaves:
+        last, other = "Sigmoid", "BCELoss()"
+        if known not in BY_LOGIT:
+            last, other = "Softmax", "NLLLoss() of log-probabilities"
+        warnings.warn(
+            f"the outputs of the model stay between 0 and 1, but the loss, {_name(loss)}, takes logits and applies "
+            f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
+            stacklevel=3,
         )
-    except DataError:
-        return False
 
 
 def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
@@ -242,7 +241,7 @@ def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
             for n in (1, 2)
         ]
         once, twice = (one_number(call, what, "(outputs, targets)", trains) for call in calls)
-    if abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4):
+    if doubles(once, twice):
         raise SpecError(
             f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch"
         )
@@ -277,46 +276,16 @@ def _function_of(loss: Any) -> Any:
     return type(inner) if isinstance(inner, nn.Module) else inner
 
 
-def _named(loss: OutputLoss) -> tuple[Kind, OutputLoss, bool | None]:
-    """The kind of problem that a loss of torch is for."""
-    named = _function_of(loss)
-    if named in BY_CLASS:
-        return "classes", loss, None
-    if named in BY_LOGIT or named in BY_PROBABILITY:
-        return "binary", loss, named in BY_LOGIT
-    return ("numbers" if named in OF_NUMBERS else "other"), loss, None
-
-
-def _guessed(outputs: Tensor, targets: Tensor, who: str) -> tuple[Kind, OutputLoss, bool | None]:
-    """The kind of problem where no loss is given."""
-    if targets.is_floating_point():
-        raise SpecError(
-            f"{who} has floating-point targets, which need a `loss`; of torch.nn: {LOSSES}"
-        )
-    per_target = outputs[0].numel() == targets[0].numel()
-    if per_target and (
-        outputs.dim() == 1 or outputs[0].numel() == 1 or outputs.shape == targets.shape
-    ):
-        return "binary", F.binary_cross_entropy_with_logits, True
-    return "classes", F.cross_entropy, None
-
-
 def as_pair(batch: Batch, who: str) -> tuple[Any, Any]:
     """(inputs, targets) of a batch; of named columns, the target column and the others."""
-    if isinstance(batch, Mapping):
-        return _of_columns(batch, who)
-    if isinstance(batch, Tensor) or len(batch) == 1:
-        raise DataError(
-            f"{who} has inputs but no targets; give (inputs, targets), or `objective` in place of `loss`"
-        )
-    if len(batch) != 2:
-        raise DataError(
-            f"{who} has {len(batch)} parts; give (inputs, targets), or `objective` in place of `loss`"
-        )
-    return batch[0], batch[1]
-
-
-def _of_columns(batch: Mapping[str, Any], who: str) -> tuple[Any, Any]:
+    if not isinstance(batch, Mapping):
+        if isinstance(batch, Tensor) or len(batch) != 2:
+            single = isinstance(batch, Tensor) or len(batch) == 1
+            found = "inputs but no targets" if single else f"{len(batch)} parts"
+            raise DataError(
+                f"{who} has {found}; give (inputs, targets), or `objective` in place of `loss`"
+            )
+        return batch[0], batch[1]
     name = next((name for name in TARGETS if name in batch), None)
     others = [column for key, column in batch.items() if key != name]
     columns = ", ".join(batch)
@@ -361,10 +330,8 @@ def tried(model: nn.Module, inputs: Any, who: str) -> tuple[Any, torch.dtype | N
 
 def _applied(model: nn.Module, inputs: Tensor, who: str, scaled_by: float = 1.0) -> Any:
     """The model's outputs in evaluation mode, also with all weights multiplied by a number."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.enable_grad(), drawing(0, inputs.device):
+        with on_trial(model, inputs.device):
             if scaled_by == 1.0:
                 return model(inputs)
             weights = {name: scaled_by * p.detach() for name, p in model.named_parameters()}
@@ -374,9 +341,24 @@ def _applied(model: nn.Module, inputs: Tensor, who: str, scaled_by: float = 1.0)
         raise DataError(
             f"{who} has inputs of shape {_of_one(inputs.shape[1:])} that the model refuses: {why}"
         ) from None
+
+
+@contextlib.contextmanager
+def on_trial(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Applies a model in evaluation mode with gradients and fixed draws; the model stays as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad(), drawing(0, device):
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def doubles(once: float, twice: float) -> bool:
+    """Whether a loss of a batch and of the same batch twice is a sum over the batch."""
+    return abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,23 +380,15 @@ class Converted:
 def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
     """A client's data as the model and the loss take it; tensors are converted and checked at once."""
     if isinstance(data, Loader):
-        inner = converted(data.data, kind, who)
-        return Loader(
-            inner, data.examples, data.batch_size, data.drop_last, data.ordered, data.sampler
-        )
-    if isinstance(data, Tensors | NamedTensors):
-        pair = kind.batch(data.parts, who)
-        return Tensors(pair)
+        return replace(data, data=converted(data.data, kind, who))
+    if isinstance(data, Tensors):
+        return Tensors(kind.batch(data.take(slice(None)), who))
     return Converted(data, kind, who)
 
 
 def _of_one(shape: Any) -> str:
     """A shape in words."""
     return f"{tuple(shape)} per example" if len(shape) else "one per example"
-
-
-def _odd(targets: Tensor) -> float:
-    return float(targets[targets != targets.round()].flatten()[0])
 
 
 def _name(loss: Any) -> str:

@@ -28,7 +28,6 @@ MIN_NUMEL = 512  # smaller tensors are sent in full: their few numbers are not w
 SAMPLE = 4096  # numbers of a frozen tensor that are looked at to tell it from another
 
 How = Literal["fused", "projected", "full"]
-Names = Mapping[str, Sequence[str]]  # tensor → all names that it goes by; a tied weight has several
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,10 @@ def projection_rules(
     Raises:
         SpecError: A pattern matches nothing, or nothing is left to train.
     """
-    names = _names(model)
-    if not names:
+    all_names: dict[int, list[str]] = {}  # of a tensor; a tied weight has several
+    for name, p in model.named_parameters(remove_duplicate=False):
+        all_names.setdefault(id(p), []).append(name)
+    if not all_names:
         raise SpecError(
             "the model has no parameters, so there is nothing to train; give one with layers"
         )
@@ -75,6 +76,7 @@ def projection_rules(
         raise SpecError(
             f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run"
         )
+    names = {name: all_names[id(p)] for name, p in model.named_parameters()}
     _must_match(frozen_modules, names, "frozen_modules", "tensor")
     for name, parameter in model.named_parameters():
         if _matches(names[name], frozen_modules):
@@ -88,71 +90,48 @@ def projection_rules(
     uses = Counter(
         id(p) for module in model.modules() for p in module._parameters.values() if p is not None
     )
-    layers, head = _layers(model)
+    layers: dict[int, list[str]] = {}  # weight → the plain layers that have it
+    head = None  # the weight of the last layer
+    for name, module in model.named_modules():
+        if type(module) in LAYERS or is_transposed(module):
+            layers.setdefault(id(module.weight), []).append(name)
+            head = head if isinstance(module, nn.Embedding) else id(module.weight)
     rules = []
     for name, p in trained.items():
-        own = layers.get(id(p), [])
+        own, count = layers.get(id(p), []), uses[id(p)]
         sides = {0 if is_transposed(model.get_submodule(layer)) else 1 for layer in own}
-        plain = len(sides) == 1 and len(own) == uses[id(p)]
+        plain = len(sides) == 1 and len(own) == count
         axis = sides.pop() if plain else 1
-        tied = f"tied: used in {uses[id(p)]} places" if uses[id(p)] > 1 else ""
-        asked, full = _matches(names[name], project_modules), _matches(names[name], full_modules)
-        why = (
-            "named in `full_modules`"
-            if full
-            else _why_full(p, axis, asked, id(p) == head and not tied, min_numel)
-        )
-        how: How = "full" if why else "fused" if plain else "projected"
-        why = why or tied or ("" if plain else "not a plain Linear, Conv1d, Conv2d or Embedding")
+        how: How = "full"
+        if _matches(names[name], full_modules):
+            why = "named in `full_modules`"
+        elif p.dim() < 2 or p.shape[axis] < 2:
+            why = "no input side to project"
+        elif id(p) == head and count == 1 and not _matches(names[name], project_modules):
+            why = "output head"
+        elif p.numel() < min_numel and not _matches(names[name], project_modules):
+            why = f"fewer than {min_numel} numbers"
+        else:
+            how = "fused" if plain else "projected"
+            why = "" if plain else "not a plain Linear, Conv1d, Conv2d or Embedding"
+            why = f"tied: used in {count} places" if count > 1 else why
         first, *others = own if how == "fused" else [""]
         rules.append(ProjectionRule(name, tuple(p.shape), how, why, first, tuple(others), axis))
     return rules
 
 
-def _layers(model: nn.Module) -> tuple[dict[int, list[str]], int | None]:
-    """(weight → the plain layers that have it, the weight of the last layer: the output head)."""
-    layers: dict[int, list[str]] = {}
-    head = None
-    for name, module in model.named_modules():
-        if type(module) in LAYERS or is_transposed(module):
-            layers.setdefault(id(module.weight), []).append(name)
-            head = head if isinstance(module, nn.Embedding) else id(module.weight)
-    return layers, head
-
-
-def _why_full(p: nn.Parameter, axis: int, asked: bool, head: bool, min_numel: int) -> str:
-    """Why a tensor is sent in full that no pattern asks to be; empty: it is projected."""
-    if p.dim() < 2 or p.shape[axis] < 2:
-        return "no input side to project"
-    if asked:
-        return ""
-    if head:
-        return "output head"
-    return f"fewer than {min_numel} numbers" if p.numel() < min_numel else ""
-
-
-def _names(model: nn.Module) -> Names:
-    all_names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        all_names.setdefault(id(p), []).append(name)
-    return {name: all_names[id(p)] for name, p in model.named_parameters()}
-
-
 def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
     """Whether a pattern matches one of the names, a module that contains it, or the end of such a name."""
-    parts = (
-        [itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}") for name in names]
-        if patterns
-        else []
-    )
-    return any(
-        fnmatch.fnmatchcase(f".{path}", f"*.{pattern}")
-        for path in itertools.chain.from_iterable(parts)
-        for pattern in patterns
-    )
+    for name in names if patterns else ():
+        for path in itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}"):
+            if any(fnmatch.fnmatchcase(f".{path}", f"*.{pattern}") for pattern in patterns):
+                return True
+    return False
 
 
-def _must_match(patterns: Sequence[str], names: Names, argument: str, what: str) -> None:
+def _must_match(
+    patterns: Sequence[str], names: Mapping[str, Sequence[str]], argument: str, what: str
+) -> None:
     for pattern in patterns:
         if not any(_matches(own, [pattern]) for own in names.values()):
             shown = ", ".join(list(names)[:6])

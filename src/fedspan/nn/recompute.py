@@ -11,91 +11,43 @@ kept, one more draw of each mask, and one more forward pass of attention.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from fedspan.core.errors import FedspanError
 from fedspan.core.seeds import torch_generator
 
-Tensor = torch.Tensor
-MADE = "fedspan_made"  # an attribute of a storage: how its contents were computed
+MADE = "fedspan_made"  # an attribute of a storage: its version, and how it is computed again
 ON = ("cpu", "meta")  # devices whose random numbers come from torch's default generator
 _attend = F.scaled_dot_product_attention
 
 
-class Made(Protocol):
-    """How a tensor was computed."""
-
-    @property
-    def version(self) -> int:
-        """The tensor's version at that time."""
-
-    def again(self) -> Tensor:
-        """Computes the same numbers again."""
-
-
-@dataclass(frozen=True, eq=False)
-class Product:
-    """y = x Wᵀ + b, and the versions of x and y at that time."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    x_version: int
-    version: int
-
-    def again(self) -> Tensor:
-        """The product."""
-        if self.x._version != self.x_version:
-            raise FedspanError(
-                "a layer's input was changed in place after the layer; train without `recompute`"
-            )
-        return F.linear(self.x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """What dropout multiplies by, how it lies in memory, and the state of the generator before it was drawn."""
-
-    state: Tensor
-    place: dict[str, Any]  # size, stride, dtype and device
-    p: float
-    version: int
-
-    def again(self) -> Tensor:
-        """The mask."""
-        with _generator_at(self.state):
-            return _drawn(torch.empty_strided(**self.place), self.p)
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """A part of a tensor that can be computed again, by its place in memory."""
-
-    made: Made
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-
 def remember(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y, with a note of how it was computed if it is not narrower than x."""
+    """Returns y = x Wᵀ + b, with a note of how it was computed if it is not narrower than x."""
     if y.shape[-1] >= x.shape[-1]:
-        made = Product(
-            x.detach(),
-            weight.detach(),
-            None if bias is None else bias.detach(),
-            x._version,
-            y._version,
-        )
-        setattr(y.untyped_storage(), MADE, made)
+        given = (x.detach(), weight.detach(), None if bias is None else bias.detach())
+        version = x._version
+
+        def product() -> Tensor:
+            if given[0]._version != version:
+                raise FedspanError(
+                    "a layer's input was changed in place after the layer; train without `recompute`"
+                )
+            return F.linear(*given)
+
+        _note(y, product)
     return y
+
+
+def _note(made: Tensor, again: Callable[[], Tensor]) -> None:
+    """Notes how a tensor that has just been made can be computed again."""
+    setattr(made.untyped_storage(), MADE, (made._version, again))
 
 
 @contextlib.contextmanager
@@ -105,18 +57,20 @@ def recomputing() -> Iterator[None]:
         yield
 
 
-def _give(kept: Tensor) -> Tensor | View:
-    made: Made | None = getattr(kept.untyped_storage(), MADE, None)
-    if made is None or kept._version != made.version:  # changed in place since
+def _give(kept: Tensor) -> Any:
+    """What is kept of a tensor: how it is computed again and its place in that, or the tensor itself."""
+    version, again = getattr(kept.untyped_storage(), MADE, (None, None))
+    if again is None or kept._version != version:  # changed in place since
         return kept
-    return View(made, kept.shape, kept.stride(), int(kept.storage_offset()))
+    return again, kept.shape, kept.stride(), int(kept.storage_offset())
 
 
-def _take(held: Tensor | View) -> Tensor:
+def _take(held: Any) -> Tensor:
     if isinstance(held, Tensor):
         return held
+    again, *place = held
     with torch.no_grad():
-        return held.made.again().as_strided(held.shape, held.stride, held.offset)
+        return again().as_strided(*place)  # type: ignore[no-any-return]
 
 
 class _Redrawing(TorchFunctionMode):
@@ -141,13 +95,13 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     if not (training and x.requires_grad and 0 < p < 1) or inplace or x.device.type not in ON:
         return F.dropout(x, p, training, inplace)
     state, mask = torch.get_rng_state(), _drawn(torch.empty_like(x), p)
-    place = {
-        "size": mask.shape,
-        "stride": mask.stride(),
-        "dtype": mask.dtype,
-        "device": mask.device,
-    }
-    setattr(mask.untyped_storage(), MADE, Mask(state, place, p, mask._version))
+    shape, stride, dtype, device = mask.shape, mask.stride(), mask.dtype, mask.device
+
+    def again() -> Tensor:
+        with _generator_at(state):
+            return _drawn(torch.empty_strided(shape, stride, dtype=dtype, device=device), p)
+
+    _note(mask, again)
     return x * mask
 
 

@@ -23,7 +23,8 @@ from fedspan.core.sealed import read_table, write_table
 from fedspan.core.source import source_of
 from fedspan.core.spec import Spec, flat
 from fedspan.core.task import Task
-from fedspan.tasks.custom import Custom, Objects, _digest
+from fedspan.tasks._module import Material
+from fedspan.tasks.custom import Custom, _digest
 
 FILE = "fingerprint.json"
 SAMPLED = (
@@ -63,7 +64,7 @@ def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
     return [what for what, value in found.items() if before.get(what, value) != value]
 
 
-def _of_objects(given: Objects) -> dict[str, str]:
+def _of_objects(given: Material) -> dict[str, str]:
     """Of a model and data in Python."""
     found = vars(given).get("fingerprint")
     if found is None:
@@ -105,7 +106,7 @@ def _of_module(task: Task) -> dict[str, str]:
     read = task.material(0, torch.float32)
     found = {"test data": _digest(read.test()), "validation data": _digest(read.validation())}
     with contextlib.suppress(DataError, OSError):  # data that is on other machines
-        found["clients' data"] = _digest(list(read.examples(range(task.clients))))
+        found["clients' data"] = _digest(list(read.clients))
     return found
 
 

@@ -1,45 +1,65 @@
-"""What tasks share whose examples are divided among clients by a partition: by name, or your own."""
+"""Tasks whose examples are divided among clients by a partition: data sets by name, or your own files."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor
 
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import SpecError, at_least
 from fedspan.core.partition import Partition
 from fedspan.core.task import Holdings
-from fedspan.data.datasets import Split
+from fedspan.data.datasets import Split, Splits, first_examples
 from fedspan.data.partitions.natural import Natural
-from fedspan.data.user_tables import Division, OwnData
+from fedspan.data.user_tables import Division, Kind, OwnData
+from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import narrowed
 from fedspan.nn.models import Norm, build
 from fedspan.tasks._imports import model_from
 from fedspan.tasks._module import Material, ModuleTask
 
-Tensor = torch.Tensor
-
 
 @dataclass(frozen=True, kw_only=True)
 class DividedTask(ModuleTask):
-    """Clients with rows of a data set, evaluated on one test set."""
+    """Clients with examples of a data set, evaluated on one test set."""
 
     data: Any
+    model: str
     partition: Partition = field(default_factory=Natural)  # who has which examples
     data_seed: int | None = None  # of the partition and the test share; None: the run's seed
-    module_dir: str | None = (
-        None  # where your own model is looked for; by default the directory of the spec file
-    )
+    kind: ClassVar[Kind]  # of the targets, or texts
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        for name in ("classes", "per_class", "test_per_class"):
+            if getattr(self, name, None) is not None:
+                at_least(name, getattr(self, name), 1)
+                if isinstance(self.data, OwnData):
+                    raise SpecError(f"`{name}` is for data sets by name; leave it out")
+
+    def splits(self) -> Splits:
+        """The training and the test examples of a data set by name."""
+        raise NotImplementedError
+
     def division(self, seed: int) -> Division:
-        """The examples, and who has which."""
+        """The examples that are used, and who has which."""
+        seed = seed if self.data_seed is None else self.data_seed
+        if isinstance(self.data, OwnData):
+            return self.data.divide(self.kind, self.partition, seed)
+        settings: Any = self
+        amounts = (settings.per_class, settings.test_per_class)
+        train, test = (
+            _first(split, settings.classes, amount)
+            for split, amount in zip(self.splits(), amounts, strict=True)
+        )
+        parts = self.partition.split(train.y, seed, train.owner)
+        names = [str(number) for number in range(len(parts))]
+        classes = [str(number) for number in range(int(train.y.max()) + 1)]
+        return Division(train, test, parts, names, classes)
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples of each class every client has."""
@@ -47,81 +67,81 @@ class DividedTask(ModuleTask):
 
     def fingerprint(self) -> dict[str, Any]:
         """A hash of the files in place of their paths."""
-        return {"module_dir": None} | (
-            {} if not isinstance(self.data, OwnData) else {"data": self.data.decisions()}
-        )
-
-    def draw_seed(self, seed: int) -> int:
-        """The seed of the partition."""
-        return seed if self.data_seed is None else self.data_seed
-
-    def assemble(
-        self,
-        found: Division,
-        x: tuple[Tensor, Tensor | None],
-        dtype: torch.dtype,
-        seed: int,
-        **of_model: Any,
-    ) -> Material:
-        """The model, the clients' examples and the test set."""
-        every = [torch.from_numpy(one.y) for one in (found.train, found.test) if one is not None]
-        y, *held = [
-            narrowed(one, dtype, "`task.data.target`") if one.is_floating_point() else one
-            for one in every
-        ]
-        test = (x[1], held[0]) if held else None
-        outputs = len(found.classes) or y.shape[1]
-        model = self._model(tuple(x[0].shape[1:]), outputs, seed, **of_model).to(dtype)
-        return Material(
-            model,
-            len(found.parts),
-            lambda ids: ((x[0][found.parts[i]], y[found.parts[i]]) for i in ids),
-            lambda: test,
-            None if found.classes else F.mse_loss,
-            sizes=lambda: [len(part) for part in found.parts],
-        )
-
-    def _model(
-        self, shape: tuple[int, ...], outputs: int, seed: int, norm: Norm = "group"
-    ) -> nn.Module:
-        name: str = self.model  # type: ignore[attr-defined]
-        if ":" in name:
-            return model_from(name, self.module_dir, seed)
-        return build(name, shape, outputs, norm, seed)
+        own = {"data": self.data.decisions()} if isinstance(self.data, OwnData) else {}
+        return {"module_dir": None} | own
 
 
-def scaled(
-    train: Split, test: Split | None, dtype: torch.dtype, standardize: bool = True, shrink: int = 1
-) -> tuple[Tensor, Tensor | None]:
-    """Inputs as tensors, each column or channel with mean 0 and deviation 1 over the training examples."""
-    both = [train.x] if test is None else [train.x, test.x]
-    made = (
-        _images(both, shrink, dtype)
-        if train.x.dtype == np.uint8 and train.x.ndim > 2
-        else _numbers(both, dtype)
+@functools.lru_cache(maxsize=4)
+def _first(split: Split, classes: int | None, per_class: int | None) -> Split:
+    """The first examples of the first classes, in the order of the file."""
+    if classes is None and per_class is None:
+        return split
+    places = first_examples(split.y, classes, per_class)
+    owner = None if split.owner is None else split.owner[places]
+    return Split(split.x[places], split.y[places], owner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkTask(DividedTask):
+    """A network on numbers or images."""
+
+    module_dir: str | None = (
+        None  # where your own model is looked for; by default the directory of the spec file
     )
-    if standardize:
+
+    def material(self, seed: int, dtype: torch.dtype) -> Material:
+        """The data, divided among clients, and the network."""
+        found = self.division(seed)
+        x, *x_test = self._scaled(found, dtype)
+        every = [torch.from_numpy(one.y) for one in (found.train, found.test) if one is not None]
+        if every[0].is_floating_point():
+            every = [narrowed(one, dtype, "`task.data.target`") for one in every]
+        y, *y_test = every
+        if ":" in self.model:
+            model = model_from(self.model, self.module_dir, seed)
+        else:
+            outputs = len(found.classes) or y.shape[1]
+            norm: Norm = getattr(self, "norm", "group")
+            model = build(self.model, tuple(x.shape[1:]), outputs, norm, seed)
+        parts = found.parts
+        return Material(
+            model.to(dtype),
+            Clients(
+                len(parts),
+                lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
+                lambda: [len(part) for part in parts],
+            ),
+            (x_test[0], y_test[0]) if y_test else None,
+            loss=None if found.classes else F.mse_loss,
+        )
+
+    def _scaled(self, found: Division, dtype: torch.dtype) -> list[Tensor]:
+        """Inputs as tensors, each column or channel with mean 0 and deviation 1 over the training examples."""
+        both = [one.x for one in (found.train, found.test) if one is not None]
+        if (
+            both[0].dtype == np.uint8 and both[0].ndim > 2
+        ):  # images become (n, channels, height, width), from 0 to 1
+            shrink = getattr(self, "shrink", 1)
+            if min(both[0].shape[1:3]) < shrink:
+                raise SpecError(
+                    f"`task.shrink` {shrink} is larger than the images, {both[0].shape[1]} × {both[0].shape[2]}"
+                )
+            made = [torch.from_numpy(one.copy()).to(dtype).div_(255) for one in both]
+            made = [
+                one.unsqueeze(1) if one.dim() == 3 else one.permute(0, 3, 1, 2).contiguous()
+                for one in made
+            ]
+            if shrink > 1:
+                made = [F.avg_pool2d(one, shrink) for one in made]
+        else:
+            made = [
+                narrowed(torch.from_numpy(one.astype(np.float64)), dtype, "`task.data`")
+                for one in both
+            ]
+        if isinstance(self.data, OwnData) and self.data.standardize != "pooled":
+            return made
         axes = [axis for axis in range(made[0].dim()) if axis != 1]
         mean, deviation = made[0].mean(axes, keepdim=True), made[0].std(axes, keepdim=True)
-        deviation = torch.where(
-            deviation > 0, deviation, torch.ones_like(deviation)
-        )  # a constant column
-        made = [(one - mean) / deviation for one in made]
-    return made[0], made[1] if len(made) > 1 else None
-
-
-def _numbers(both: list[npt.NDArray[Any]], dtype: torch.dtype) -> list[Tensor]:
-    return [
-        narrowed(torch.from_numpy(one.astype(np.float64)), dtype, "`task.data`") for one in both
-    ]
-
-
-def _images(both: list[npt.NDArray[Any]], shrink: int, dtype: torch.dtype) -> list[Tensor]:
-    """Images as (n, channels, height, width), from 0 to 1."""
-    if min(both[0].shape[1:3]) < shrink:
-        raise SpecError(
-            f"`task.shrink` {shrink} is larger than the images, {both[0].shape[1]} × {both[0].shape[2]}"
-        )
-    made = [torch.from_numpy(a.copy()).to(dtype).div_(255) for a in both]
-    made = [a.unsqueeze(1) if a.dim() == 3 else a.permute(0, 3, 1, 2).contiguous() for a in made]
-    return [F.avg_pool2d(a, shrink) for a in made] if shrink > 1 else made
+        # a constant column stays
+        deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+        return [(one - mean) / deviation for one in made]

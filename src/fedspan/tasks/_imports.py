@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +18,6 @@ from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.plugins import execute_file
 from fedspan.core.seeds import torch_generator
 
-T = TypeVar("T")
 EXTRAS = {
     "sklearn": "vision",
     "PIL": "vision",
@@ -28,17 +27,41 @@ EXTRAS = {
 
 
 def load_module(name: str, folder: str | None, key: str = "task.module") -> ModuleType:
-    """Imports a module by its import name or as a file; `folder` is on the path for this import only."""
+    """Imports a module by its import name or as a file; whatever it raises is an error of the spec.
+
+    `folder` is on the path for the import of a name, and only for that.
+    """
+    load: Callable[[], ModuleType] = functools.partial(importlib.import_module, name)
+    added: str | None = None
     if name.endswith(".py"):
-        return _from_file(Path(folder or ".") / name, key)
-    if folder is None:
-        return _import(name, key)
-    _forget_others(name, Path(folder))
-    sys.path.insert(0, folder)
+        file, own = Path(folder or ".") / name, f"fedspan_custom_{Path(name).stem}"
+        if not file.is_file():
+            raise SpecError(f"`{key}` {str(file)!r} does not exist")
+        if getattr(sys.modules.get(own), "__file__", None) == str(file):
+            return sys.modules[own]
+        name, load = file.name, functools.partial(execute_file, own, file)
+    elif folder is not None:
+        _forget_others(name, Path(folder))
+        added = folder
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()  # the file may be new
     try:
-        return _import(name, key)
+        return load()
+    except FedspanError:
+        raise
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        remedy = f"; pip install 'fedspan[{extra}]'" if extra else ""
+        raise SpecError(f"`{key}` {name!r} cannot be imported: {error}{remedy}") from None
+    except SystemExit as error:
+        raise SpecError(
+            f"`{key}` {name!r} calls sys.exit when it is imported; remove the call"
+        ) from error
+    except Exception as error:
+        raise SpecError(f"`{key}` {name!r} cannot be imported: {one_line(error)}") from error
     finally:
-        sys.path.remove(folder)
+        if added is not None:
+            sys.path.remove(added)
 
 
 def model_from(name: str, folder: str | None, seed: int) -> nn.Module:
@@ -65,29 +88,6 @@ def checked_model(model: Any, what: str) -> nn.Module:
     return model
 
 
-def _import(name: str, key: str) -> ModuleType:
-    importlib.invalidate_caches()  # the file may be new
-    return _loaded(lambda: importlib.import_module(name), name, key)
-
-
-def _loaded(load: Callable[[], T], name: str, key: str) -> T:
-    """What `load` imports; whatever the module raises is an error of the spec."""
-    try:
-        return load()
-    except FedspanError:
-        raise
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        remedy = f"; pip install 'fedspan[{extra}]'" if extra else ""
-        raise SpecError(f"`{key}` {name!r} cannot be imported: {error}{remedy}") from None
-    except SystemExit as error:
-        raise SpecError(
-            f"`{key}` {name!r} calls sys.exit when it is imported; remove the call"
-        ) from error
-    except Exception as error:
-        raise SpecError(f"`{key}` {name!r} cannot be imported: {one_line(error)}") from error
-
-
 def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """What a user's function returns; `what` names it where it does not take these arguments, or exits."""
     try:
@@ -109,10 +109,9 @@ def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
         own = [frame for frame in frames if frame.filename == file]
         frame = (own or frames)[-1]  # of the user's file, not of a library that it calls
         place = f"line {frame.lineno} of {Path(frame.filename).name}"
-        missing = bool(arguments) and isinstance(error, FileNotFoundError)
-        hint = (
-            "; set `clients` in the spec to the number of clients that have data" if missing else ""
-        )
+        hint = ""
+        if arguments and isinstance(error, FileNotFoundError):
+            hint = "; set `clients` in the spec to the number of clients that have data"
         raise SpecError(f"{what}() fails in {place}: {one_line(error)}{hint}") from error
 
 
@@ -128,12 +127,3 @@ def _forget_others(name: str, folder: Path) -> None:
         place = getattr(module, "__file__", None)
         if other.partition(".")[0] == top or (place and Path(place).parent == old):
             del sys.modules[other]
-
-
-def _from_file(path: Path, key: str) -> ModuleType:
-    if not path.is_file():
-        raise SpecError(f"`{key}` {str(path)!r} does not exist")
-    name = f"fedspan_custom_{path.stem}"
-    if name not in sys.modules or getattr(sys.modules[name], "__file__", None) != str(path):
-        _loaded(functools.partial(execute_file, name, path), path.name, key)
-    return sys.modules[name]

@@ -1,66 +1,122 @@
-"""What tasks that train a torch module share: who holds which examples, and how a problem is made of them.
+"""Tasks that train a torch module: the model and the data of its clients, and how a problem is made of them.
 
-A task names its material: the model, and functions that read the clients' examples and the test set. In one process
-all of it is read, or, with very many clients, each client's when it first takes part. A client's own machine reads that
-client's examples alone, and a server the test set.
+A `Material` carries both, from a user's objects, a user's module or a data set to the problem. In one process all data
+is read, or, with very many clients, each client's when it first takes part. A client's own machine reads that client's
+examples alone, and a server the test set.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.task import Holdings, Task
-from fedspan.nn.client_data import (
-    KEPT,
-    ClientData,
-    LocalClients,
-    Loss,
-    ReadLater,
-    client_name,
-    split_parts,
+from fedspan.huggingface.models import (
+    Pretrained,
+    about,
+    is_pretrained,
+    own_loss,
+    prepare,
+    score_of,
+    usual_metrics,
 )
-from fedspan.nn.evaluate import Evaluator
-from fedspan.nn.problem import ClientTests, Evaluate, TorchProblem
-from fedspan.nn.problem_kind import OutputLoss
+from fedspan.huggingface.text_data import as_texts, by_length
+from fedspan.metrics._collected import Labels, one_number
+from fedspan.metrics._own import chosen
+from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, placed
+from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
+from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
+from fedspan.nn.problem import Evaluate, TorchProblem
+from fedspan.nn.problem_kind import (
+    USUAL,
+    OutputLoss,
+    ProblemKind,
+    converted,
+    doubles,
+    on_trial,
+    problem_kind,
+    tried,
+)
 from fedspan.nn.projection_rules import projection_rules
-from fedspan.tasks._model_adapter import ModelAdapter, model_adapter
+from fedspan.tasks._imports import checked_model
 
 READ_AT_START = (
     10_000  # clients; the data of more is read and checked when a client first takes part
 )
+KEPT = 256  # clients of a large population whose data stays in memory
+PROBED = 2  # examples that the model is tried on
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What a problem is made of; examples are read when they are asked for."""
+    """A model and the data of its clients."""
 
     model: nn.Module
-    clients: int
-    examples: Callable[[Sequence[int]], Iterable[Any]]  # of these clients, in their order
-    test: Callable[[], Any]  # None: there is no test set
+    clients: Sequence[Any]  # each one's data; `Clients` reads it when it is asked for
+    test: Any = None  # data, or a function that reads it; None: there is none
+    validation: Any = None  # the same
     loss: OutputLoss | None = None
     objective: Loss | None = None  # in place of a loss of outputs and targets
-    validation: Callable[[], Any] = lambda: None
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
-    sizes: Callable[[], Sequence[int] | None] = lambda: (
-        None
-    )  # numbers of examples, where they are known unread
+
+    @staticmethod
+    def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Material:
+        """Checks what a user gives; clients of a list are numbered."""
+        checked_model(model, "`model` must be")
+        named = isinstance(clients, Mapping)
+        if not named and table_columns(clients) is not None:
+            raise DataError(
+                "`clients` is one table; give a list with a table per client, such as "
+                "[part for _, part in table.groupby('client')]"
+            )
+        single = (Tensor, np.ndarray, str, bytes, set, DataLoader, Dataset)
+        if isinstance(clients, single) or not hasattr(clients, "__len__"):
+            raise DataError(
+                f"`clients` must be a list or a dictionary of clients' data, got {type(clients).__name__}"
+            )
+        if named and "train" in clients and set(clients) <= {"train", "test", "validation"}:
+            raise DataError(
+                "`clients` has the parts of one data set; divide train among clients, and give `test`"
+            )
+        if not len(clients):
+            raise DataError("`clients` is empty; give the data of at least one client")
+        names = tuple(map(str, clients)) if named else None
+        data: Any = clients.values() if isinstance(clients, Mapping) else clients
+        later = len(data) > READ_AT_START and hasattr(data, "__getitem__")
+        if isinstance(data, list | tuple) or not later:
+            data = list(data)  # else each client's data is fetched when it takes part
+        return Material(model, data, names=names, **others)
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
         return client_name(client, self.names)
+
+    @property
+    def at_hand(self) -> Sequence[Any]:
+        """The data that can be looked at before the run: all of it, or the first client's of a large population."""
+        return self.clients if isinstance(self.clients, list) else [self.clients[0]]
+
+    def sizes(self) -> Sequence[int] | None:
+        """Examples of each client where all are pairs of tensors in a list, or a sequence's own `sizes`."""
+        if not isinstance(self.clients, list):
+            return getattr(self.clients, "sizes", None)
+        for one in self.clients:
+            if type(one) is not tuple or any(type(part) is not Tensor for part in one):
+                return None
+        return [len(one[0]) for one in self.clients]
 
 
 class ModuleTask(Task):
@@ -71,141 +127,120 @@ class ModuleTask(Task):
 
     @abstractmethod
     def material(self, seed: int, dtype: torch.dtype) -> Material:
-        """The model, and how to read the examples."""
+        """The model, and the data of its clients."""
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """All clients' examples and the test set in one process."""
-        (seed,) = seeds
-        made = self.material(seed, settings.torch_dtype)
-        return self._problem(made, range(made.clients), seed, settings)
+        made = self.material(seeds[0], settings.torch_dtype)
+        return self._problem(made, range(len(made.clients)), seeds, settings)
 
     def client_problem(
         self, client: int, seeds: tuple[int, ...], settings: Settings
     ) -> TorchProblem:
         """One client's examples and no test set."""
-        (seed,) = seeds
-        made = self.material(seed, settings.torch_dtype)
-        if not 0 <= client < made.clients:
+        made = self.material(seeds[0], settings.torch_dtype)
+        count = len(made.clients)
+        if not 0 <= client < count:
             raise SpecError(
-                f"client {client} is not one of the {made.clients} that the task has, 0 to {made.clients - 1}"
+                f"client {client} is not one of the {count} that the task has, 0 to {count - 1}"
             )
-        return self._problem(made, [client], seed, settings, on_client=True)
+        return self._problem(made, [client], seeds, settings, on_client=True)
 
     def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """The test set; clients' examples only where clients are weighted by their number."""
-        (seed,) = seeds
         if settings.participation.weights == "examples":
             return self.build(seeds, settings)
-        return self._problem(self.material(seed, settings.torch_dtype), [], seed, settings)
+        made = self.material(seeds[0], settings.torch_dtype)
+        return self._problem(made, [], seeds, settings)
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples every client has; of each class where targets are whole numbers."""
         made = self.material(seed, torch.float32)
-        given = list(made.examples(range(made.clients)))
-        names = made.names or [str(number) for number in range(made.clients)]
-        targets = [_classes_of(data) for data in given]
-        if any(one is None for one in targets):
-            adapter = model_adapter(made.model, Settings(), made.loss, made.objective)
-            sizes = [
-                len(adapter.client_data(data, made.who(number)))
-                for number, data in enumerate(given)
-            ]
-            return Holdings(np.array(sizes)[:, None], names)
-        number = 1 + max(int(one.max()) for one in targets if one is not None)
-        counts = np.stack(
-            [np.bincount(one, minlength=number) for one in targets if one is not None]
-        )
-        return Holdings(counts, names, [str(one) for one in range(number)])
+        given = list(made.clients)
+        names = made.names or [str(number) for number in range(len(given))]
+        targets = [one for one in map(_classes_of, given) if one is not None]
+        if len(targets) == len(given):
+            number = 1 + max(int(one.max()) for one in targets)
+            counts = np.stack([np.bincount(one, minlength=number) for one in targets])
+            return Holdings(counts, names, [str(one) for one in range(number)])
+        adapter = ModelAdapter(made.model, Settings(), made.loss, made.objective)
+        read = [adapter.client_data(data, made.who(number)) for number, data in enumerate(given)]
+        return Holdings(np.array([[len(one)] for one in read]), names)
 
     def _problem(
         self,
         made: Material,
         ids: Sequence[int],
-        seed: int,
+        seeds: tuple[int, ...],
         settings: Settings,
         on_client: bool = False,
     ) -> TorchProblem:
-        chosen = settings.projection
+        """The problem with the data of these clients."""
+        (seed,), chosen, count = seeds, settings.projection, len(made.clients)
         frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
         rules = projection_rules(
             made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel
         )
-        adapter = model_adapter(made.model, settings, made.loss, made.objective)
-        clients, tests = _population(made, ids, adapter)
-        test, validation = (None, None) if on_client else (made.test(), made.validation())
-        tests_on = adapter.evaluator(test)
-        problem = TorchProblem(
+        adapter = ModelAdapter(made.model, settings, made.loss, made.objective)
+
+        def read(i: int, data: Any) -> tuple[ClientData, str, ClientData]:
+            train, part, held_out = split_parts(data, made.who(i))
+            own = test = adapter.client_data(train, made.who(i))
+            if held_out is not None:
+                test = adapter.client_data(held_out, f"{made.who(i)}, {part}")
+            return own, part, test
+
+        clients: Sequence[Any]
+        each: Callable[[int], tuple[ClientData, str, ClientData]]
+        if len(ids) > READ_AT_START:
+            each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, made.clients[i]))
+            each(0)  # the first client decides the kind of problem
+            sizes = made.sizes()
+            clients = Clients(count, lambda some: [each(i)[0] for i in some], lambda: sizes)
+        else:
+            given = made.clients.read if isinstance(made.clients, Clients) else None
+            data = [made.clients[i] for i in ids] if given is None or not ids else given(ids)
+            found = {i: read(i, one) for i, one in zip(ids, data, strict=True)}
+            each = found.__getitem__
+            clients = [one for one, _, _ in found.values()]
+            if len(clients) < count:
+                clients = Clients(count, lambda some: [found[i][0] for i in some], here=ids)
+
+        def client_tests(i: int) -> tuple[str, Evaluator]:
+            _, part, test = each(i)
+            return part, adapter.on(test)
+
+        tests = validates = None
+        if not on_client:
+            tests = adapter.evaluator(_read(made.test), "test set")
+            validates = adapter.evaluator(_read(made.validation), "validation set")
+        return TorchProblem(
             made.model,
             clients,
             adapter.objective,
             rules,
             settings,
             seed=seed,
-            evaluate=_scores(tests_on, adapter.evaluator(validation, "validation set")),
+            evaluate=tests if validates is None else _both(tests, validates),
             on_client=on_client,
             names=made.names,
-            client_tests=None if on_client else ClientTests(tests, adapter.on),
-        )
-        problem.test_examples = len(tests_on.data) if isinstance(tests_on, Evaluator) else None
-        return problem
-
-
-def _population(
-    made: Material, ids: Sequence[int], adapter: ModelAdapter
-) -> tuple[Sequence[ClientData], Mapping[int, tuple[str, ClientData]]]:
-    """The clients' training data, and what they are evaluated on; the data of a large population is read later."""
-
-    def read(i: int, data: Any) -> tuple[ClientData, str, ClientData]:
-        train, part, held_out = split_parts(data, made.who(i))
-        own = adapter.client_data(train, made.who(i))
-        return (
-            own,
-            part,
-            own if held_out is None else adapter.client_data(held_out, f"{made.who(i)}, {part}"),
+            client_tests=None if on_client else client_tests,
+            test_examples=None if tests is None else len(tests.data),
         )
 
-    if len(ids) <= READ_AT_START:
-        found = {
-            i: read(i, data) for i, data in zip(ids, made.examples(ids) if ids else (), strict=True)
-        }
-        own = {i: one[0] for i, one in found.items()}
-        clients = (
-            list(own.values()) if len(own) == made.clients else LocalClients(own, made.clients)
-        )
-        return clients, {i: one[1:] for i, one in found.items()}
-    each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, next(iter(made.examples([i])))))
-    each(0)  # the first client decides the kind of problem
-    return ReadLater(made.clients, lambda i: each(i)[0], made.sizes()), TestsLater(
-        made.clients, each
-    )
+
+def _read(given: Any) -> Any:
+    return given() if inspect.isfunction(given) else given
 
 
-class TestsLater(Mapping[int, tuple[str, ClientData]]):
-    """What each client of a large population is evaluated on."""
-
-    def __init__(
-        self, clients: int, read: Callable[[int], tuple[ClientData, str, ClientData]]
-    ) -> None:
-        self.clients, self.read = clients, read
-
-    def __len__(self) -> int:
-        return self.clients
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.clients))
-
-    def __getitem__(self, client: int) -> tuple[str, ClientData]:
-        return self.read(client)[1:]
-
-
-def _scores(test: Evaluate | None, validation: Evaluate | None) -> Evaluate | None:
+def _both(test: Evaluator | None, validation: Evaluator) -> Evaluate:
     """Metrics of the test set, and those of the validation set under names of their own."""
-    if validation is None:
-        return test
-    return lambda model: {
-        **(test(model) if test is not None else {}),
-        **{f"validation_{name}": value for name, value in validation(model).items()},
-    }
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found = dict(test(model)) if test is not None else {}
+        return found | {f"validation_{name}": value for name, value in validation(model).items()}
+
+    return evaluate
 
 
 def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
@@ -215,15 +250,135 @@ def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
     parts = getattr(data, "tensors", data)
     if isinstance(parts, Mapping):
         parts = (None, parts.get("labels"))
-    if (
-        not isinstance(parts, list | tuple)
-        or len(parts) != 2
-        or not isinstance(parts[1], torch.Tensor | np.ndarray)
-    ):
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        return None
+    if not isinstance(parts[1], Tensor | np.ndarray):
         return None
     targets = np.asarray(parts[1])
-    return (
-        targets.astype(np.int64)
-        if targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0
-        else None
-    )
+    classes = targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0
+    return targets.astype(np.int64) if classes else None
+
+
+class ModelAdapter:
+    """How a model's examples are read, what is minimized on them, and how the model is evaluated.
+
+    A Hugging Face model without a given loss is trained by its own, on tokenized text. Any other model is trained on
+    (inputs, targets) by `loss(outputs, targets)`, or by `objective(model, batch)` on whatever a batch is. The first
+    data that is read decides the kind of problem and the order of columns.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        loss: OutputLoss | None = None,
+        objective: Loss | None = None,
+    ) -> None:
+        self.model, self.metrics, self.device = model, settings.metrics, settings.torch_device
+        self.loss, self.by_objective = loss, objective is not None
+        self.kind: ProblemKind | None = None
+        self.columns: list[Any] = []  # of tables, in the order of the first client's
+        self.shape: torch.Size | None = None  # of the inputs of an example that the model takes
+        self.pretrained: Pretrained | None = None
+        self.objective: Loss = self._by_outputs
+        if objective is not None:
+            if not callable(objective):
+                raise SpecError(
+                    f"`objective` must be a function of (model, batch), got {shown(objective)}"
+                )
+            self.objective = objective
+        elif loss is None and is_pretrained(model):
+            self.pretrained, self.objective = about(prepare(model)), own_loss
+
+    def client_data(self, data: Any, who: str) -> ClientData:
+        """The examples that a user gives; errors name them as `who`."""
+        if self.pretrained is not None:
+            return as_texts(data, self.pretrained, who)
+        if is_frame(data) or not self.by_objective:
+            data = self._ordered(data, who)
+        read = as_client_data(data, who)
+        if self.by_objective:
+            self._try_objective(read)
+            return read
+        few = read.take(torch.arange(min(PROBED, len(read))))
+        if self.kind is None:
+            self.kind = problem_kind(self.model, few, self.loss, who)
+            asked = chosen(self.metrics).items()
+            wrong = [name for name, metric in asked if isinstance(metric, Labels)]
+            if wrong and self.kind.kind == "numbers":
+                raise SpecError(
+                    f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'"
+                )
+        inputs = self.kind.batch(few, who)[0]
+        if isinstance(inputs, Tensor) and inputs.shape[1:] != self.shape:
+            tried(self.model, inputs, who)
+            self.shape = inputs.shape[1:]
+        return converted(read, self.kind, who)
+
+    def evaluator(self, test: Any, name: str = "test set") -> Evaluator | None:
+        """The evaluation on a test set as a user gives it; None where there is none."""
+        return None if test is None else self.on(self.client_data(test, name))
+
+    def on(self, test: ClientData) -> Evaluator:
+        """The evaluation on examples that are read."""
+        metrics, device, known = self.metrics, self.device, self.pretrained
+        if known is not None:
+            usual, parts = usual_metrics(known), by_length(test, known)
+            return Evaluator(test, score_of(known), metrics, device, usual, parts)
+        if self.by_objective:
+            return Evaluator(test, by_objective(self.objective, bool(metrics)), metrics, device)
+        kind = self.kind
+        assert kind is not None
+        names = None if kind.kind == "other" else USUAL.get(kind.kind, ())
+        score = by_outputs(kind.loss, kind.for_metrics)
+        return Evaluator(test, score, metrics, device, names, logits=kind.logits)
+
+    def _by_outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert self.kind is not None
+        return self.kind.loss(model(batch[0]), batch[1])
+
+    def _try_objective(self, data: ClientData) -> None:
+        """The objective must give a number with a gradient on two examples; the model stays as it was.
+
+        On the first client it is also tried on the same examples twice: a sum over the batch doubles.
+        """
+        parameter, first = next(self.model.parameters()), self.shape is None
+        self.shape = torch.Size()
+        if parameter.is_meta:
+            return
+        index, found = torch.arange(min(PROBED, len(data))), []
+        for times in (1, 2) if first else (1,):
+            batch = placed(data.take(index.repeat(times)), parameter.device)
+            call = functools.partial(self.objective, self.model, batch)
+            with on_trial(self.model, parameter.device):
+                found.append(one_number(call, "`objective`", "(model, batch)", trains=True))
+        if first and doubles(*found):
+            warnings.warn(
+                "`objective` doubles when a batch is doubled, so that it looks like a sum; return the mean over the "
+                "batch, or steps grow with the batch and evaluations are wrong",
+                stacklevel=3,
+            )
+
+    def _ordered(self, data: Any, who: str) -> Any:
+        """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
+        if isinstance(data, list | tuple) and len(data) == 2 and is_frame(data[0]):
+            return self._ordered(data[0], who), data[1]
+        if not is_frame(data):
+            data = table_columns(data) or data
+            if not isinstance(data, Mapping):
+                return data
+        names = list(data) if isinstance(data, Mapping) else list(data.columns)
+        self.columns = self.columns or names
+        if len(set(names)) < len(names):
+            raise DataError(f"{who} has two columns of one name among {_listed(names)}; rename one")
+        if set(names) != set(self.columns):
+            raise DataError(
+                f"{who} has the columns {_listed(names)}, the first client {_listed(self.columns)}; rename them"
+            )
+        if isinstance(data, Mapping):
+            return {name: data[name] for name in self.columns}
+        return data if names == self.columns else data[self.columns]
+
+
+def _listed(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")

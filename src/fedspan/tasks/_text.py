@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from fedspan.tasks._module import ModuleTask
 class TextTask(ModuleTask):
     """What all text tasks have in common."""
 
+    data: Any
+    model: str
     precision: Literal["full", "bfloat16"] = (
         "full"  # of the weights; x and the controls keep the run's dtype
     )
@@ -37,15 +39,15 @@ class TextTask(ModuleTask):
     def requires(self) -> list[str]:
         """Data sets and models by name."""
         needs("nlp", "transformers")
-        named = (self.data, self.model)  # type: ignore[attr-defined]
-        return [name for name in named if name in sets.names()]
+        return [name for name in (self.data, self.model) if name in sets.names()]
 
-    def prepared(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    def load(
+        self, kind: checkpoints.ModelKind, seed: int, dtype: torch.dtype, **settings: Any
+    ) -> nn.Module:
         """The model in the precision, and with the checkpointing, of the task."""
-        return prepare(
-            model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype),
-            self.gradient_checkpointing,
-        )
+        model = checkpoints.load_model(self.model, kind, seed, self.dropout, **settings)
+        model = model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype)
+        return prepare(model, self.gradient_checkpointing)
 
 
 @functools.lru_cache(maxsize=4)
@@ -53,9 +55,8 @@ def sentences(
     texts: Split, place: Path | None, longest: int, which: tuple[int, ...]
 ) -> dict[int, list[int]]:
     """Row of a data set → its text as ids with marks of beginning and end, cut to `longest`."""
-    return dict(
-        zip(which, checkpoints.sentences(place, [texts.x[i] for i in which], longest), strict=True)
-    )
+    found = checkpoints.sentences(place, texts.x[list(which)].tolist(), longest)
+    return dict(zip(which, found, strict=True))
 
 
 @functools.lru_cache(maxsize=4)
@@ -63,5 +64,5 @@ def running(
     texts: Split, place: Path | None, which: tuple[int, ...]
 ) -> tuple[list[int], dict[int, list[int]]]:
     """The mark of a beginning, and row of a data set → its text as ids, uncut and without marks."""
-    begin, found = checkpoints.running(place, [texts.x[i] for i in which])
+    begin, found = checkpoints.running(place, texts.x[list(which)].tolist())
     return begin, dict(zip(which, found, strict=True))

@@ -5,7 +5,6 @@ A role's text is cut into blocks of tokens. Its last part is not trained on; tho
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,8 @@ import torch
 from fedspan.core.errors import DataError, SpecError, at_least, one_of, positive_share
 from fedspan.core.registry import register
 from fedspan.data.datasets import texts
-from fedspan.huggingface.checkpoints import load_model, place_of
+from fedspan.huggingface.checkpoints import place_of
+from fedspan.nn.batches import Clients
 from fedspan.tasks._module import Material
 from fedspan.tasks._text import TextTask, running
 
@@ -54,28 +54,33 @@ class LanguageModel(TextTask):
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The roles, whose texts are cut into blocks, and the model."""
         roles = self._roles()
-        model = self.prepared(load_model(self.model, "CausalLM", seed, self.dropout), dtype)
 
-        def halves(ids: Sequence[int]) -> list[tuple[list[Block], list[Block]]]:
-            begin, found = running(
-                texts(self.data, "roles"), place_of(self.model), tuple(roles[i] for i in ids)
-            )
-            return [self._blocks(begin, found[roles[i]]) for i in ids]
+        def halves(ids: Sequence[int]) -> list[list[list[Block]]]:
+            # blocks to train on and blocks to evaluate on, each after the mark of a beginning
+            which = tuple(roles[i] for i in ids)
+            begin, found = running(texts(self.data, "roles"), place_of(self.model), which)
+            each, halved = self.block - len(begin), []
+            for role in which:
+                end = max(2, round(len(found[role]) * self.test_share))
+                parts = found[role][:-end], found[role][-end:]
+                cut = [
+                    [begin + part[i : i + each] for i in range(0, len(part), each)]
+                    for part in parts
+                ]
+                halved.append([[block for block in one if len(block) > 1] for one in cut])
+            return halved
 
         def test() -> dict[str, Any]:
-            scored = list(
-                itertools.chain.from_iterable(end for _, end in halves(range(len(roles))))
-            )
+            scored = [block for _, end in halves(range(len(roles))) for block in end]
             if self.test_blocks is not None and self.test_blocks < len(scored):
-                scored = [
-                    scored[i]
-                    for i in np.linspace(0, len(scored) - 1, self.test_blocks).round().astype(int)
-                ]
-            return _examples(scored)
+                places = np.linspace(0, len(scored) - 1, self.test_blocks).round().astype(int)
+                scored = [scored[i] for i in places]
+            return {"input_ids": scored, "labels": scored}
 
-        return Material(
-            model, len(roles), lambda ids: [_examples(own) for own, _ in halves(ids)], test
-        )
+        def read(ids: Sequence[int]) -> list[dict[str, Any]]:
+            return [{"input_ids": own, "labels": own} for own, _ in halves(ids)]
+
+        return Material(self.load("CausalLM", seed, dtype), Clients(len(roles), read), test)
 
     def _roles(self) -> list[int]:
         """The clients' numbers in the file."""
@@ -87,17 +92,3 @@ class LanguageModel(TextTask):
             )
         most = enough[np.argsort(-sizes[enough], kind="stable")][: self.clients]
         return np.sort(most).tolist()  # type: ignore[no-any-return]
-
-    def _blocks(self, begin: list[int], ids: list[int]) -> tuple[list[Block], list[Block]]:
-        """Blocks to train on and blocks to evaluate on, each after the mark of a beginning."""
-        end = max(2, round(len(ids) * self.test_share))
-        parts = ids[:-end], ids[-end:]
-        each = self.block - len(begin)
-        train, test = (
-            [begin + part[i : i + each] for i in range(0, len(part), each)] for part in parts
-        )
-        return [b for b in train if len(b) > 1], [b for b in test if len(b) > 1]
-
-
-def _examples(blocks: list[Block]) -> dict[str, Any]:
-    return {"input_ids": blocks, "labels": blocks}

@@ -14,7 +14,7 @@ from fedspan.core.registry import register
 from fedspan.core.task import Task
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
-from fedspan.nn.client_data import NamedTensors
+from fedspan.nn.batches import Tensors
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 
@@ -56,7 +56,8 @@ class Outline(Task):
         if settings.batch_size == "full":
             raise SpecError("`batch_size` is 'full', but an outline has no texts; give a number")
         with torch.device("meta"):
-            batch = NamedTensors(batch_of(model, settings.examples_per_batch, self.length))
+            rows = batch_of(model, settings.examples_per_batch, self.length)
+            batch = Tensors(tuple(rows.values()), tuple(rows))
         own = Settings(
             batch_size=settings.batch_size,
             device="meta",

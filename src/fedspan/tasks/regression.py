@@ -10,21 +10,36 @@ P ∇f_i(x + Pᵀz) = (A Pᵀ)ᵀ (A Pᵀ z + A x − B) / n + λ (P x + z).
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, one_line, positive
+from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.linear_map import LinearMap
+from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
 from fedspan.core.registry import register
+from fedspan.core.round import Round, Schedule
 from fedspan.core.space import check_memory
 from fedspan.core.task import Holdings, Task
 from fedspan.data.columns import UNREADABLE, digest, read_npz
-from fedspan.tasks._least_squares import Floats, RegressionProblem
+
+DIVERGED = 1e6  # a relative error above this will not recover
+Floats = npt.NDArray[np.float64]
+Data = tuple[Floats, Floats, npt.NDArray[np.int64]]  # A (N, n, d), B (N, n, m), n_i
+Batch = tuple[
+    Tensor, Tensor, Tensor
+]  # rows of A or of A Pᵀ, their transpose, columns of −B or A x − B
 
 
 @register
@@ -54,32 +69,25 @@ class Regression(Task):
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> RegressionProblem:
         """Loads or makes A and B, one set per run, and solves for X*."""
-        for name, default in (
-            ("metrics", ()),
-            ("training", Training()),
-            ("projection", Projection()),
-        ):
+        refused = {"metrics": (), "training": Training(), "projection": Projection()}
+        for name, default in refused.items():
             if getattr(settings, name) != default:
                 raise SpecError(
                     f"`{name}` is for tasks with a torch model, and the task is 'regression'; leave it out"
                 )
         if self.data is not None:
-            one = _load(Path(self.data))
-            data = [one] * len(seeds)
-        else:
-            self._check_memory(len(seeds))
+            data = [_load(Path(self.data))] * len(seeds)
+        else:  # [A B] in two precisions, the clients' own X_true, and H
+            d, m = self.dim, self.outputs
+            numbers = 2 * self.clients * self.samples * (d + m) + self.clients * d * m + 2 * d * d
+            check_memory(
+                8 * len(seeds) * numbers,
+                "make `clients`, `samples`, `dim` or `outputs` of the task smaller",
+            )
             data = [
                 self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds
             ]
         return RegressionProblem(data, seeds, self.reg, settings)
-
-    def _check_memory(self, runs: int) -> None:
-        """Refuses sizes that do not fit: [A B] in two precisions, the clients' own X_true, and H."""
-        rows, d, m = self.clients * self.samples, self.dim, self.outputs
-        numbers = 2 * rows * (d + m) + self.clients * d * m + 2 * d * d
-        check_memory(
-            8 * runs * numbers, "make `clients`, `samples`, `dim` or `outputs` of the task smaller"
-        )
 
     def fingerprint(self) -> dict[str, str]:
         """A hash of the file in place of its path."""
@@ -93,7 +101,7 @@ class Regression(Task):
         )
         return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
-    def _make(self, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    def _make(self, seed: int) -> Data:
         n_clients, n, d, m = self.clients, self.samples, self.dim, self.outputs
 
         def normal(purpose: str, *shape: int) -> Floats:
@@ -107,7 +115,7 @@ class Regression(Task):
         return a, b, np.full(n_clients, n)
 
 
-def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+def _load(path: Path) -> Data:
     """A, B and the rows of each client from an .npz; rows past a client's n are zeroed."""
     if not path.is_file():
         raise DataError(
@@ -129,12 +137,8 @@ def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
             f"A {a.shape} and B {b.shape} in {str(path)!r} must be (N, n, d) and (N, n, m)"
         )
     counts = found.get("n", np.full(a.shape[0], a.shape[1]))
-    if (
-        counts.shape != (a.shape[0],)
-        or counts.dtype.kind not in "iu"
-        or counts.min() < 1
-        or counts.max() > a.shape[1]
-    ):
+    whole = counts.shape == (a.shape[0],) and counts.dtype.kind in "iu"
+    if not whole or counts.min() < 1 or counts.max() > a.shape[1]:
         raise DataError(
             f"n in {str(path)!r} must be {a.shape[0]} whole numbers from 1 to {a.shape[1]}"
         )
@@ -147,3 +151,231 @@ def _load(path: Path) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
             f"A or B in {str(path)!r} has values that are not finite; remove or fill them"
         )
     return a, b, counts.astype(np.int64)
+
+
+class RegressionProblem(Problem):
+    """The data of all clients in all runs, and the optimum."""
+
+    def __init__(
+        self, data: list[Data], of_runs: tuple[int, ...], reg: float, settings: Settings
+    ) -> None:
+        batch, dtype = settings.batch_size, settings.torch_dtype
+        (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
+        if batch != "full":  # drawn with replacement, so that it may exceed the rows of a client
+            check_memory(8 * len(of_runs) * batch * (d + m), f"make `batch_size` {batch} smaller")
+        self.seeds, self.batch, self.reg = of_runs, batch, reg
+        # mini-batches of several rounds
+        self.ahead: tuple[object, tuple[Tensor, ...]] | None = None
+        self.counts = data[0][2]  # n_i
+        self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
+        self.weights = settings.participation.shares(self.counts)
+        if batch != "full":
+            self.steps_per_epoch = max(1, round(float(self.counts.mean()) / batch))
+        # Rows are scaled by 1/√|batch|, so that rowsᵀ(rows y − goal) is the mean over a batch.
+        self.scale = 1 / np.sqrt(self.counts if batch == "full" else np.full(self.clients, batch))
+        joined = np.stack([np.concatenate([a, -b], -1) for a, b, _ in data])
+        self.data = torch.from_numpy(joined * self.scale[:, None, None]).to(dtype)
+        # [A −B], (runs, N, n, d + m)
+        self.by_client, self.by_row = self.data.flatten(0, 1), self.data.flatten(0, 2)
+        self.x0 = torch.zeros(len(of_runs), 1, d * m, dtype=dtype)
+        share = np.full(self.clients, 1 / self.clients) if self.weights is None else self.weights
+        row = share / self.counts  # weight of one row of client i in F
+        self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
+
+    def examples(self, client: int) -> int:
+        """n_i."""
+        return int(self.counts[client])
+
+    def picks(
+        self,
+        of_runs: tuple[int, ...],
+        rounds: range,
+        part: int,
+        ids: npt.NDArray[np.int64],
+        steps: int,
+    ) -> Tensor:
+        """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
+        assert self.batch != "full"
+        keys = seeds.keys_of_rounds(of_runs, "batch", rounds, part)[..., None]
+        counts = self.counts[ids][..., None]
+        drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, counts)
+        found = torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch)
+        return found.transpose(1, 2).contiguous()
+
+    def rows_of(self, rnd: Round) -> Tensor:
+        """[A −B] of a cohort, (runs · S, n, d + m)."""
+        return self.by_client.index_select(0, torch.from_numpy(rnd.rows))
+
+    def batches(self, rnd: Round, width: int, inside: Tensor | None = None) -> Iterator[Batch]:
+        """One mini-batch per step, gathered K steps at a time from [A −B], or from `inside`: the cohort's rows × P.
+
+        It is the problem's and not the objective's, which holds it: in a cycle, batches would wait for the collector.
+        """
+        count, steps, m = rnd.ids.size, max(1, rnd.local_steps), self.layout.blocks[0].shape[0]
+        for part in itertools.count():
+            if self.batch == "full":
+                rows = self.rows_of(rnd) if inside is None else inside
+                taken = rows.view(1, count, self.samples, -1)
+            else:
+                rows = self.by_row if inside is None else inside
+                index = self._index(rnd, part, steps, inside is not None)
+                taken = rows.index_select(0, index).view(steps, count, self.batch, -1)
+            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, m).mT
+            yield from zip(left.unbind(0), left.mT.unbind(0), right.unbind(0), strict=True)
+
+    def _index(self, rnd: Round, part: int, steps: int, inside: bool) -> Tensor:
+        """Which rows of all clients, or of the cohort (`inside`), the mini-batches of `steps` local steps take."""
+        known = part == 0 and rnd.schedule is not None
+        rounds, key = rnd.schedule, (rnd.schedule, steps, inside)
+        if rounds is None or not known:
+            rounds = Schedule(rnd.t, rnd.ids[None], rnd.rows[None])
+        if not known or self.ahead is None or self.ahead[0] != key:
+            numbers = range(rounds.first, rounds.first + len(rounds.ids))
+            clients = np.arange(rounds.rows.shape[1])[None] if inside else rounds.rows
+            first = torch.from_numpy(clients * self.samples)[:, None, :, None]
+            picks = self.picks(rnd.seeds, numbers, part, rounds.ids, steps).add_(first)
+            found = picks.flatten(1).unbind(0)
+            if not known:
+                return found[0]
+            self.ahead = key, found
+        return self.ahead[1][rnd.t - rounds.first]
+
+    def cohort(self, rnd: Round) -> RegressionObjective:
+        """The objectives of the clients in a round."""
+        return RegressionObjective(self, rnd)
+
+    def optimum(self) -> Vector:
+        """X*, (runs, 1, d·m) in float64."""
+        return torch.from_numpy(np.stack([best.T.reshape(1, -1) for _, _, _, best in self._terms]))
+
+    def lowest(self) -> Floats:
+        """F(X*)."""
+        return self.evaluate(self.optimum())["loss"]
+
+    def smoothness(self) -> tuple[Floats, Floats]:
+        """Largest eigenvalues of A_iᵀA_i/n_i + λ, and of the Hessian of F."""
+        rows = self.data[..., : self.layout.blocks[0].inputs].double().numpy()
+        top = np.linalg.norm(rows, 2, (2, 3)) ** 2 / (self.counts * self.scale**2)
+        return top + self.reg, np.array([np.linalg.norm(one, 2) for one in self.hessians()])
+
+    def hessians(self) -> list[Floats]:
+        """H of F for each run, (d, d)."""
+        return [hessian for hessian, _, _, _ in self._terms]
+
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, Floats]:
+        """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
+        points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape)
+        errors, losses = [], []
+        with np.errstate(over="ignore", invalid="ignore"):
+            for point, terms in zip(points.swapaxes(1, 2), self._terms, strict=True):
+                hessian, linear, constant, best = terms
+                errors.append(np.linalg.norm(point - best) / np.linalg.norm(best))
+                losses.append(
+                    0.5 * np.vdot(point, hessian @ point) - np.vdot(point, linear) + constant
+                )
+        return {"rel_err": np.array(errors), "loss": np.array(losses)}
+
+    def diverged(self, metrics: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
+        """Not finite, or a relative error above a million."""
+        return ~(metrics["rel_err"] < DIVERGED)
+
+
+class RegressionObjective(Objective):
+    """f_i of a cohort in one round; the mini-batches of all its local steps are gathered at once."""
+
+    def __init__(self, problem: RegressionProblem, rnd: Round) -> None:
+        self.problem, self.rnd = problem, rnd
+        self.runs, self.cohort = rnd.ids.shape
+        self.m, self.d = problem.layout.blocks[0].shape
+        self._batches = problem.batches(rnd, self.d)
+
+    def grad(self, y: Vector) -> Vector:
+        """(A y − B)ᵀ A / |batch| + λ y on the next mini-batch."""
+        return self._along(self._batches)(y)
+
+    def direction(self, plus: Plus = None) -> Direction:
+        return super().direction(plus) if callable(plus) else self._along(self._batches, plus)
+
+    def full_grad(self, x: Vector) -> Vector:
+        """The same on all rows, which are scaled for a mini-batch."""
+        problem = self.problem
+        factor = 1 / (np.sqrt(problem.counts) * problem.scale)[self.rnd.ids.ravel()]
+        scaled = problem.rows_of(self.rnd) * torch.from_numpy(factor).to(x.dtype).view(-1, 1, 1)
+        rows, offset = scaled.split([self.d, self.m], -1)
+        return self._along(iter([(rows, rows.mT, offset.mT)]))(x)
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A −B] [[Pᵀ, x], [0, I]]."""
+        (factor,), d, m, problem = P.factors, self.d, self.m, self.problem
+        if factor is None:
+            return super().restrict(x, P, plus)
+        below, beside = _frame(self.runs, d, factor.rank, m, x.dtype)
+        upper = torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1)
+        right = torch.cat([upper, beside], 2)
+        rows = problem.rows_of(self.rnd).view(self.runs, -1, d + m)
+        inside = torch.bmm(rows, right.mT).view(-1, right.shape[1])  # [A Pᵀ, A x − B, 0]
+        px, reg = P @ x, problem.reg
+        ridge = reg * px if plus is None else torch.add(plus, px, alpha=reg)
+        return self._along(problem.batches(self.rnd, factor.rank, inside), ridge)
+
+    def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Descent:
+        cohort = (self.runs, self.cohort)
+        if plus is not None:
+            plus = plus.expand(*cohort, -1).reshape(self.runs * self.cohort, self.m, -1)
+        return Descent(batches, plus, self.problem.reg, cohort, self.m)
+
+
+class Descent(SteppingDirection):
+    """y ↦ (y rowsᵀ + offset) rows + λ y + fixed on the next batch. Products with the wider side last are faster."""
+
+    takes_steps = True
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        fixed: Tensor | None,
+        reg: float,
+        cohort: tuple[int, int],
+        m: int,
+    ) -> None:
+        self.batches, self.fixed, self.reg = batches, fixed, reg
+        self.cohort, self.shape = cohort, (cohort[0] * cohort[1], m, -1)
+
+    def __call__(self, y: Vector) -> Vector:
+        everyone = y if y.shape[1] == self.cohort[1] else y.expand(*self.cohort, -1)
+        return self._at(everyone.reshape(self.shape)).view(*self.cohort, -1)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        y = start.expand(*self.cohort, -1).reshape(self.shape).clone()
+        for _ in range(steps):
+            y.add_(self._at(y), alpha=-lr)
+        return y.view(*self.cohort, -1)
+
+    def _at(self, y: Tensor) -> Tensor:
+        """The direction at a matrix (m, r) of each client."""
+        rows, columns, offset = next(self.batches)
+        g = torch.baddbmm(y, torch.baddbmm(offset, y, columns), rows, beta=self.reg)
+        return g if self.fixed is None else g.add_(self.fixed)
+
+
+@functools.lru_cache(maxsize=16)
+def _frame(runs: int, d: int, r: int, m: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What completes [P; xᵀ] to [[P, 0], [xᵀ, I], [0, 0]]; products are faster if one side is a multiple of 16."""
+    zeros = -(r + m) % 16
+    beside = torch.eye(r + m + zeros, m, dtype=dtype).roll(r, 0)
+    return torch.zeros(runs, zeros, d, dtype=dtype), beside.expand(runs, -1, -1)
+
+
+def _normal_equations(
+    a: Floats, b: Floats, row: Floats, reg: float
+) -> tuple[Floats, Floats, float, Floats]:
+    """(H, G, const, X*) of F(X) = ½⟨X, H X⟩ − ⟨X, G⟩ + const, in float64."""
+    weighted = a * row[:, None, None]
+    hessian = np.tensordot(weighted, a, ((0, 1), (0, 1))) + reg * np.eye(a.shape[2])
+    linear = np.tensordot(weighted, b, ((0, 1), (0, 1)))
+    constant = 0.5 * float((row[:, None, None] * b * b).sum())
+    try:
+        best = np.linalg.solve(hessian, linear).astype(np.float64)
+    except np.linalg.LinAlgError:
+        raise SpecError("the regression has no unique optimum; set `task.reg` above 0") from None
+    return hessian, linear, constant, best

@@ -1,0 +1,235 @@
+"""Clients' examples as a run holds them, and the batches that are drawn from them.
+
+A DataLoader keeps its batches, and the run's seed decides their order. `batch_size`, `drop_last`, `collate_fn`,
+`shuffle`, `sampler` and `batch_sampler` count as they do in torch:
+
+- `shuffle=True`: each pass is shuffled anew, by (seed, round, client, pass) alone.
+- `shuffle=False`: batches in the order of the Dataset; a round goes on where the one before it has ended.
+- A sampler of your own: torch's generators are seeded by (seed, round, client, pass) while it draws. One that draws
+  from torch repeats to the bit; one that draws from elsewhere, or remembers earlier passes, does not.
+
+`num_workers` does not count: examples are loaded by the process that trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from fedspan.core import seeds
+from fedspan.core.errors import DataError, FedspanError, one_line
+
+Batch = Any  # what a loss is given: usually (inputs, targets)
+Loss = Callable[[nn.Module, Batch], Tensor]
+Key = Callable[[int], int]  # the key of a pass, by its number
+CPU = torch.device("cpu")
+
+
+@runtime_checkable
+class ClientData(Protocol):
+    """Examples that can be taken by number."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    def take(self, index: Tensor) -> Batch:
+        """A batch of the examples with these numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """Examples as tensors of equal length; with names, a batch is a mapping of them."""
+
+    parts: tuple[Tensor, ...]
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.parts[0].shape[0]
+
+    def take(self, index: Tensor | slice) -> Batch:
+        """Rows of each tensor."""
+        rows = tuple(part[index] for part in self.parts)
+        return dict(zip(self.names, rows, strict=True)) if self.names else rows
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Examples fetched one by one from a Dataset or a list."""
+
+    data: Any
+    collate: Callable[[list[Any]], Batch] = default_collate
+    who: str = "a client"  # whose they are, for error messages
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def take(self, index: Tensor) -> Batch:
+        """The items, collated."""
+        rows: list[Any] = []
+        try:
+            rows.extend(self.data[i] for i in index.tolist())
+            return self.collate(rows)
+        except FedspanError:
+            raise
+        except Exception as error:
+            what = "examples cannot be joined to a batch"
+            if len(rows) < len(index):
+                what = f"example {int(index[len(rows)])} cannot be read"
+            raise DataError(f"{self.who}: {what}: {one_line(error)}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """Examples that have batches of their own."""
+
+    data: ClientData
+    examples: Tensor | None  # numbers in `data` of one pass; None: all, each once
+    batch_size: int  # of most batches
+    drop_last: bool = False
+    ordered: bool = False
+    sampler: Any = None  # gives the batches of a pass as lists of numbers; None: they are cut from a shuffled pass
+
+    def __len__(self) -> int:
+        return len(self.data) if self.examples is None else len(self.examples)
+
+    def take(self, index: Tensor) -> Batch:
+        """A batch of the examples with these places in a pass."""
+        return self.data.take(index if self.examples is None else self.examples[index])
+
+    def draw(self, key: Key, first: int) -> Iterator[Tensor]:
+        """The examples of a round's batches, pass after pass, by their numbers in `data`.
+
+        Where order is kept, `first` batches come before the round.
+        """
+        for number in itertools.count():
+            if self.sampler is not None:
+                found = drawn_batches(self.sampler, key(number))
+            else:
+                order = (
+                    torch.arange(len(self)) if self.ordered else permutation(key(number), len(self))
+                )
+                found = list(order.split(self.batch_size))
+                if self.drop_last and len(found[-1]) < self.batch_size:
+                    found.pop()
+            yield from found[first % len(found) :] if self.ordered and number == 0 else found
+
+
+class Clients(Sequence[Any]):
+    """A sequence of N clients' data, each of which is read when it is asked for.
+
+    Args:
+        count: N.
+        read: Gives the data of the clients with these numbers, in their order.
+        sizes: Gives the clients' numbers of examples, if they are known without reading.
+        here: The clients whose data is on this machine; None: all.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        read: Callable[[Sequence[int]], Iterable[Any]],
+        sizes: Callable[[], Sequence[int] | None] = lambda: None,
+        here: Sequence[int] | None = None,
+    ) -> None:
+        self._count, self.read, self._sizes = count, read, sizes
+        self.here = range(count) if here is None else here
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: Any) -> Any:
+        if not 0 <= client < self._count:
+            raise IndexError(client)
+        if client not in self.here:
+            raise DataError(f"the data of client {client} is not on this machine")
+        return next(iter(self.read([client])))
+
+    @property
+    def sizes(self) -> Sequence[int] | None:
+        """The clients' numbers of examples; None: they are not known without reading."""
+        return self._sizes()
+
+
+def sizes_of(clients: Sequence[ClientData]) -> npt.NDArray[np.float64]:
+    """The number of examples of each client."""
+    known = getattr(clients, "sizes", None)
+    return np.array([len(data) for data in clients] if known is None else known, np.float64)
+
+
+def client_name(client: int, names: Sequence[str] | None) -> str:
+    """A client as error messages name it."""
+    return f"client {client}" if names is None else f"client {names[client]!r}"
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on a device."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Mapping):
+        return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    return tuple(part.to(device) if isinstance(part, Tensor) else part for part in batch)
+
+
+def permutation(key: int, n: int) -> Tensor:
+    """A shuffled pass over n examples."""
+    return torch.from_numpy(seeds.permute(np.array([key], np.uint64), n)[0])
+
+
+def batches(
+    data: ClientData, batch_size: int, key: Key, first: int
+) -> Iterator[tuple[ClientData, Tensor]]:
+    """The batches of a client's round without end: what to take from, and which examples.
+
+    Those of a DataLoader are its own. Others have one size, and one that a shuffled pass cannot fill goes on with the
+    next pass.
+    """
+    if isinstance(data, Loader):
+        yield from ((data.data, index) for index in data.draw(key, first))
+    size, left = min(batch_size, len(data)), torch.empty(0, dtype=torch.int64)
+    for number in itertools.count():
+        left = torch.cat([left, permutation(key(number), len(data))])
+        while len(left) >= size:
+            yield data, left[:size]
+            left = left[size:]
+
+
+def batch_size_of(data: ClientData, default: int) -> int:
+    """The examples of a batch: the loader's own number, or else the run's."""
+    return min(data.batch_size if isinstance(data, Loader) else default, len(data))
+
+
+def steps_per_epoch(data: ClientData, batch_size: int) -> float:
+    """Batches in one pass over a client's examples."""
+    if not isinstance(data, Loader):
+        return len(data) / batch_size
+    return len(data.sampler) if data.sampler is not None else max(1, len(data) / data.batch_size)
+
+
+def drawn_batches(sampler: Any, key: int) -> list[Tensor]:
+    """One pass of a batch sampler, with every generator of torch that it may draw from seeded by `key`."""
+    inner = getattr(sampler, "sampler", sampler)
+    for one in (inner, sampler):
+        if hasattr(one, "set_epoch"):
+            one.set_epoch(key % (1 << 31))
+    with drawing(key, CPU, getattr(inner, "generator", None)):
+        found = itertools.islice(iter(sampler), len(sampler))
+        return [torch.as_tensor(list(batch)) for batch in found]
+
+
+def drawing(
+    key: int, device: torch.device, also: torch.Generator | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Torch's own generators start at `key`, and are restored afterwards."""
+    more = [] if also is None else [also]
+    if device.type == "cuda":
+        more.append(torch.cuda.default_generators[device.index or 0])
+    return seeds.torch_generator(key >> 1, *more)
