@@ -15,7 +15,7 @@ from rich.console import Console
 from conftest import RUN
 from fedspan.core.errors import DataError
 from fedspan.engine import history
-from fedspan.study import command, halving, results, tables
+from fedspan.study import conduct, results, tables, tuning
 from fedspan.study.curves import Curve
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
@@ -33,7 +33,7 @@ def study(**changes: Any) -> Study:
 
 
 def made(place: Path, of: Study) -> Runs:
-    command.run(of, place, jobs=1, console=Console(quiet=True))
+    conduct.make_runs(of, place, jobs=1, console=Console(quiet=True))
     return Runs(of, place)
 
 
@@ -105,17 +105,17 @@ def curve(values: list[float]) -> Curve:
 def test_who_is_hopeless(values: list[float], dropped: bool) -> None:
     (part,) = study().parts
     curves = {0: curve([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), 1: curve(values)}
-    assert (1 in halving.hopeless(part, curves, 0.25, 0.5)) is dropped
+    assert (1 in tuning.hopeless(part, curves, 0.25, 0.5)) is dropped
 
 
 def test_all_points_run_to_the_end_where_the_length_decides_the_numbers() -> None:
     (part,) = study().parts
     specs = [part.tuning_spec(SSF, point, part.rows[0]) for point in SSF.points()]
-    assert halving.stages(part, SSF, specs)
+    assert tuning.stages(part, SSF, specs)
     method = dataclasses.replace(specs[0].method, schedule="cosine")  # type: ignore[type-var]
-    assert not halving.stages(part, SSF, [dataclasses.replace(specs[0], method=method), *specs[1:]])
-    assert not halving.stages(part, SSF, [dataclasses.replace(one, rounds=12) for one in specs])
-    assert not halving.stages(part, SSF, specs[:2])
+    assert not tuning.stages(part, SSF, [dataclasses.replace(specs[0], method=method), *specs[1:]])
+    assert not tuning.stages(part, SSF, [dataclasses.replace(one, rounds=12) for one in specs])
+    assert not tuning.stages(part, SSF, specs[:2])
 
 
 def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Path) -> None:
@@ -172,5 +172,5 @@ def test_a_rule_that_stops_the_slow_starters_changes_a_winner(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     replayed = importlib.import_module("halving")
     monkeypatch.setattr(replayed, "STAGES", {0.25: 1.0, 0.5: 1.0})
-    monkeypatch.setattr(halving, "_at_the_end", lambda made, share: -1.0)
+    monkeypatch.setattr(tuning, "_at_the_end", lambda made, share: -1.0)
     assert any(early != whole for whole, early, _ in map(replayed.winners, GRIDS))

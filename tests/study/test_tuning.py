@@ -13,13 +13,13 @@ from rich.console import Console
 from conftest import SMALL
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
-from fedspan.study import command, tables
+from fedspan.study import conduct, tables
 from fedspan.study.budget import Budget
 from fedspan.study.execute import execute
 from fedspan.study.jobs import jobs_of, place_of, seconds
-from fedspan.study.model import Part, Row, Study, Variant, filled, laid_over
+from fedspan.study.model import Case, Part, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
-from fedspan.study.tuning import Runs, edges, final
+from fedspan.study.tuning import Runs, edges
 
 QUIET = Console(quiet=True)
 IMAGES: dict[str, Any] = {
@@ -58,7 +58,7 @@ def cell(runs: Runs, variant: Variant) -> Any:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     place = tmp_path_factory.mktemp("runs")
-    command.run(study(), place, jobs=1, console=QUIET)
+    conduct.make_runs(study(), place, jobs=1, console=QUIET)
     return Runs(study(), place)
 
 
@@ -92,7 +92,7 @@ def test_equal_bytes(runs: Runs) -> None:
     (part,), fedavg, ssf = runs.study.parts, cell(runs, FEDAVG), cell(runs, SSF)
     cost = runs.equal_cost(part, part.rows[0], "up")
     assert cost == runs.curve(ssf).up[-1] < runs.curve(fedavg).up[-1]
-    assert runs.at(ssf, "up", cost) == final(part, runs.curve(ssf))
+    assert runs.at(ssf, "up", cost) == part.result(runs.curve(ssf))
     rows = int((runs.curve(fedavg).up <= cost).sum())
     kept = runs.curve(fedavg).values[:, :rows][:, -2:]
     assert runs.at(fedavg, "up", cost).mean == pytest.approx(kept.mean())
@@ -224,16 +224,16 @@ STEPS = Variant("fedavg", "FedAvg", "#E69F00", {}, {"method.lr": [0.1, 0.03, 0.0
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Noisy gradients: a long step is ahead in the first rounds, a shorter one in the end."""
     plain: dict[str, Any] = {"base": TOY, "seeds": 2, "metric": "rel_err", "goal": "min", "tail": 2}
-    rows = [Row({"het": 0.0}), Row({"het": 1.0}, variants=["ssf"], target=0.5)]
+    rows = [Case({"het": 0.0}), Case({"het": 1.0}, variants=["ssf"], target=0.5)]
     het = plain | {"base": laid_over(TOY, {"task": {"het": "$het"}}), "rows": rows}
     ssf = Variant("ssf", "SSF", "#0072B2", {"method": {"name": "ssf", "rank": 0.5}}, {})
     parts = [
         Part(name="comparison", variants=[STEPS], **plain),
-        Part(name="search", variants=[STEPS], **het | {"rows": [rows[0], Row({"het": 1.0})]}),
+        Part(name="search", variants=[STEPS], **het | {"rows": [rows[0], Case({"het": 1.0})]}),
         Part(name="others", variants=[STEPS, ssf], tuned_in="search.fedavg", **het),
     ]
     found = Runs(Study("toy", parts), tmp_path_factory.mktemp("toy"))
-    command.run(found.study, found.place, jobs=1, console=QUIET)
+    conduct.make_runs(found.study, found.place, jobs=1, console=QUIET)
     return Runs(found.study, found.place)
 
 
@@ -260,7 +260,7 @@ def test_at_the_whole_cost_it_is_the_point_that_was_chosen(toy: Runs) -> None:
     """On all seeds: that one seed did better at another step is no reason to show that seed alone."""
     part = toy.study.parts[0]
     one = part, part.rows[0], STEPS
-    assert toy.tuned_at(one, "round", 60) == toy.at(one, "round", 60) == final(part, toy.curve(one))
+    assert toy.tuned_at(one, "round", 60) == toy.at(one, "round", 60) == part.result(toy.curve(one))
 
 
 def test_every_variant_takes_the_point_of_another_part_at_the_same_row(toy: Runs) -> None:

@@ -42,27 +42,18 @@ def command(
     """
     load_plugins(plugin)
     import tomli_w
-    from rich.console import Console
 
     from fedspan.cli._tables import console, say, table
-    from fedspan.core.building import describe
-    from fedspan.core.spec import changed
-    from fedspan.study.proposal import NOTE, told
-    from fedspan.study.propose import propose, varied
+    from fedspan.study.compare import tune
+    from fedspan.study.proposal import NOTE, Proposal, method_table, told
+    from fedspan.study.request import grid_of
 
     given = load_spec(spec, changes, threads)
-    found = propose(given, budget, link, varied(vary), Console(stderr=True))
+    varied = dict(grid_of(text, "--vary")[1:] for text in vary or ())
+    found = tune(given.method, given, budget=budget, link=link, vary=varied or None)
+    assert isinstance(found, Proposal)
     console.print(table(*told(found), left=0))
     say(f"{NOTE}\n\n{found.summary()}\n")
-    chosen = {
-        key: value for key, value in found.tried[0].point.items() if key != "bits"
-    }  # also where it is the default
-    codes = {
-        key: one
-        for key, one in describe(found.method).items()
-        if key in ("compressor", "down_compressor")
-    }
-    method = changed(found.method) | codes | chosen
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")
-    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method}), nl=False)
+    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method_table(found)}), nl=False)
