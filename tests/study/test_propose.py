@@ -17,7 +17,7 @@ from fedspan.compressors import QSGD
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF, FedAvg
 from fedspan.study.budget import Link
-from fedspan.study.proposal import Proposal
+from fedspan.study.proposal import Tuned
 
 SPEC: dict[str, Any] = RUN | {
     "rounds": 60,
@@ -27,7 +27,7 @@ SPEC: dict[str, Any] = RUN | {
 
 
 @pytest.fixture(scope="module")
-def found() -> Proposal:
+def found() -> Tuned:
     """For a method with rank and bits, over a link on which a round of many bytes takes long."""
     vary = {"rank": [0.25, 1.0], "bits": [32, 8]}
     return fedspan.tune(
@@ -39,7 +39,7 @@ def found() -> Proposal:
     )
 
 
-def test_every_setting_is_tried_and_says_why(found: Proposal) -> None:
+def test_every_setting_is_tried_and_says_why(found: Tuned) -> None:
     settings = {(row["rank"], row["bits"]) for row in found.rows}
     assert settings == {(0.25, 32), (0.25, 8), (1.0, 32), (1.0, 8)}
     assert found.rows[0]["why"].startswith("lowest rel_err at 50% of the budget")
@@ -48,7 +48,7 @@ def test_every_setting_is_tried_and_says_why(found: Proposal) -> None:
     assert found.metric == "rel_err"
 
 
-def test_the_proposed_run_keeps_the_budget(found: Proposal) -> None:
+def test_the_proposed_run_keeps_the_budget(found: Tuned) -> None:
     """Its bytes and its seconds are those of a real run."""
     result = fedspan.run(SPEC | {"rounds": found.rounds, "method": found.method}, progress=False)
     last = result.history[-1]
@@ -58,7 +58,7 @@ def test_the_proposed_run_keeps_the_budget(found: Proposal) -> None:
     assert found.method.lr == found.rows[0]["lr"]
 
 
-def test_the_winner_is_the_best_of_those_that_were_run_to_the_end(found: Proposal) -> None:
+def test_the_winner_is_the_best_of_those_that_were_run_to_the_end(found: Tuned) -> None:
     ends = [row["rel_err"] for row in found.rows if row["share"] == 0.5]
     assert ends[0] == min(ends)
     assert len(ends) >= 2

@@ -8,6 +8,17 @@ import typer
 
 from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugins, load_spec
 
+HEADS = {
+    "local_steps": "steps",
+    "up_bytes_round": "up",
+    "down_bytes_round": "down",
+    "share": "tried",
+}
+NOTE = (
+    "up, down: bytes of one client per round; seconds: over the link; tried: the share of the budget after which it "
+    "was compared, 0 where it allows too few rounds"
+)
+
 
 def command(
     spec: SpecFile,
@@ -45,15 +56,22 @@ def command(
 
     from fedspan.cli._tables import console, say, table
     from fedspan.study.compare import tune
-    from fedspan.study.proposal import NOTE, Proposal, method_table, told
+    from fedspan.study.proposal import method_table
     from fedspan.study.request import grid_of
 
     given = load_spec(spec, changes, threads)
     varied = dict(grid_of(text, "--vary")[1:] for text in vary or ())
     found = tune(given.method, given, budget=budget, link=link, vary=varied or None)
-    assert isinstance(found, Proposal)
-    console.print(table(*told(found), left=0))
+    heads = [key for key in found.rows[0] if key != "why"]
+    texts = [[_text(row[key]) for key in heads] for row in found.rows]
+    console.print(table([HEADS.get(key, key.replace("_", " ")) for key in heads], texts, left=0))
     say(f"{NOTE}\n\n{found.summary()}\n")
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")
     typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method_table(found)}), nl=False)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < float("inf") else ""
+    return str(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from rich.console import Console
 from torch import nn
@@ -40,7 +40,7 @@ from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import conduct
 from fedspan.study.curves import Axis
 from fedspan.study.model import COLORS, Part, Study, Variant, with_settings
-from fedspan.study.proposal import Proposal, propose
+from fedspan.study.proposal import WIDTH, Tuned, propose
 from fedspan.study.report import Report, of_study
 from fedspan.study.request import prepared, with_grids
 from fedspan.study.results import Entry, Results
@@ -57,7 +57,6 @@ AXES: dict[str, Axis] = {
     "total_bytes": "total",
     "seconds": "seconds",
 }
-WIDTH = 80  # columns of a terminal, in which no word is to be broken
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +94,26 @@ class Comparison:
         rows, name = [], self.metric
         for entry in self._entries:
             curve, result = entry.curve(self._part), entry.final
-            rows.append({
-                "method": entry.series.label, name: result.mean, f"{name}_sd": result.spread,
-                f"best_{name}": entry.best.mean, **self.settings[entry.series.label], "at_edge": entry.at_edge,
-                "rounds": int(curve.rounds[-1]), "up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1]),
-                "client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory,
-                "seconds": float(curve.seconds[-1]), "seeds": result.seeds, "diverged": result.diverged,
-                "failed": result.failed, "nan": result.undefined,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "method": entry.series.label,
+                    name: result.mean,
+                    f"{name}_sd": result.spread,
+                    f"best_{name}": entry.best.mean,
+                    **self.settings[entry.series.label],
+                    "at_edge": entry.at_edge,
+                    "rounds": int(curve.rounds[-1]),
+                    "up_bytes": int(curve.up[-1]),
+                    "down_bytes": int(curve.down[-1]),
+                    "client_state_bytes": entry.client_state,
+                    "client_memory_bytes": entry.client_memory,
+                    "seconds": float(curve.seconds[-1]),
+                    "seeds": result.seeds,
+                    "diverged": result.diverged,
+                    "failed": result.failed,
+                    "nan": result.undefined,
+                }
+            )
         return rows
 
     @property
@@ -129,12 +140,19 @@ class Comparison:
         """One dictionary per point of every grid: its settings, and its result in tuning."""
         name = self._part.tune_metric
         return [
-            {"method": entry.series.label, **_short(one.point), "rounds": one.rounds, name: one.end.mean,
-             "diverged": one.end.diverged, "failed": one.end.failed,
-             "stopped_early": one.dropped, "chosen": one.point == entry.point}
+            {
+                "method": entry.series.label,
+                **_short(one.point),
+                "rounds": one.rounds,
+                name: one.end.mean,
+                "diverged": one.end.diverged,
+                "failed": one.end.failed,
+                "stopped_early": one.dropped,
+                "chosen": one.point == entry.point,
+            }
             for entry in self._entries
             for one in entry.tried
-        ]  # fmt: skip
+        ]
 
     def verdict(self) -> str:
         """Which method to take, by how much, and whether the seeds support it."""
@@ -209,31 +227,6 @@ class Comparison:
     def _notes(self) -> list[str]:
         """What went wrong in the runs, such as a reply that was left out."""
         return [note for entry in self._entries for note in entry.notes]
-
-
-@dataclass(frozen=True, eq=False)
-class Tuned:
-    """What `fedspan.tune` returns.
-
-    Attributes:
-        method: The method with the best settings.
-        comparison: The runs behind it.
-    """
-
-    method: AnyMethod
-    comparison: Comparison
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per point of the grid, with its result in tuning."""
-        return self.comparison.tried
-
-    def to_pandas(self) -> Any:
-        """`rows` as a pandas DataFrame."""
-        return data_frame(self.rows)
-
-    def __repr__(self) -> str:
-        return plain(f"Tuned({self.method})\n{textwrap.fill(self.comparison.verdict(), WIDTH)}")
 
 
 def _short(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,9 +307,17 @@ def compare(
         for n, (label, one) in enumerate(named.items())
     ]
     part = Part(
-        name="comparison", base=spec.table(), variants=variants, seeds=seeds, tune_seeds=tune_seeds,
-        tune_rounds=tune_rounds, tail=tail, metric="", budget=Budget.parse(budget), given=spec,
-    )  # fmt: skip
+        name="comparison",
+        base=spec.table(),
+        variants=variants,
+        seeds=seeds,
+        tune_seeds=tune_seeds,
+        tune_rounds=tune_rounds,
+        tail=tail,
+        metric="",
+        budget=Budget.parse(budget),
+        given=spec,
+    )
     part = prepared(with_grids(part, {} if tune is None else tune), metric, goal)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
@@ -395,31 +396,6 @@ def shared_spec(
     return dataclasses.replace(as_spec(model), method=method, **given)
 
 
-@overload
-def tune(
-    method: MethodLike,
-    model: ModelLike,
-    clients: Clients | None = None,
-    loss: Any = None,
-    *,
-    tune: Grid,
-    budget: str | Sequence[str] | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> Tuned: ...
-@overload
-def tune(
-    method: MethodLike,
-    model: ModelLike,
-    clients: Clients | None = None,
-    loss: Any = None,
-    *,
-    budget: str | Sequence[str],
-    link: str | Link | None = None,
-    vary: Grid | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> Proposal: ...
 def tune(
     method: MethodLike,
     model: ModelLike,
@@ -432,12 +408,12 @@ def tune(
     vary: Grid | None = None,
     progress: bool = True,
     **settings: Any,
-) -> Tuned | Proposal:
+) -> Tuned:
     """Tunes one method over a grid, or proposes its settings for a budget.
 
     With `tune` it is `compare` with one method and, by default, one seed. Without it, rank, bits, local steps and
     learning rate are proposed for `budget`: the bytes of every setting are planned from packed messages, its learning
-    rate is searched, and all settings race at equal shares of the budget. The test set has no part in the choice.
+    rate is searched, and all settings are one grid that is run for half of the budget. The test set has no part in it.
 
     Args:
         method: A method such as `SSF(rank=0.2)`, its name, or a table with a name.
@@ -454,8 +430,8 @@ def tune(
         **settings: Other arguments of `compare` (with `tune`) and `fedspan.fit`.
 
     Returns:
-        The method with its best settings (`.method`), and the results of all that was tried (`.rows`, `.to_pandas()`).
-        A proposal also has the `rounds` that the budget allows, and says why (`.summary()`).
+        The method with its best settings (`.method`), the `rounds` of its run, the results of all that was tried
+        (`.rows`, `.to_pandas()`), and why it was chosen (`.summary()`).
     """
     true_or_false("progress", progress)
     if tune is None and budget is not None:
@@ -470,4 +446,5 @@ def tune(
         raise SpecError("`link` and `vary` are for a proposal; leave `tune` out, or leave them out")
     given = {"seeds": 1, "progress": progress, **settings}
     found = compare([method], model, clients, loss, tune=tune, budget=budget, **given)
-    return Tuned(next(iter(found.best.values())), found)
+    (best,), (row,) = found.best.values(), found.rows
+    return Tuned(best, row["rounds"], found._part.tune_metric, found.tried, found.verdict(), found)

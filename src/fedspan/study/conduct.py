@@ -27,9 +27,16 @@ from fedspan.study.tuning import Runs
 
 
 def conduct(
-    study: Study, out: Path, *, console: Console, jobs: int = 1, resume: bool = True, line: str = "",
-    formats: Sequence[str] = (), plugins: tuple[Path, ...] = (),
-) -> Results:  # fmt: skip
+    study: Study,
+    out: Path,
+    *,
+    console: Console,
+    jobs: int = 1,
+    resume: bool = True,
+    line: str = "",
+    formats: Sequence[str] = (),
+    plugins: tuple[Path, ...] = (),
+) -> Results:
     """Make a study in `out`: its runs, its results as data, and a report in some formats. Complete runs are kept.
 
     Args:
@@ -106,8 +113,15 @@ def check(study: Study) -> None:
 
 
 def reproduce(
-    name: str, out: Path, *, scale: str | None, seeds: int | None, jobs: int, again: bool, console: Console
-) -> Results:  # fmt: skip
+    name: str,
+    out: Path,
+    *,
+    scale: str | None,
+    seeds: int | None,
+    jobs: int,
+    again: bool,
+    console: Console,
+) -> Results:
     """Make a study that comes with fedspan in `out`; `again` deletes the earlier runs."""
     study = committed(name, scale, seeds)
     if again:

@@ -126,9 +126,13 @@ def work(job: Job) -> float:
 
 @ending_by_sigterm()
 def execute(
-    jobs: list[Job], processes: int, console: Console, plugins: tuple[Path, ...] = (),
-    shared: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
-) -> None:  # fmt: skip
+    jobs: list[Job],
+    processes: int,
+    console: Console,
+    plugins: tuple[Path, ...] = (),
+    shared: list[Job] | None = None,
+    more: Callable[[], list[Job]] | None = None,
+) -> None:
     """Run all jobs that are not complete: in one process in order, in several those first that take longest.
 
     Args:
@@ -313,9 +317,14 @@ def _run(job: Job, seen: Seen) -> End:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the run of seed")
             result = run(
-                job.spec, job.run_dir, seeds=job.seeds, resume=resume, callbacks=[_Reporter(job.run_dir, seen)],
-                keep_checkpoint=job.keep, progress=False,
-            )  # fmt: skip
+                job.spec,
+                job.run_dir,
+                seeds=job.seeds,
+                resume=resume,
+                callbacks=[_Reporter(job.run_dir, seen)],
+                keep_checkpoint=job.keep,
+                progress=False,
+            )
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
         why = f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}"

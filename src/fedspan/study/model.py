@@ -271,9 +271,15 @@ def settings(point: Mapping[str, Any]) -> str:
 WORDS = {"name", "title", "about", "variants"}
 SETTINGS = {one.name for one in dataclasses.fields(Part)} - WORDS - {"given"}  # are handed down
 TYPES: dict[str, type] = {  # of settings that no other function checks
-    "base": dict, "rows": list, "set": dict, "tune_by": str, "metric": str, "claims": list, "tuned_in": str,
+    "base": dict,
+    "rows": list,
+    "set": dict,
+    "tune_by": str,
+    "metric": str,
+    "claims": list,
+    "tuned_in": str,
     "figure": dict,
-}  # fmt: skip
+}
 
 
 def names() -> list[str]:

@@ -73,10 +73,17 @@ def template(
         one["tables"] = [_celled(table) for table in one["tables"]]
         complete.append(one)
     return environment.from_string((WEB / "page.html").read_text("utf-8")).render(
-        title=title, verdict=[coded(text) for text in verdict], lead=[coded(text) for text in lead], missed=missed,
-        sections=complete, command=command, footer=footer, live=live, style=_own("page.css"),
+        title=title,
+        verdict=[coded(text) for text in verdict],
+        lead=[coded(text) for text in lead],
+        missed=missed,
+        sections=complete,
+        command=command,
+        footer=footer,
+        live=live,
+        style=_own("page.css"),
         script=Markup("\n").join(_own(f"{name}.js") for name in SCRIPTS),
-    )  # fmt: skip
+    )
 
 
 def coded(text: str) -> Markup:

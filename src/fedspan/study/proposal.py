@@ -15,10 +15,11 @@ import dataclasses
 import itertools
 import math
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -29,12 +30,17 @@ from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.method import AnyMethod
 from fedspan.core.spec import Spec, changed
-from fedspan.study.budget import Budget, Link, sized
+from fedspan.core.terminal import plain
+from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.request import values_of
 from fedspan.theory.lr_search import TRAINING_LOSS, search
 
+if TYPE_CHECKING:
+    from fedspan.study.compare import Comparison
+
+WIDTH = 80  # columns of a terminal, in which no word is to be broken
 RANKS, BITS = (0.05, 0.1, 0.2, 0.5), (32, 8)
 FEWEST = 8  # rounds below which a setting is not tried
 EVALUATIONS = 16  # of the shortest run
@@ -42,41 +48,37 @@ SHARE = 0.5  # of the budget for which settings are run, but where the length of
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """What `fedspan.tune` proposes for a budget.
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What `fedspan.tune` returns.
 
     Attributes:
-        method: The method with the proposed settings and learning rate.
-        rounds: The rounds that the budget allows with it.
+        method: The method with the best settings and learning rate.
+        rounds: The rounds of a run with it; of a proposal, those that the budget allows.
         metric: What the settings were compared by.
-        rows: One dictionary per setting that was tried, the chosen one first; `why` says what became of it.
-        spent: Rounds of all searches and runs together.
-        budget: The budget in words.
+        rows: One dictionary per setting that was tried. Of a proposal the chosen one is first, and `why` says what
+            became of each.
+        reason: Why this one was chosen, in words.
+        comparison: The runs behind a grid; None for a proposal.
     """
 
     method: AnyMethod
     rounds: int
     metric: str
     rows: list[dict[str, Any]]
-    spent: int
-    budget: str
+    reason: str
+    comparison: Comparison | None = None
 
     def to_pandas(self) -> Any:
         """`rows` as a pandas DataFrame."""
         return data_frame(self.rows)
 
     def summary(self) -> str:
-        """The proposal and its reason in two lines."""
-        best = self.rows[0]
-        time = f", {best['seconds']:.3g} s over the link" if best["seconds"] else ""
-        return (
-            f"{named(best)}, lr {best['lr']:.3g}: {self.rounds} rounds within {self.budget}{time}\n"
-            f"{best['why']} ({len(self.rows)} settings, {self.spent} rounds of trials)"
-        )
+        """The choice and its reason in a few lines."""
+        return plain("\n".join(textwrap.fill(line, WIDTH) for line in self.reason.splitlines()))
 
     def __repr__(self) -> str:
-        return f"Proposal({self.method})\n{self.summary()}"
+        return f"Tuned({self.method})\n{self.summary()}"
 
 
 def propose(
@@ -85,7 +87,7 @@ def propose(
     link: str | Link | None,
     vary: Mapping[str, Any] | None,
     console: Console,
-) -> Proposal:
+) -> Tuned:
     """The best rank, bits, local steps and learning rate of the spec's method; `console` shows how far it is."""
     limits = Budget.parse(budget, Link.parse(link))
     if limits is None:
@@ -105,8 +107,16 @@ def propose(
         except SpecError:  # less than one
             rounds = 0
         why = "" if rounds >= FEWEST else f"only {rounds} rounds within the budget"
-        row = {**point, "lr": math.nan, "rounds": rounds, "share": 0.0, "why": why}
-        row |= {"up_bytes_round": up, "down_bytes_round": down, "seconds": rounds * seconds}
+        row = {
+            **point,
+            "lr": math.nan,
+            "rounds": rounds,
+            "up_bytes_round": up,
+            "down_bytes_round": down,
+            "seconds": rounds * seconds,
+            "share": 0.0,
+            "why": why,
+        }
         return row, dataclasses.replace(setting, rounds=max(rounds, 1))
 
     def searched(row: Row, setting: Spec) -> Any:
@@ -115,8 +125,13 @@ def propose(
         key = str(_point(row) | {"bits": None})
         if key not in rates:
             found = search(
-                setting.method, problem, cohort, setting.rounds, spec.search, participation=spec.participation
-            )  # fmt: skip
+                setting.method,
+                problem,
+                cohort,
+                setting.rounds,
+                spec.search,
+                participation=spec.participation,
+            )
             rates[key], metric = found.lr, found.metric
             spent += found.rounds
         row["lr"] = rates[key]
@@ -141,21 +156,27 @@ def propose(
         )
         variant = Variant("settings", "settings", "", {}, {"method": methods}, method)
         part = Part(
-            name="comparison", base={}, variants=[variant], seeds=1, metric=name, goal="min", tune_by=name, tail=0.2,
-            budget=trial, given=base,
-        )  # fmt: skip
+            name="comparison",
+            base={},
+            variants=[variant],
+            seeds=1,
+            metric=name,
+            goal="min",
+            tune_by=name,
+            tail=0.2,
+            budget=trial,
+            given=base,
+        )
         runs = make_runs(Study("comparison", [part]), place, jobs=1, console=console)
         cell = next(runs.cells())
         tried = runs.tried(cell) if len(left) > 1 else []
         chosen = runs.point(cell)["method"]
         best = methods.index(chosen)
         for (row, setting), one in zip(left, tried, strict=False):
-            spent += (
-                one.rounds if not row["share"] else 0
-            )  # the best one of before is not run again
+            spent += 0 if row["share"] else one.rounds  # the best of before is not run again
             row["share"] = one.rounds / setting.rounds if one.dropped else share
             row["why"] = f"behind at {row['share']:.0%} of the budget"
-            row[metric] = one.end.mean
+            row[metric] = one.end.mean if one.end.whole else math.inf
         row = left[best][0]
         if not tried:
             row["share"], row[metric] = share, part.result(runs.curve(cell)).mean
@@ -182,8 +203,13 @@ def propose(
         why += f"; next {named(others[0])} with {others[0][metric]:.4g}"
     best["why"] = why
     rows = [row | {metric: row.get(metric, math.inf)} for row in (best, *others)]
+    time = f", {best['seconds']:.3g} s over the link" if best["seconds"] else ""
+    reason = (
+        f"{named(best)}, lr {best['lr']:.3g}: {best['rounds']} rounds within {limits.words()}{time}\n"
+        f"{why} ({len(rows)} settings, {spent} rounds of trials)"
+    )
     chosen: Any = dataclasses.replace(setting.method, lr=best["lr"])  # type: ignore[type-var]
-    return Proposal(chosen, best["rounds"], metric, rows, spent, limits.words())
+    return Tuned(chosen, best["rounds"], metric, rows, reason)
 
 
 def named(row: Mapping[str, Any]) -> str:
@@ -233,30 +259,7 @@ def _method(method: AnyMethod, point: Mapping[str, Any]) -> Any:
     return dataclasses.replace(method, **own)  # type: ignore[type-var]
 
 
-# ---- what the command prints
-
-NOTE = "up, down: bytes of one client per round; tried: the share of the budget after which it was compared"
-
-
-def told(found: Proposal) -> tuple[list[str], list[list[str]]]:
-    """Headings and texts of a table of the settings that were tried; seconds are shown where there is a link."""
-    keys = list(_point(found.rows[0]))
-    timed = any(row["seconds"] for row in found.rows)
-    heads = ["steps" if key == "local_steps" else key for key in keys]
-    heads += ["lr", "rounds", "up", "down", *["seconds"] * timed, "tried"]
-    texts = []
-    for row in found.rows:
-        lr = f"{row['lr']:.3g}" if math.isfinite(row["lr"]) else ""
-        line = [*(str(row[key]) for key in keys), lr, str(row["rounds"])]
-        line += [sized(row[key]) for key in ("up_bytes_round", "down_bytes_round")]
-        line += [f"{row['seconds']:.3g}"] * timed
-        value = f"{row[found.metric]:.3g}" if math.isfinite(row[found.metric]) else ""
-        line += [f"{row['share']:.0%}", value] if row["share"] else ["", "too few rounds"]
-        texts.append(line)
-    return [*heads, found.metric.replace("_", " ")], texts
-
-
-def method_table(found: Proposal) -> dict[str, Any]:
+def method_table(found: Tuned) -> dict[str, Any]:
     """The method for a spec: what differs from its defaults, and every setting that was chosen, also as a default."""
     chosen = {key: value for key, value in _point(found.rows[0]).items() if key != "bits"}
     table = describe(found.method)

@@ -92,14 +92,23 @@ def collect(study: Study, place: Path, command: str) -> Results:
         series, curve, point = runs.series(cell), runs.curve(cell), runs.point(cell)
         inside = part.inside(curve)
         found = Entry(
-            next(n for n, one in enumerate(part.rows) if one is row), variant.name, series.thin(),
-            part.result(curve), inside.best(part.goal), point=point, at_edge=bool(edges(variant, point)),
-            at=_at(cell, runs), until=None if part.budget is None else int(inside.rounds[-1]),
-            ends=by_seed(part, curve), found_lr=runs.found_lr(cell),
+            next(n for n, one in enumerate(part.rows) if one is row),
+            variant.name,
+            series.thin(),
+            part.result(curve),
+            inside.best(part.goal),
+            point=point,
+            at_edge=bool(edges(variant, point)),
+            at=_at(cell, runs),
+            until=None if part.budget is None else int(inside.rounds[-1]),
+            ends=by_seed(part, curve),
+            found_lr=runs.found_lr(cell),
             reached=None if row.target is None else runs.reached(cell),
             tried=[dataclasses.replace(one, deciding=None, curve=None) for one in runs.tried(cell)],
-            failures=runs.failures(cell), events=runs.events(cell), **series.costs,
-        )  # fmt: skip
+            failures=runs.failures(cell),
+            events=runs.events(cell),
+            **series.costs,
+        )
         entries[part.name].append(found)
     return Results(study, entries, command, seconds(runs.jobs()) / 60, versions())
 

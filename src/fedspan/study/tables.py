@@ -275,13 +275,23 @@ def records(part: Part, entries: Sequence[Entry]) -> list[dict[str, Any]]:
             curve = entry.series.curve(part.metric)
             last, judged = curve.tail(1), judge(part, entry)
             record = {
-                "row": part.rows[row].label, "run": entry.series.label, "seeds": last.seeds,
-                "diverged": last.diverged, "failed": last.failed, "nan": last.undefined or None,
-                "rounds": int(curve.rounds[-1]), "last": last, "best": entry.best, "tuned": point_of(entry),
-                "result": entry.final, "up_bytes": int(curve.up[-1]), "down_bytes": int(curve.down[-1]),
-                "client_state_bytes": entry.client_state, "client_memory_bytes": entry.client_memory,
+                "row": part.rows[row].label,
+                "run": entry.series.label,
+                "seeds": last.seeds,
+                "diverged": last.diverged,
+                "failed": last.failed,
+                "nan": last.undefined or None,
+                "rounds": int(curve.rounds[-1]),
+                "last": last,
+                "best": entry.best,
+                "tuned": point_of(entry),
+                "result": entry.final,
+                "up_bytes": int(curve.up[-1]),
+                "down_bytes": int(curve.down[-1]),
+                "client_state_bytes": entry.client_state,
+                "client_memory_bytes": entry.client_memory,
                 "seconds": float(curve.seconds[-1]),
-            }  # fmt: skip
+            }
             record |= {f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in BYTES}
             out.append(record | {"published": judged.published, "reproduced": judged.holds})
     known = {key for one in out for key, value in one.items() if value not in (None, "")}
