@@ -49,19 +49,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_the_winner_is_that_of_the_whole_grid(early: Runs, whole: Runs) -> None:
-    for one, other in zip(early.cells(), whole.cells(), strict=True):
-        assert early.point(one) == whole.point(other)
-        files = [early.running(one)[0].histories()[0], whole.running(other)[0].histories()[0]]
+    for one, other in zip(early.cells, whole.cells, strict=True):
+        assert one.point == other.point
+        files = [one.running()[0].histories()[0], other.running()[0].histories()[0]]
         rows = [[{**row, "seconds": 0} for row in history.read(file)[1]] for file in files]
         assert rows[0] == rows[1]  # also where a run was made in stages
 
 
 def test_hopeless_points_end_at_their_stage(early: Runs, whole: Runs) -> None:
-    tried = early.tried(next(early.cells()))
+    tried = early.cells[0].tried
     assert [one.dropped for one in tried] == [True, False, False, False]
     assert [one.rounds for one in tried] == [16, 64, 64, 64]
     assert tried[-1].end.diverged
-    assert not any(one.dropped for one in whole.tried(next(whole.cells())))
+    assert not any(one.dropped for one in whole.cells[0].tried)
     rounds = {runs: sum(job.spec.rounds for job in runs.tuning()) for runs in (early, whole)}
     assert rounds[early] == rounds[whole] - 48
 
@@ -82,9 +82,7 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
     before = [path.stat().st_mtime_ns for path in paths]
     again = made(early.place, early.study)
     assert [path.stat().st_mtime_ns for path in paths] == before
-    assert [again.point(cell) for cell in again.cells()] == [
-        early.point(cell) for cell in early.cells()
-    ]
+    assert [cell.point for cell in again.cells] == [cell.point for cell in early.cells]
 
 
 def curve(values: list[float]) -> Curve:
@@ -126,10 +124,10 @@ def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Pat
     fedavg = Variant("fedavg", "FedAvg", "#000000", {}, {"method.lr": [0.01, 0.02, 0.036]})
     of = study(base=base, variants=[fedavg], seeds=3, tune_seeds="all")
     runs = made(tmp_path, of)
-    (cell,) = runs.cells()
+    (cell,) = runs.cells
     assert [job.complete() for job in runs.jobs()] == [True] * len(runs.jobs())
-    assert not runs.tried(cell)[2].end.whole
-    assert runs.curve(cell).rounds[-1] == 64
+    assert not cell.tried[2].end.whole
+    assert cell.curve.rounds[-1] == 64
 
 
 GRIDS = [

@@ -130,7 +130,7 @@ def test_long_curves_are_thinned_and_results_are_not(tmp_path: Path) -> None:
     (entry,) = results.load(tmp_path).entries["comparison"]
     assert len(entry.series.curve("rel_err").rounds) < 250
     runs = Runs(study, tmp_path / "runs")
-    whole = runs.curve((study.parts[0], *study.parts[0].cells()[0]))
+    whole = runs.cells[0].curve
     assert len(whole.rounds) == 901
     assert entry.final.mean == pytest.approx(whole.values[0, -450:].mean(), rel=1e-7)
 

@@ -168,9 +168,9 @@ def propose(
             given=base,
         )
         runs = make_runs(Study("comparison", [part]), place, jobs=1, console=console)
-        cell = next(runs.cells())
-        tried = runs.tried(cell) if len(left) > 1 else []
-        chosen = runs.point(cell)["method"]
+        (cell,) = runs.cells
+        tried = cell.tried
+        chosen = cell.point["method"]
         best = methods.index(chosen)
         for (row, setting), one in zip(left, tried, strict=False):
             spent += 0 if row["share"] else one.rounds  # the best of before is not run again
@@ -179,8 +179,8 @@ def propose(
             row[metric] = one.end.mean if one.end.whole else math.inf
         row = left[best][0]
         if not tried:
-            row["share"], row[metric] = share, part.result(runs.curve(cell)).mean
-            spent += runs.running(cell)[0].spec.rounds
+            row["share"], row[metric] = share, part.result(cell.curve).mean
+            spent += cell.running()[0].spec.rounds
         row["why"] = ""
         return left[best]
 

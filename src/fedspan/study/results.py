@@ -87,47 +87,46 @@ def collect(study: Study, place: Path, command: str) -> Results:
     """Read the results of a study from its runs."""
     runs = Runs(study, place)
     entries: dict[str, list[Entry]] = {part.name: [] for part in study.parts}
-    for part, row, variant in runs.cells():
-        cell = part, row, variant
-        series, curve, point = runs.series(cell), runs.curve(cell), runs.point(cell)
+    for cell in runs.cells:
+        part, curve = cell.part, cell.curve
         inside = part.inside(curve)
         found = Entry(
-            next(n for n, one in enumerate(part.rows) if one is row),
-            variant.name,
-            series.thin(),
-            part.result(curve),
-            inside.best(part.goal),
-            point=point,
-            at_edge=bool(edges(variant, point)),
-            at=_at(cell, runs),
+            row=next(n for n, one in enumerate(part.rows) if one is cell.row),
+            variant=cell.variant.name,
+            series=cell.series.thin(),
+            final=part.result(curve),
+            best=inside.best(part.goal),
+            point=cell.point,
+            at_edge=bool(edges(cell.variant, cell.point)),
+            at=_at(cell),
             until=None if part.budget is None else int(inside.rounds[-1]),
             ends=by_seed(part, curve),
-            found_lr=runs.found_lr(cell),
-            reached=None if row.target is None else runs.reached(cell),
-            tried=[dataclasses.replace(one, deciding=None, curve=None) for one in runs.tried(cell)],
-            failures=runs.failures(cell),
-            events=runs.events(cell),
-            **series.costs,
+            found_lr=cell.found_lr,
+            reached=cell.reached,
+            tried=[dataclasses.replace(one, deciding=None, curve=None) for one in cell.tried],
+            failures=cell.failures,
+            events=cell.events,
+            **cell.series.costs,
         )
         entries[part.name].append(found)
     return Results(study, entries, command, seconds(runs.jobs()) / 60, versions())
 
 
-def _at(cell: Cell, runs: Runs) -> dict[str, Tail]:
+def _at(cell: Cell) -> dict[str, Tail]:
     """Results at equal cost, for a part with one row."""
-    part, row, _ = cell
+    part = cell.part
     if len(part.rows) > 1:
         return {}
     axes: tuple[Axis, ...] = ("up", "total") if part.budget is None else ("total", "round")
     found = {}
     for axis in axes:
-        cost = runs.equal_cost(part, row, axis)
+        cost = cell.equal_cost(axis)
         if part.budget is None:
             words = {"up": "up", "total": "both ways"}[axis]
-            found[f"at {sized(cost)} {words}"] = runs.at(cell, axis, cost)
+            found[f"at {sized(cost)} {words}"] = cell.at(axis, cost)
         elif set(part.budget.limits) != {axis}:
             words = Budget({axis: cost}).words()
-            found[f"{words}, best of grid"] = runs.tuned_at(cell, axis, cost)
+            found[f"{words}, best of grid"] = cell.tuned_at(axis, cost)
     return found
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from fedspan.study.model import Case, Part, Point, Study, Variant, settings
 
 STAGES = {0.25: 0.5, 0.5: 0.7}  # share of the rounds → share of the best one's progress
 EVALUATIONS = 8  # of a whole run, below which stopping early is not worth it
-Cell = tuple[Part, Case, Variant]
-Key = tuple[str, int, str]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,211 +44,190 @@ class Tried:
     dropped: bool = False  # far behind the best one, and not run to the end
 
 
-class Runs:
-    """Everything that is read from the runs of a study, in one directory; each series is read once."""
+class Cell:
+    """A variant in one case of a part: the runs of its tuning and at its point, and what they come to.
 
-    def __init__(self, study: Study, place: Path) -> None:
-        self.study, self.place = study, place
-        self._known: dict[tuple[str, Key], object] = {}
-        self._decided: dict[Key, list[int]] = {}  # rounds of each point, where no stage is left
-        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells()]
+    Its runs are in `runs.place`. What is read from them is read once.
+    """
 
-    def cells(self) -> Iterator[Cell]:
-        """Every variant in every case of every part."""
-        return ((part, row, variant) for part in self.study.parts for row, variant in part.cells())
+    def __init__(self, runs: Runs, part: Part, row: Case, variant: Variant) -> None:
+        self.runs, self.part, self.row, self.variant = runs, part, row, variant
+        self._decided: list[int] | None = None  # rounds of each point, where no stage is left
 
-    def _once(self, what: str, cell: Cell, make: Callable[[], T]) -> T:
-        """What is known of a cell, made when it is first asked for."""
-        if (what, _key(cell)) not in self._known:
-            self._known[what, _key(cell)] = make()
-        return cast(T, self._known[what, _key(cell)])
+    @cached_property
+    def source(self) -> Cell:
+        """The cell whose tuning decides the point of this one: itself, or the one that its part names."""
+        if not self.part.tuned_in:
+            return self
+        name, _, chosen = self.part.tuned_in.partition(".")
+        other, values = self.runs.study.part(name), self.row.values.items()
+        same = next(row for row in other.rows if row.values.items() <= values)
+        return self.runs.cell(other, same, other.variant(chosen)).source
 
     # ---- jobs
 
-    def ready(self) -> list[Job]:
-        """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
-        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._awaited]
-        self._awaited, found = [], list[Job]()
-        for cell, jobs in waiting:
-            if not jobs:
-                trials = self.trying(self._source(cell))
-                jobs = [job for of_point in trials for job in of_point if not job.ended()]
-                found += jobs or self.running(cell)
-            if jobs:
-                self._awaited.append((cell, jobs))
-        return found
-
-    def tuning(self) -> list[Job]:
-        """The runs that decide the points, as far as is known which of them are dropped."""
-        return [job for cell in self.cells() for jobs in self.trying(cell) for job in jobs]
-
-    def final(self) -> list[Job]:
-        """All seeds of every variant at its point."""
-        return [job for cell in self.cells() for job in self.running(cell)]
-
-    def jobs(self) -> list[Job]:
-        """All runs of the study."""
-        return self.tuning() + self.final()
-
-    def possible(self) -> list[Job]:
-        """All runs that may be made, whatever the tuning chooses."""
-        found = []
-        for cell in self.cells():
-            specs = [spec for _, spec in self._points(cell)]
-            staged = [rounds for rounds, *_ in stages(cell[0], cell[2], specs)]
-            lengths = [[spec.rounds for spec in specs], *staged]
-            for rounds in lengths:
-                found += [job for n, t in enumerate(rounds) for job in self._trial(cell, n, t)]
-            found += [job for point in cell[2].points() for job in self._seeds(cell, point)]
-        return found
-
-    def trying(self, cell: Cell) -> list[list[Job]]:
-        """The runs that try each point of a grid, at the lengths that are known by now."""
-        return [self._trial(cell, n, rounds) for n, rounds in enumerate(self._lengths(cell))]
-
-    def running(self, cell: Cell) -> list[Job]:
-        """All seeds of a variant at its point."""
-        return self._seeds(cell, self.point(cell))
-
-    def _points(self, cell: Cell) -> list[tuple[Point, Spec]]:
+    @cached_property
+    def specs(self) -> list[tuple[Point, Spec]]:
         """The points to try with their specs; none for a variant that has nothing to choose."""
-        part, row, variant = cell
-        points = variant.points()
-        points = points if len(points) > 1 and not part.tuned_in else []
-        made = lambda: [(point, part.tuning_spec(variant, point, row)) for point in points]  # noqa: E731
-        return self._once("points", cell, made)
+        points = self.variant.points()
+        if len(points) == 1 or self.part.tuned_in:
+            return []
+        return [(point, self.part.tuning_spec(self.variant, point, self.row)) for point in points]
 
-    def _trial(self, cell: Cell, n: int, rounds: int) -> list[Job]:
-        """The runs of a grid's n-th point; a longer run may continue them."""
-        part, _, variant = cell
-        point, spec = self._points(cell)[n]
-        what = f"tuning {variant.label}, {settings(point)}"
-        jobs = jobs_of(
-            dataclasses.replace(spec, rounds=rounds), self.place, part.tuning_seeds, what
-        )
+    @property
+    def stages(self) -> list[tuple[list[int], float, float]]:
+        """Those at which points may be dropped."""
+        return stages(self.part, self.variant, [spec for _, spec in self.specs])
+
+    def trial(self, n: int, rounds: int) -> list[Job]:
+        """The runs of the n-th point; a longer run may continue them."""
+        point, spec = self.specs[n]
+        spec = dataclasses.replace(spec, rounds=rounds)
+        what = f"tuning {self.variant.label}, {settings(point)}"
+        jobs = jobs_of(spec, self.runs.place, self.part.tuning_seeds, what)
         return [dataclasses.replace(job, keep=True) for job in jobs]
 
-    def _seeds(self, cell: Cell, point: Point) -> list[Job]:
-        part, row, variant = cell
-        return jobs_of(part.spec(variant, point, row), self.place, part.seeds, variant.label)
+    def trying(self) -> list[list[Job]]:
+        """The runs that try each point, at the lengths that are known by now."""
+        return [self.trial(n, rounds) for n, rounds in enumerate(self._lengths())]
 
-    def _lengths(self, cell: Cell) -> list[int]:
-        """The rounds of each point of a grid: of its stage, or in the end all or those at which it was dropped."""
-        if _key(cell) in self._decided:
-            return self._decided[_key(cell)]
-        specs = [spec for _, spec in self._points(cell)]
-        lengths, left = [spec.rounds for spec in specs], set(range(len(specs)))
-        for rounds, share, behind in stages(cell[0], cell[2], specs):
-            jobs = {n: self._trial(cell, n, rounds[n]) for n in left}
+    def _lengths(self) -> list[int]:
+        """The rounds of each point: of its stage, or in the end all or those at which it was dropped."""
+        if self._decided is not None:
+            return self._decided
+        lengths = [spec.rounds for _, spec in self.specs]
+        left = set(range(len(lengths)))
+        for rounds, share, behind in self.stages:
+            jobs = {n: self.trial(n, rounds[n]) for n in left}
             if not all(job.ended() for of_point in jobs.values() for job in of_point):
                 return [rounds[n] if n in left else t for n, t in enumerate(lengths)]
-            curves = {n: _read(cell[2], jobs[n]).curve(cell[0].tune_metric) for n in left}
-            for n in hopeless(cell[0], curves, share, behind):
+            curves = {n: self._read(jobs[n]).curve(self.part.tune_metric) for n in left}
+            for n in hopeless(self.part, curves, share, behind):
                 lengths[n] = rounds[n]
                 left.remove(n)
-        self._decided[_key(cell)] = lengths
+        self._decided = lengths
         return lengths
+
+    def seeds(self, point: Point) -> list[Job]:
+        """All seeds at a point."""
+        spec = self.part.spec(self.variant, point, self.row)
+        return jobs_of(spec, self.runs.place, self.part.seeds, self.variant.label)
+
+    def running(self) -> list[Job]:
+        """All seeds at the chosen point."""
+        return self.seeds(self.point)
+
+    def _read(self, jobs: list[Job]) -> Series:
+        """The runs of one point as a series, no longer than their jobs."""
+        rows = []
+        for job in jobs:
+            failed = job.failure() is not None
+            for file in job.histories():
+                if not file.exists() and not failed:
+                    raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
+                known = [] if failed else history.read(file)[1]
+                rows.append([row for row in known if row["round"] <= job.spec.rounds])
+        seeds = [seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds)]
+        label, color, spec = self.variant.label, self.variant.color, jobs[0].spec.table()
+        found = Series.of(label, color, spec, seeds, rows)
+        return dataclasses.replace(found, costs=recorded(jobs[0].run_dir))
 
     # ---- points
 
-    def tried(self, cell: Cell) -> list[Tried]:
-        """All points of a variant's grid; none if there was nothing to choose."""
+    @cached_property
+    def tried(self) -> list[Tried]:
+        """All points of the grid; none if there was nothing to choose."""
+        found = []
+        for (point, whole), jobs in zip(self.specs, self.trying(), strict=True):
+            series, rounds = self._read(jobs), jobs[0].spec.rounds
+            deciding, curve = series.curve(self.part.tune_metric), series.curve(self.part.metric)
+            end, dropped = self.part.result(deciding), rounds < whole.rounds
+            found.append(Tried(point, rounds, end, deciding, curve, dropped))
+        return found
 
-        def read() -> list[Tried]:
-            part, _, variant = cell
-            found = []
-            points = self._points(cell)
-            for (point, whole), jobs in zip(points, self.trying(cell), strict=True):
-                series, rounds = _read(variant, jobs), jobs[0].spec.rounds
-                deciding, curve = series.curve(part.tune_metric), series.curve(part.metric)
-                end, dropped = part.result(deciding), rounds < whole.rounds
-                found.append(Tried(point, rounds, end, deciding, curve, dropped))
-            return found
-
-        return self._once("tried", cell, read)
-
-    def point(self, cell: Cell) -> Point:
-        """The point that a variant takes: the best of its grid, or the one chosen in another part.
+    @property
+    def point(self) -> Point:
+        """The point that the variant takes: the best of its grid, or the one chosen in another part.
 
         A point at which any seed diverged or failed is the last to be taken.
         """
-        part, _, variant = cell = self._source(cell)
-        tried = self.tried(cell)
-        best = max(tried, key=lambda one: (not one.dropped, rank(part, one.end)), default=None)
-        return best.point if best is not None else variant.points()[0]
+        tried = self.source.tried
+        if not tried:
+            return self.source.variant.points()[0]
+        return max(tried, key=lambda one: (not one.dropped, self.source.rank(one.end))).point
 
-    def _source(self, cell: Cell) -> Cell:
-        """The cell whose tuning decides the point of a cell: itself, or the one that its part names."""
-        part, row, _ = cell
-        if not part.tuned_in:
-            return cell
-        name, _, chosen = part.tuned_in.partition(".")
-        other = self.study.part(name)
-        same = next(r for r in other.rows if r.values.items() <= row.values.items())
-        return self._source((other, same, other.variant(chosen)))
+    def rank(self, end: Tail) -> float:
+        """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
+        return self.part.tune_sign * end.mean if end.whole else -math.inf
 
-    def found_lr(self, cell: Cell) -> list[float]:
-        """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
-        files = [job.run_dir / LR for job in self.running(cell)]
+    @property
+    def found_lr(self) -> list[float]:
+        """The step sizes that `lr = "search"` or "auto" found, in the order of the runs."""
+        files = [job.run_dir / LR for job in self.running()]
         return [read_lr(file)["values"]["lr"] for file in files if file.exists()]
 
     # ---- results
 
-    def series(self, cell: Cell) -> Series:
-        """All seeds of a variant at its point."""
-        return self._once("series", cell, lambda: _read(cell[2], self.running(cell)))
+    @cached_property
+    def series(self) -> Series:
+        """All seeds at the point."""
+        return self._read(self.running())
 
-    def curve(self, cell: Cell) -> Curve:
+    @property
+    def curve(self) -> Curve:
         """The same in the metric of the part."""
-        return self.series(cell).curve(cell[0].metric)
+        return self.series.curve(self.part.metric)
 
-    def equal_cost(self, part: Part, row: Case, axis: Axis) -> float:
-        """The most that every variant with a result has spent: rounds or bytes at which all can be compared."""
-        curves = [self.curve((part, r, v)) for r, v in part.cells() if r is row]
+    def equal_cost(self, axis: Axis) -> float:
+        """The most that every variant with a result has spent in this case, at which all can be compared."""
+        beside = [cell for cell in self.runs.cells if cell.part is self.part]
+        curves = [cell.curve for cell in beside if cell.row is self.row]
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
-    def at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
-        """The result at a cost."""
-        return _at(cell[0], self.curve(cell), axis, cost)
+    def at(self, axis: Axis, cost: float, curve: Curve | None = None) -> Tail:
+        """The result at a cost; by default of all seeds at the point."""
+        curve = (curve or self.curve).within({axis: cost})
+        return curve.tail(self.part.last(len(curve.rounds)))
 
-    def tuned_at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
+    def tuned_at(self, axis: Axis, cost: float) -> Tail:
         """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
-        part, best, most = cell[0], None, -math.inf
-        for one in self.tried(cell):
+        best, most = None, -math.inf
+        for one in self.tried:
             assert one.deciding is not None
             if one.dropped and float(one.deciding.most(axis)[-1]) < cost:
                 continue
-            here = rank(part, _at(part, one.deciding, axis, cost))
+            here = self.rank(self.at(axis, cost, one.deciding))
             if best is None or here > most:
                 best, most = one, here
-        if best is None or best.curve is None or best.point == self.point(cell):
-            return self.at(cell, axis, cost)
-        return _at(part, best.curve, axis, cost)
+        own = best is None or best.point == self.point
+        return self.at(axis, cost, None if own or best is None else best.curve)
 
-    def reached(self, cell: Cell) -> list[float] | None:
+    @property
+    def reached(self) -> list[float] | None:
         """[rounds, bytes up, bytes both ways] until the mean over seeds first reaches the row's target; None: never."""
-        part, row, _ = cell
-        assert row.target is not None
-        curve = self.curve(cell)
-        there = np.flatnonzero(part.sign * (curve.values.mean(0) - row.target) > 0)
+        if self.row.target is None:
+            return None
+        curve = self.curve
+        there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
         axes: tuple[Axis, ...] = ("round", "up", "total")
         return [float(curve.spent(axis)[there[0]]) for axis in axes] if len(there) else None
 
-    def failures(self, cell: Cell) -> list[str]:
-        """Runs of a variant that failed, and why."""
-        points = self._points(cell)
-        trials = [(p, jobs) for (p, _), jobs in zip(points, self.trying(cell), strict=True)]
+    @property
+    def failures(self) -> list[str]:
+        """Runs that failed, and why."""
+        points = [*(point for point, _ in self.specs), self.point]
         found = []
-        for point, jobs in [*trials, (self.point(cell), self.running(cell))]:
-            name = ", ".join([cell[2].label, *([settings(point)] if point else [])])
+        for point, jobs in zip(points, [*self.trying(), self.running()], strict=True):
+            name = ", ".join([self.variant.label, *([settings(point)] if point else [])])
             found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
         return list(dict.fromkeys(found))
 
-    def events(self, cell: Cell) -> list[str]:
-        """What went wrong in the runs of a variant: per seed the first event of each kind, and how many there are."""
+    @property
+    def events(self) -> list[str]:
+        """What went wrong in the runs: per seed the first event of each kind, and how many there are."""
         found = []
-        for job in self.running(cell):
+        for job in self.running():
             for number, file in enumerate(job.histories()):
                 kinds: dict[str, list[str]] = {}
                 for row in history.read(file)[1] if file.exists() else []:
@@ -263,14 +239,54 @@ class Runs:
         return found
 
 
-def _key(cell: Cell) -> Key:
-    part, row, variant = cell
-    return part.name, id(row), variant.name
+class Runs:
+    """The runs of a study, in one directory."""
 
+    def __init__(self, study: Study, place: Path) -> None:
+        self.study, self.place = study, place
+        self.cells = [Cell(self, part, *pair) for part in study.parts for pair in part.cells()]
+        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells]
 
-def rank(part: Part, end: Tail) -> float:
-    """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
-    return part.tune_sign * end.mean if end.whole else -math.inf
+    def cell(self, part: Part, row: Case, variant: Variant) -> Cell:
+        """The cell of a variant in a case of a part."""
+        wanted = part.name, variant.name
+        same = (cell for cell in self.cells if cell.row is row)
+        return next(cell for cell in same if (cell.part.name, cell.variant.name) == wanted)
+
+    def ready(self) -> list[Job]:
+        """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
+        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._awaited]
+        self._awaited, found = [], list[Job]()
+        for cell, jobs in waiting:
+            if not jobs:
+                trials = cell.source.trying()
+                jobs = [job for of_point in trials for job in of_point if not job.ended()]
+                found += jobs or cell.running()
+            if jobs:
+                self._awaited.append((cell, jobs))
+        return found
+
+    def tuning(self) -> list[Job]:
+        """The runs that decide the points, as far as is known which of them are dropped."""
+        return [job for cell in self.cells for jobs in cell.trying() for job in jobs]
+
+    def final(self) -> list[Job]:
+        """All seeds of every variant at its point."""
+        return [job for cell in self.cells for job in cell.running()]
+
+    def jobs(self) -> list[Job]:
+        """All runs of the study."""
+        return self.tuning() + self.final()
+
+    def possible(self) -> list[Job]:
+        """All runs that may be made, whatever the tuning chooses."""
+        found = []
+        for cell in self.cells:
+            whole = [spec.rounds for _, spec in cell.specs]
+            for lengths in (whole, *(rounds for rounds, *_ in cell.stages)):
+                found += [job for n, t in enumerate(lengths) for job in cell.trial(n, t)]
+            found += [job for point in cell.variant.points() for job in cell.seeds(point)]
+        return found
 
 
 def edges(variant: Variant, point: Point) -> Point:
@@ -288,26 +304,6 @@ def by_seed(part: Part, curve: Curve) -> list[float]:
     curve = part.inside(curve)
     ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
     return [float(end) if n in alive else math.nan for n, end in enumerate(ends)]
-
-
-def _at(part: Part, curve: Curve, axis: Axis, cost: float) -> Tail:
-    curve = curve.within({axis: cost})
-    return curve.tail(part.last(len(curve.rounds)))
-
-
-def _read(variant: Variant, jobs: list[Job]) -> Series:
-    """The runs of one point as a series, no longer than their jobs."""
-    runs = []
-    for job in jobs:
-        failed = job.failure() is not None
-        for file in job.histories():
-            if not file.exists() and not failed:
-                raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
-            rows = [] if failed else history.read(file)[1]
-            runs.append([row for row in rows if row["round"] <= job.spec.rounds])
-    seeds = [seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds)]
-    found = Series.of(variant.label, variant.color, jobs[0].spec.table(), seeds, runs)
-    return dataclasses.replace(found, costs=recorded(jobs[0].run_dir))
 
 
 # ---- successive halving
