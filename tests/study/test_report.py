@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 
 import fedspan
 from conftest import SMALL, Interrupt
-from fedspan.api.run import run
+from fedspan.api.run import COSTS, run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.sealed import write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
@@ -27,6 +29,7 @@ from fedspan.study.page import chart
 from fedspan.study.report import titled
 from fedspan.study.results import Entry
 from fedspan.study.verdict import problem
+from fedspan.tasks.regression import Regression
 
 TABLE: dict[str, Any] = {
     "rounds": 12,
@@ -307,3 +310,20 @@ def test_every_line_lies_in_its_panel(tmp_path: Path, monkeypatch: pytest.Monkey
         for drawn in axis.get_lines():
             assert low <= min(drawn.get_ydata()) <= max(drawn.get_ydata()) <= high
             assert drawn.get_marker() != "None"
+
+
+def test_a_report_builds_no_task(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads what the runs have recorded, also of an interrupted one; a run without a record has no such column."""
+    monkeypatch.setattr(Regression, "build", lambda *_: pytest.fail("a task was built"))
+    report.report([runs], tmp_path, ["md"], None, "")
+    assert "client state, kB" in (tmp_path / "tables.md").read_text()
+    old = tmp_path / "old"
+    shutil.copytree(runs / "fedavg", old)
+    (old / COSTS).unlink()
+    report.report([old], tmp_path, ["md"], None, "")
+    assert "client state, kB" not in (tmp_path / "tables.md").read_text()
+    write_table(old / COSTS, {"client_state": "many"})
+    with pytest.raises(CheckpointError, match=r"costs.json' is damaged: 'client_state' is 'many'"):
+        report.report([old], tmp_path, ["md"], None, "")

@@ -17,10 +17,8 @@ from typing import Any
 
 from fedspan.core import building, registry
 
-Row = tuple[str, str, str, str]
 
-
-def settings(cls: Any) -> list[Row]:
+def settings(cls: Any) -> list[tuple[str, str, str, str]]:
     """(name, type, default, description) of every field that a spec can set."""
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         return []

@@ -33,6 +33,7 @@ from fedspan.core.spec import Spec, changed
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
+from fedspan.study.curves import Table
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.request import values_of
 from fedspan.theory.lr_search import TRAINING_LOSS, search
@@ -45,7 +46,6 @@ RANKS, BITS = (0.05, 0.1, 0.2, 0.5), (32, 8)
 FEWEST = 8  # rounds below which a setting is not tried
 EVALUATIONS = 16  # of the shortest run
 SHARE = 0.5  # of the budget for which settings are run, but where the length of a run decides its numbers
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def propose(
     rates: dict[str, float] = {}  # of settings that differ in more than their bits
     spent, metric = 0, ""
 
-    def planned(point: Mapping[str, Any]) -> tuple[Row, Spec]:
+    def planned(point: Mapping[str, Any]) -> tuple[Table, Spec]:
         """A setting with its costs and its rounds."""
         setting = dataclasses.replace(spec, method=_method(method, point))
         up, down, seconds = limits.per_round(setting)
@@ -119,7 +119,7 @@ def propose(
         }
         return row, dataclasses.replace(setting, rounds=max(rounds, 1))
 
-    def searched(row: Row, setting: Spec) -> Any:
+    def searched(row: Table, setting: Spec) -> Any:
         """The method of a setting with its learning rate; bits do not change it much, so that all share it."""
         nonlocal spent, metric
         key = str(_point(row) | {"bits": None})
@@ -137,7 +137,7 @@ def propose(
         row["lr"] = rates[key]
         return dataclasses.replace(setting.method, lr=rates[key])  # type: ignore[type-var]
 
-    def best_of(settings: list[tuple[Row, Spec]], place: Path) -> tuple[Row, Spec]:
+    def best_of(settings: list[tuple[Table, Spec]], place: Path) -> tuple[Table, Spec]:
         """The tuner's choice; the others are told why they are not chosen."""
         nonlocal spent
         left = [one for one in settings if not one[0]["why"]]
@@ -218,7 +218,7 @@ def named(row: Mapping[str, Any]) -> str:
     return ", ".join(words.get(k, k + " {}").format(v) for k, v in _point(row).items())
 
 
-def _point(row: Mapping[str, Any]) -> Row:
+def _point(row: Mapping[str, Any]) -> Table:
     """The settings of a row, which come before their learning rate."""
     return {key: row[key] for key in list(row)[: list(row).index("lr")]}
 
